@@ -22,8 +22,8 @@ from launcher.plan.partition import stage_config
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.refusals import own_optimizer
-from launcher.plan.settings import compile, dataset_strategy, recompute
-from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
+from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
@@ -165,7 +165,26 @@ def _made(job: Job, asked: Asked) -> Plan:
     if recompute_auto.asked(job):
         once = ReadOnce()
         return solved(job, lambda other: _cut(other, ask(other), once))
-    return _cut(job, asked)
+    try:
+        return _cut(job, asked)
+    except RequestError as error:
+        made = _over_slices(job, error)
+        if made is None:
+            raise
+        return made
+
+
+def _over_slices(job: Job, error: RequestError) -> Plan | None:
+    """The plan over device matrices, where nothing but how operators fit one axis tp is wrong."""
+    other = over_slices(job)
+    if other is None or any(not p.key.startswith(device_matrix.OPERATORS) for p in error.problems):
+        return None
+    try:
+        made = _cut(other, ask(other))
+    except RequestError:
+        return None
+    text = f"is over device matrices, for one axis tp cannot have it: {error.problems[0].text}"
+    return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 
 def _cut(job: Job, asked: Asked, reading: Callable[[Job, Build], ModelRead] = read) -> Plan:

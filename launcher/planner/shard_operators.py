@@ -59,7 +59,7 @@ def _measured(made: Plan, sharding: Sharding, class_dim: int | None) -> list[Sta
 
     loss = _loss(sharding.stages[-1], class_dim)
     kept = {p.name: p.spec.dtype for p in made.params}
-    return measure_stages(sharding.stages, sharding.level, loss, kept)
+    return measure_stages(sharding.stages, sharding.level, loss, kept, made.sizes.micros)
 
 
 def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Tensor]:
@@ -165,12 +165,14 @@ def _given(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
 def _recorded(module: nn.Module, given: Sequence[Tensor], ours: bool) -> StageGraphs:
     """Of ours only modules of torch may do something else in evaluation."""
     from launcher.parallel.dispatch.modes import evaluating
-    from launcher.parallel.sharding.record import record
+    from launcher.parallel.sharding.equal_units import record_ours
+    from launcher.parallel.sharding.record import record as recorded
     from launcher.parallel.trace.fx_glue import modal
 
-    train = record(module, given, ours=ours)
+    record = record_ours if ours else recorded
+    train = record(module, given)
     if ours and not modal(module):
         return StageGraphs(train, train)
     with evaluating([module]):
-        other = record(module, given, ours=ours)
+        other = record(module, given)
     return StageGraphs(train, train if other == train else other)

@@ -177,7 +177,7 @@ def follow(
     leaves = None if whole is None else frozenset(whole)
     ours = not isinstance(job.model, Target)
     if leaves is None:
-        graph = model_facts.whole(model, specs)
+        graph = model_facts.whole(model, specs, ours=ours)
     else:
         graph = model_facts.graph(model, leaves, specs, ours=ours)
     refuse(compile.overwritten(job, axis.overwritten))

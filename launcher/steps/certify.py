@@ -22,6 +22,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
 from launcher.plan.plan import Plan
+from launcher.plan.settings.device_matrix import over_slices
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
@@ -47,6 +48,8 @@ T = TypeVar("T")
 
 def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:
     """What is trained of ``job``, one after the other, and the plan of each."""
+    if plan.sharding is not None:
+        job = over_slices(job) or job
     return tuple((copy, plan_job(copy.job)) for copy in copies_of(job, step, plan.sizes))
 
 

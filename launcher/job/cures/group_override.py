@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.cures.safety import settable
+from launcher.job.cures.safety import overlap, settable, settings
 from launcher.job.overrides.grammar import OPEN, Override, parse, paste, shell
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.redact import values
@@ -55,7 +55,9 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
     above = f"{group.key}."
     beside: list[str] = []
     for problem in problems:
-        if problem.cure and problem.key != group.key and not settable(problem.key.split("."), origins):
+        elsewhere = not any(overlap(key, problem.key) for key, _ in settings(shlex.split(problem.cure)))
+        unknown = not settable(problem.key.split("."), origins)
+        if problem.cure and problem.key != group.key and unknown and elsewhere:
             _drop(tree, problem.key.removeprefix(above).split("."))
 
         # what a cure sets below the group goes into it

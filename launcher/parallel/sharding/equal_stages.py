@@ -34,7 +34,7 @@ class StageCode:
         calls = tuple(_call(n, units, numbers) for n in graph.nodes)
         things = [_at(model, unit) for unit in units]
         known: dict[int, int] = {}
-        kinds = (*((spec(x), x.requires_grad) for x in inputs), *(tuple(_kinds(t, known)) for t in things))
+        kinds = (*((spec(x), x.requires_grad) for x in inputs), *(tuple(made_of(t, known)) for t in things))
         return cls(units, calls, kinds, tuple(held(t) for t in things if isinstance(t, nn.Module)))
 
     def names_of(self, other: StageCode) -> dict[str, str] | None:
@@ -75,8 +75,8 @@ def _call(node: fx.Node, units: tuple[str, ...], numbers: Mapping[fx.Node, int])
     return node.op, target, numbered(node.args), numbered(node.kwargs)
 
 
-def _kinds(thing: Any, known: dict[int, int]) -> Iterator[Any]:
-    """Classes and tensors, which are the same one where they have the same number."""
+def made_of(thing: Any, known: dict[int, int]) -> Iterator[Any]:
+    """What ``thing`` is made of: classes, and tensors, the same one where they have the same number."""
     if isinstance(thing, Tensor):
         yield _tensor(thing, known)
         return

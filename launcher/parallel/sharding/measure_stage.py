@@ -1,4 +1,4 @@
-"""Measures what a stage over device matrices holds, by running two of its micro batches on meta tensors."""
+"""Measures what a stage over device matrices holds, by running its first micro batches on meta tensors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from launcher.parallel.cost.flash_attention import Flash
 from launcher.parallel.cost.memory_meter import MemoryMeter
+from launcher.parallel.dispatch import meta_cache
 from launcher.parallel.fsdp.half_precision import HalfWeight, HalfWeights
 from launcher.parallel.sharding.process_groups import StageGroups
 from launcher.parallel.sharding.stage_program import StageProgram
@@ -31,6 +32,7 @@ class _MetaMeter(MemoryMeter):
     """Adds up as storages come and go: on meta they do not change their size."""
 
     kind = "meta"
+    run = staticmethod(meta_cache.run)
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +62,11 @@ class _MetaMeter(MemoryMeter):
 
 
 def measure_stages(
-    stages: Sequence[StageSharding], level: str | None, loss: Loss | None, kept: Mapping[str, str]
+    stages: Sequence[StageSharding],
+    level: str | None,
+    loss: Loss | None,
+    kept: Mapping[str, str],
+    micros: int,
 ) -> list[StageBytes]:
     """``loss``: of the last one's output. Those that are the same but for names are measured once."""
     known: dict[Any, StageBytes] = {}
@@ -69,7 +75,7 @@ def measure_stages(
         mine = loss if at == len(stages) - 1 else None
         key = (*_nameless(stage, kept), mine)
         if key not in known:
-            known[key] = measure_stage(stage, level, mine, kept)
+            known[key] = measure_stage(stage, level, mine, kept, micros)
         out.append(known[key])
     return out
 
@@ -90,11 +96,11 @@ def _nameless(stage: StageSharding, kept: Mapping[str, str]) -> tuple[Any, ...]:
 
 
 def measure_stage(
-    stage: StageSharding, level: str | None, loss: Loss | None, kept: Mapping[str, str]
+    stage: StageSharding, level: str | None, loss: Loss | None, kept: Mapping[str, str], micros: int
 ) -> StageBytes:
     """``loss``: of the last stage's output; ``kept``: the dtypes in which what is saved is kept.
 
-    All ranks are alike, but for what an exchange sends.
+    Of ``micros`` micro batches those after the first are alike, and so are ranks, but for what is exchanged.
     """
     groups = StageGroups(rank=0, groups={})
     graph = stage.train.graph
@@ -116,7 +122,7 @@ def measure_stage(
             left, forward, first = run()
             shards = sum(p.grad.untyped_storage().nbytes() for p in masters if p.grad is not None)
             whole = meter.now - ready - shards
-            _, _, later = run()
+            _, _, later = run() if micros > 1 else (left, forward, first)
             before = meter.now
         meter.since()
         weights.reduce()
@@ -131,7 +137,7 @@ def measure_stage(
             whole=whole,
             reduced=max(0, meter.peak - before),
             left=meter.now - at_rest,
-            regathered=tuple(again[p.name] // 2 for p in stage.params),  # of two backwards
+            regathered=tuple(again[p.name] // min(micros, 2) for p in stage.params),
         )
 
 

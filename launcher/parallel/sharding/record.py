@@ -84,7 +84,10 @@ class _Recorder:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 if node.name in names:
-                    params[self.first[names[node.name]]] = self._value(node, node.meta["val"])
+                    first = self.first[names[node.name]]
+                    if first not in params:
+                        params[first] = self._value(node, node.meta["val"])
+                    self.at[node] = params[first]
                 elif node.name in signature.user_inputs:
                     inputs.append(self._value(node, node.meta["val"]))
                 else:

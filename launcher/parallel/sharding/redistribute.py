@@ -53,15 +53,13 @@ class _Redistribute(torch.autograd.Function):
 def carry_out(x: torch.Tensor, plan: Redistribution, groups: StageGroups | None) -> torch.Tensor:
     """Not differentiable. Contiguous; ``x`` itself where nothing is to be done, and never changed."""
     for step in plan.steps:
-        if groups is None or x.is_meta:
+        if step.op == "slice":  # a view on meta too: it keeps the memory of the whole
+            x = x[_kept(step, groups.rank if groups else 0)]
+        elif groups is None or x.is_meta:
             x = x.new_empty(step.after.local_shape(step.shape))
         else:
-            x = STEPS[step.op](x, step, groups)
+            x = SENT[step.op](x, step, groups)
     return x.contiguous()
-
-
-def _slice(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
-    return x[_kept(step, groups.rank)]
 
 
 @lru_cache(maxsize=1 << 12)
@@ -153,8 +151,8 @@ def _packing(step: Step, place: int) -> _Packing:
     )
 
 
-STEPS = {
-    "slice": _slice, "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
+SENT = {
+    "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all, "exchange": _exchange,
 }  # fmt: skip
 

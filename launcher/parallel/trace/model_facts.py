@@ -19,7 +19,7 @@ from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.parameter_hooks import hooks
 from launcher.parallel.trace.aliasing import memory, trained
-from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, refusing, said, trace, trace_ours
+from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, modal, refusing, said, trace, trace_ours
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
 from launcher.plan.partition.stage_config import owner, units
@@ -291,10 +291,12 @@ def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(spec(t).nbytes for t in tensors)
 
 
-def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """The model as a single node, for one stage: any Python goes."""
+def whole(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool = False) -> Graph:
+    """The model as a single node, for one stage: any Python goes. ``ours``: as in ``graph``."""
     known = skeleton(model)
     made = _whole(model, known, inputs)
+    if ours and not modal(model):
+        return _evaluated(made, made.effects)
     with evaluating([model]):
         try:
             other = _whole(model, known, inputs).effects

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.job.schema.parallel import ParamStrategy
+from launcher.job.schema.parallel import Parallel, ParamStrategy
 from launcher.plan.operators import strategy
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.settings import mode
@@ -23,6 +23,30 @@ class LayoutsOverMatrices(ParamStrategy):
     """Of a request whose parameters get layouts from a file that one axis tp beside another cannot have."""
 
 
+class SlicesOverMatrices(Parallel):
+    """Of a request whose slices fit one axis tp, and this model does not."""
+
+
+def over_slices(job: Job) -> Job | None:
+    """``job`` with its slices over device matrices; ``None`` where they name axes, or cannot be so."""
+    par = job.parallel
+    if over_device_matrix(job) or not par.operators or par.grid.tp is not None:
+        return None
+    if not all(_sliced(v) for v in par.operators.values()):
+        return None
+    fields = {name: getattr(par, name) for name in Parallel.model_fields}
+    out = job.model_copy(update={"parallel": SlicesOverMatrices.model_construct(**fields)})
+    found: list[Problem] = []
+    wrong = [*refused(out, ranks(out, found)), *found]
+    return None if wrong else out
+
+
+def _sliced(value: Any) -> bool:
+    """Whether a strategy has numbers of slices, and nothing else."""
+    tensors = [t for key, of in value.items() for t in (of if key in ("in", "out") else [of])]
+    return all(isinstance(t, list | tuple) and all(type(n) is int for n in t) for t in tensors)
+
+
 def over_device_matrix(job: Job) -> bool:
     """Whether all ranks of a stage are one set, which every operator cuts in its own way.
 
@@ -32,7 +56,7 @@ def over_device_matrix(job: Job) -> bool:
     par = job.parallel
     if searches(job) or _other_dims(par.dataset_strategy):
         return True
-    if isinstance(par.param_strategy, LayoutsOverMatrices):
+    if isinstance(par, SlicesOverMatrices) or isinstance(par.param_strategy, LayoutsOverMatrices):
         return True
     values = [v for v in par.operators.values() if isinstance(v, Mapping)]
     if any("matrix" in v or "axes" in v for v in values):
@@ -40,6 +64,8 @@ def over_device_matrix(job: Job) -> bool:
     if par.grid.tp is not None:
         return False
     tp, clash = strategy.degree(par.operators)
+    if tp is None and values and all(map(_sliced, values)):  # nothing that a tp could be
+        return True
     return bool(clash) or _other_batches(job, values, tp or 1)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "sharded_graph",
     "show_sharding",
     "stage_sharding",
+    "stand_ins",
     "step_memory",
     "tensor_layout",
     "traffic",

@@ -273,7 +273,7 @@ def _evaluation(
     params = {name: train.layouts[v] for name, v in train.graph.params}
     given = {v: train.layouts[t] for v, t in zip(graph.inputs, train.graph.inputs, strict=True)}
     held = {v: params[name] for name, v in graph.params if name in params}
-    rules = tuple(rule_of(n, graph) for n in graph.nodes)
+    rules = train.rules if graph is train.graph else tuple(rule_of(n, graph) for n in graph.nodes)
     strategies = assign(graph, rules, ranks, written=_same(graph, rules, train), given=given, rests={})
     outputs = [train.taken[at].layout for at in train.returns]
     if last:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from launcher.plan.values.layout import Box
@@ -48,7 +48,7 @@ class TensorLayout:
 
     def summed(self) -> TensorLayout:
         """The same once its terms are added up, on each of the ranks that had one."""
-        return TensorLayout(self.matrix, self.dims)
+        return TensorLayout(self.matrix, self.dims) if self.partial else self
 
     def divides(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of ``shape`` can be cut so."""
@@ -89,16 +89,7 @@ class TensorLayout:
         >>> TensorLayout((2, 2, 1, 2), ((0, 1), ())).canonical
         TensorLayout(matrix=(4, 2), dims=((0,), ()), partial=())
         """
-        groups: list[list[int]] = []
-        for a in (a for a, n in enumerate(self.matrix) if n > 1):
-            if groups and self._beside(groups[-1][-1], a):
-                groups[-1].append(a)
-            else:
-                groups.append([a])
-        new = {a: i for i, group in enumerate(groups) for a in group[:1]}
-        dims = tuple(tuple(new[a] for a in axes if a in new) for axes in self.dims)
-        partial = tuple(sorted(new[a] for a in self.partial if a in new))
-        return TensorLayout(tuple(prod(self.matrix[a] for a in g) for g in groups), dims, partial)
+        return _canonical(self)
 
     @cached_property
     def over_primes(self) -> TensorLayout:
@@ -116,14 +107,29 @@ class TensorLayout:
         dims = tuple(tuple(b for a in axes for b in parts[a]) for axes in self.dims)
         return TensorLayout(tuple(sizes), dims, tuple(b for a in self.partial for b in parts[a]))
 
-    def _beside(self, a: int, b: int) -> bool:
-        """Whether two axes, one right after the other, do as one."""
-        for axes in self.dims:
-            if a in axes:
-                after = (x for x in axes[axes.index(a) + 1 :] if self.matrix[x] > 1)
-                return next(after, None) == b
-        cut = {x for axes in self.dims for x in axes}
-        return b not in cut and (a in self.partial) == (b in self.partial)
+
+@lru_cache(maxsize=1 << 16)
+def _canonical(layout: TensorLayout) -> TensorLayout:
+    groups: list[list[int]] = []
+    for a in (a for a, n in enumerate(layout.matrix) if n > 1):
+        if groups and _beside(layout, groups[-1][-1], a):
+            groups[-1].append(a)
+        else:
+            groups.append([a])
+    new = {a: i for i, group in enumerate(groups) for a in group[:1]}
+    dims = tuple(tuple(new[a] for a in axes if a in new) for axes in layout.dims)
+    partial = tuple(sorted(new[a] for a in layout.partial if a in new))
+    return TensorLayout(tuple(prod(layout.matrix[a] for a in g) for g in groups), dims, partial)
+
+
+def _beside(layout: TensorLayout, a: int, b: int) -> bool:
+    """Whether two axes, one right after the other, do as one."""
+    for axes in layout.dims:
+        if a in axes:
+            after = (x for x in axes[axes.index(a) + 1 :] if layout.matrix[x] > 1)
+            return next(after, None) == b
+    cut = {x for axes in layout.dims for x in axes}
+    return b not in cut and (a in layout.partial) == (b in layout.partial)
 
 
 def primes(n: int) -> list[int]:

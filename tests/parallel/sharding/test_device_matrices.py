@@ -69,3 +69,19 @@ DOCUMENT = {
 def test_the_first_document_s_network_trains_as_one_process_on_eight_ranks() -> None:
     run = together({0: network("Document", 8, operators=DOCUMENT)})[0]
     run.assert_same()
+
+
+ALONE: dict[str, dict[str, Any]] = {
+    "columns": {"matmul1": {"in": [[1, 1], [1, 4]]}},
+    "one rows, one columns": {"matmul1": {"in": [[1, 4], [4, 1]]}, "matmul3": {"in": [[1, 1], [1, 2]]}},
+    "whole": {"matmul2": {"in": [[1, 1], [1, 1]]}},
+    "samples": {"matmul2": {"in": [[4, 1], [1, 1]]}},
+}
+"""Strategies that one axis tp beside data-parallel ranks cannot have, or that say nothing of one."""
+
+
+def test_slices_that_fit_no_axis_tp_train_as_one_process() -> None:
+    cells = {name: network("Document", 4, operators=operators) for name, operators in ALONE.items()}
+    for run in together(cells).values():
+        assert run.plan.sharding is not None
+        run.assert_same()

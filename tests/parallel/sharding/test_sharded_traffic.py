@@ -27,6 +27,11 @@ def test_operators_cut_at_random_send_what_is_planned(net: str) -> None:
     assert_all_as_planned({seed: with_micros(drawn(net, seed), 1 + (seed % 3 == 1)) for seed in seeds})
 
 
+def test_a_slice_of_a_gathered_weight_is_gathered_again() -> None:
+    """Which is a view: it keeps the memory of the whole. Here of the table, for the head that is tied to it."""
+    assert_all_as_planned({23: drawn("Transformer", 23)})
+
+
 def test_the_first_document_s_network_takes_so_many_collectives() -> None:
     plan = assert_all_as_planned({0: network("Document", 8, operators=DOCUMENT)})[0]
     counts = {t.kind: t.count for t in plan.estimate.traffic if t.rank == 0}

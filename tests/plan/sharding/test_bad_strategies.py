@@ -156,9 +156,9 @@ STRATEGIES = {
 }  # fmt: skip
 
 
-def refused(*typed: str) -> RequestError:
+def refused(*typed: str, net: tuple[str, ...] = NET) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        plan_job(job(*NET, *typed))
+        plan_job(job(*net, *typed))
     return caught.value
 
 
@@ -252,3 +252,32 @@ def test_the_command_line_refuses_with_2_and_writes_nothing(tmp_path: Path, caps
     out, err = capsys.readouterr()
     assert SHOWN in out + err
     assert not run.exists()
+
+
+def test_the_cure_of_a_module_whose_name_has_dots_is_below_that_name(capsys: pytest.CaptureFixture[str]) -> None:
+    request = ["recipe=lm_single", "launch.nproc=4", "operators=none", "show=plan"]
+    assert main([*request, f"{OPS}={{layers.0.mlp.gate:{{in:[[1,2,1],[1,3]]}}}}"]) == 2
+    cure = f"{OPS}={{layers.0.mlp.gate:{{in:[[1,2,1],[1,2]]}}}}"
+    assert f"try:    '{cure}'\n" in capsys.readouterr().err
+    assert main([*request, cure]) == 0
+
+
+ALONE = "{layers.0.attn.q: {in: [[1,1,1],[4,1]]}}"
+MISFIT = (
+    "in layers.0.attn: attention of what is cut over tp makes [32, 4, 128, 32], no part of the [32, 4, 128, 32] of the "
+    "whole model"
+)
+
+
+def test_slices_that_fit_no_axis_tp_are_over_device_matrices_and_the_plan_says_why() -> None:
+    made = plan_job(job("launch.nproc=4", f"+{OPS}={ALONE}"))
+    assert made.sharding is not None
+    assert [str(n) for n in made.notes if n.key == OPS] == [
+        f"{OPS} is over device matrices, for one axis tp cannot have it: {MISFIT}"
+    ]
+
+
+@pytest.mark.parametrize("typed", ["parallel.grid.tp=4", "parallel.recompute={modules:'*'}"])
+def test_slices_stay_on_one_axis_tp_where_that_is_asked_for_or_nothing_else_can_be(typed: str) -> None:
+    error = refused("launch.nproc=4", f"+{OPS}={ALONE}", typed, net=())
+    assert str(error) == f"{OPS}: {MISFIT}"

@@ -45,6 +45,7 @@ class Reasons:
         self.graph, self.rules = pricer.graph, pricer.rules
         self.dims = dims_of_model(self.graph, self.rules)
         self.names = _names(pricer, self.dims)
+        self._params = {v for _, v in self.graph.params}
 
     def lines(self, written: Mapping[int, OpStrategy]) -> Iterator[str]:
         """In the order in which the first of each runs."""
@@ -102,7 +103,7 @@ class Reasons:
     def _main(self, at: int) -> bool:
         rule, node = self.rules[at], self.graph.nodes[at]
         assert rule is not None
-        takes_params = bool({v for _, v in self.graph.params}.intersection(node.ins))
+        takes_params = not self._params.isdisjoint(node.ins)
         return node.kind in PRODUCTS or takes_params or bool(rule.sums or rule.inside)
 
     def _word(self, at: int, letter: str) -> str:

@@ -1,0 +1,84 @@
+"""Modules of a stage that are the same but for names: two are recorded, one of them for all others."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from launcher.errors import RequestError
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.python_state import changed, held
+from launcher.parallel.sharding.equal_stages import made_of
+from launcher.parallel.sharding.record import record
+from launcher.plan.sharding.op_graph import OpGraph
+from launcher.plan.sharding.stand_ins import filled_in
+
+LEAST = 4
+"""Equal modules that are worth it."""
+
+
+def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
+    """As ``record``, of a model of this package, whose modules run the same where they are the same."""
+    likes = dict(equal_units(module))
+    if likes:
+        short = copied(module)
+        for path in likes:
+            owner, _, name = path.rpartition(".")
+            short.get_submodule(owner).register_module(name, _LeftOut())
+        try:
+            filled = filled_in(
+                record(short, inputs, ours=True), likes, [n for n, _ in module.named_parameters()]
+            )
+        except RequestError:  # they make tensors of other shapes; what else is wrong is found again
+            filled = None
+        if filled is not None:
+            return filled
+    return record(module, inputs, ours=True)
+
+
+class _LeftOut(nn.Module):
+    """In the place of one that makes a tensor like its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.clone(x)
+
+
+def equal_units(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Modules of one tensor, and for each another one below the same module that does the same.
+
+    The first of them stands for none: what it takes may come without a gradient. No module is below another.
+    """
+    shared = Counter(id(t) for _, t in module.named_parameters(remove_duplicate=False))
+    done: list[str] = []
+    for path, owner in module.named_modules():
+        if any(f"{path}.".startswith(f"{name}.") for name in done):
+            continue
+        for like, *others in _groups(owner, shared):
+            prefix = f"{path}." if path else ""
+            done += [prefix + name for name in (like, *others)]
+            yield from ((prefix + name, prefix + like) for name in others)
+
+
+def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
+    """Names of children that do the same, without the first of them."""
+    left = [(n, m) for n, m in owner._modules.items() if m is not None and _alone(m, shared)]
+    while len(left) >= LEAST:
+        (_, first), *_ = left
+        mine, state = list(made_of(first, {})), held(first)
+        same = [n for n, m in left if list(made_of(m, {})) == mine and not changed(state, held(m))]
+        if len(same) >= LEAST:
+            yield same[1:]
+        left = [(n, m) for n, m in left if n not in same]
+
+
+def _alone(module: nn.Module, shared: Counter[int]) -> bool:
+    """Whether it takes one tensor, and nothing else has its parameters."""
+    takes = list(inspect.signature(type(module).forward).parameters)
+    own = list(module.parameters())
+    if len(takes) != 2 or not own or any(True for _ in module.buffers()):
+        return False
+    return all(shared[id(t)] == 1 for t in own)

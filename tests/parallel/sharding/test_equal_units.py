@@ -1,0 +1,140 @@
+"""Of modules that are the same but for names one is recorded: the graph is that of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from launcher.parallel.sharding.equal_units import equal_units, record_ours
+from launcher.parallel.sharding.record import record
+from launcher.parallel.trace.model_facts import meta
+from launcher.planner.plan_job import builder, inputs
+from tests.plan.made import job
+
+WIDTH = 4
+OURS: dict[str, tuple[list[str], int]] = {
+    "tied language model": (["recipe=lm_recursive", "model.layers=7"], 5),
+    "untied": (["model=lm_tiny", "model.tied=false", "model.layers=4"], 2),
+    "too few layers": (["model=lm_tiny", "model.layers=3"], 0),
+    "buffers": (["recipe=resnet50_cifar_pp2"], 0),
+    "no two alike": (["model=mlp", "data=mnist5k"], 0),
+}
+"""Of each model how many modules are left out."""
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_models_of_ours_are_recorded_as_if_all_of_them_ran(name: str) -> None:
+    overrides, left_out = OURS[name]
+    made = job(*overrides)
+    with torch.device("meta"):
+        model = builder(made)()
+    given = meta(inputs(made, 8))
+    assert len(dict(equal_units(model))) == left_out
+    assert record_ours(model, given) == record(model, given, ours=True)
+
+
+class _Block(nn.Module):
+    def __init__(self, by: float = 1.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x) * self.by
+
+
+class _Chain(nn.Module):
+    """``order``: the layers that run, one after the other."""
+
+    def __init__(self, *by: float, order: list[int] | None = None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(map(_Block, by))
+        self.order = order or list(range(len(by)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for at in self.order:
+            x = self.layers[at](x)
+        return x
+
+
+class _Masked(_Block):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * mask
+
+
+class _MaskedChain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Masked() for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x > 0
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+class _Branches(nn.Module):
+    """Blocks of another's input, and one that runs in the middle of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Block() for _ in range(6))
+        self.last = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        made = [torch.relu(layer(first)) for layer in list(self.layers)[1:4]]
+        return self.last(self.layers[5](self.layers[4](sum(made))))  # type: ignore[arg-type]
+
+
+class _Tables(nn.Module):
+    """What its layers make is no tensor like the one that they take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Embedding(8, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = (x.abs() * 2).long().clamp(max=7)
+        return sum(layer(tokens) for layer in self.layers)  # type: ignore[return-value]
+
+
+def _tied() -> nn.Module:
+    chain = _Chain(1.0, 1.0, 1.0, 1.0, 1.0)
+    chain.layers[3].linear.weight = chain.layers[1].linear.weight  # type: ignore[union-attr]
+    return chain
+
+
+def _twice() -> nn.Module:
+    chain = _Chain(1.0, 1.0, 1.0, 1.0, 1.0)
+    chain.layers[2] = chain.layers[1]
+    return chain
+
+
+MODELS: dict[str, tuple[Any, set[str]]] = {
+    "equal": (lambda: _Chain(1.0, 1.0, 1.0, 1.0, 1.0), {"layers.2", "layers.3", "layers.4"}),
+    "another number": (lambda: _Chain(1.0, 2.0, 1.0, 1.0, 2.0, 1.0), {"layers.3", "layers.5"}),
+    "in another order": (lambda: _Chain(1, 1, 1, 1, order=[3, 1, 0, 2]), {"layers.2", "layers.3"}),
+    "one of them twice": (lambda: _Chain(1, 1, 1, 1, order=[0, 1, 2, 3, 2]), {"layers.2", "layers.3"}),
+    "one of them never": (lambda: _Chain(1, 1, 1, 1, order=[0, 1, 3]), {"layers.2", "layers.3"}),
+    "branches": (_Branches, {"layers.2", "layers.3", "layers.4", "layers.5"}),
+    "a mask besides": (_MaskedChain, set()),
+    "a shared weight": (_tied, set()),
+    "the same module twice": (_twice, set()),
+    "what makes another kind of tensor": (_Tables, {"layers.2", "layers.3"}),
+}
+"""And the modules that are left out at first."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_where_one_cannot_stand_for_another_all_are_recorded(name: str) -> None:
+    build, left_out = MODELS[name]
+    with torch.device("meta"):
+        model = build()
+    given = [torch.empty(2, WIDTH, device="meta")]
+    assert set(dict(equal_units(model))) == left_out
+    assert record_ours(model, given) == record(model, given, ours=True)
