@@ -16,8 +16,7 @@ def as_json(sharding: Sharding) -> str:
     found = rows(sharding)
     searched = None
     if sharding.searched:
-        reasons = dict.fromkeys(reason for stage in sharding.stages for reason in stage.reasons)
-        searched = Searched(digest(found), tuple(reasons))
+        searched = Searched(digest(found), sharding.reasons)
     return text(found, None, searched)
 
 

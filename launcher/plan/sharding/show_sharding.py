@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from launcher.plan.sharding.redistribution.planned import Redistribution
 from launcher.plan.sharding.sharded_graph import ShardedGraph
 from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
 from launcher.plan.sharding.tensor_layout import TensorLayout
-from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.text import bytes_text, many, seconds_text
 
 NAMES = {
     "all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter",
@@ -35,19 +35,44 @@ def rows(sharding: Sharding | None) -> Rows:
     for (glob, said), modules in found.items():
         name = f"{glob} ({len(modules)})" if len(modules) > 1 else modules[0]
         yield "operators", f"{name or 'the model itself'}: {said}"
-    for reason in dict.fromkeys(reason for stage in sharding.stages for reason in stage.reasons):
+    for reason in sharding.reasons:
         yield "operators", reason
     for whole in gathered(sharding):
         yield "operators", f"gathered: {whole}"
-    sent = Counter(dict[str, int]())
-    nbytes = 0
-    for stage in sharding.stages:
-        for plan, size in _sent(stage.train):
-            sent.update(s.op for s in plan.steps if s.op != "slice")
-            nbytes += plan.elements * size
-    if sent:
-        text = ", ".join(many(n, NAMES[op]) for op, n in sorted(sent.items()))
-        yield "operators", f"together: {text} a micro batch, {bytes_text(nbytes)} received a rank"
+    yield from (("operators", text) for text in _together(sharding))
+
+
+def _together(sharding: Sharding) -> Iterator[str]:
+    """What the ranks of a stage send in a micro batch, of the stage that takes longest with it."""
+    sent = [_Sent.of(s.train) for s in sharding.stages]
+    longest = max(range(len(sent)), key=lambda at: sent[at].seconds(sharding))
+    most = sent[longest]
+    if not most.counts:
+        return
+    alike = all(s == most for s in sent)
+    where = "together" if len(sent) == 1 else "each stage" if alike else f"most on stage {longest}"
+    text = ", ".join(many(n, NAMES[op]) for op, n in sorted(most.counts.items()))
+    network = f"{seconds_text(sharding.latency)} a collective and {sharding.bytes_per_second / 1e9:g} GB/s"
+    yield f"{where}: {text} a micro batch, {bytes_text(most.nbytes)} received a rank, " + (
+        f"predicted {seconds_text(most.seconds(sharding))} at {network}"
+    )
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Collectives by their kind, and bytes that a rank receives in them, forward and backward."""
+
+    counts: Mapping[str, int]
+    nbytes: int
+
+    @classmethod
+    def of(cls, graph: ShardedGraph) -> _Sent:
+        plans = [(plan, size) for plan, size in _sent(graph)]
+        counts = Counter[str](step.op for plan, _ in plans for step in plan.steps if step.op != "slice")
+        return cls(dict(counts), sum(plan.elements * size for plan, size in plans))
+
+    def seconds(self, at: Sharding) -> float:
+        return self.nbytes / at.bytes_per_second + sum(self.counts.values()) * at.latency
 
 
 def _operators(stage: StageSharding) -> Iterator[tuple[str, str]]:
@@ -115,11 +140,11 @@ def told(sharding: Sharding) -> dict[str, Any]:
     return {
         "ranks": sharding.ranks,
         "level": sharding.level,
-        "stages": [_told(s) for s in sharding.stages],
+        "stages": [_told(s, sharding) for s in sharding.stages],
     }
 
 
-def _told(stage: StageSharding) -> dict[str, Any]:
+def _told(stage: StageSharding, sharding: Sharding) -> dict[str, Any]:
     graph = stage.train
     operators = [
         {
@@ -135,4 +160,6 @@ def _told(stage: StageSharding) -> dict[str, Any]:
         {"name": p.name, "matrix": p.rest.matrix, "used": p.used.dims, "at_rest": p.rest.dims}
         for p in stage.params
     ]
-    return {"operators": operators, "params": params}
+    sent = _Sent.of(graph)
+    moves = {"collectives": sent.counts, "bytes": sent.nbytes, "seconds": sent.seconds(sharding)}
+    return {"operators": operators, "params": params, "moves": moves}

@@ -19,6 +19,7 @@ from launcher.plan.sharding.parameters import ShardedParam, at_rest
 from launcher.plan.sharding.search.cost import CostModel, Layouts
 from launcher.plan.sharding.search.equal_graphs import Searches
 from launcher.plan.sharding.search.found import Found
+from launcher.plan.sharding.search.reasons import Reason, merged
 from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
 from launcher.plan.sharding.strategies.input_layouts import input_layouts
 from launcher.plan.sharding.strategies.known_params import KnownParams, conflicts, followed, taken, used
@@ -48,7 +49,7 @@ class StageSharding:
     evaluate: ShardedGraph
     params: tuple[ShardedParam, ...]
     written: tuple[Written, ...]
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
     @property
     def takes(self) -> tuple[TensorSpec, ...]:
@@ -77,14 +78,18 @@ def _part(spec: TensorSpec, layout: TensorLayout) -> TensorSpec:
 class Sharding:
     """``ranks`` of each stage, of which the operators of each virtual stage have their own matrices.
 
-    ``level``: hsdp's, if replicas share parameters out. ``searched``: strategies were found, now or
-    before they were saved to the file that has them.
+    ``level``: hsdp's, if replicas share parameters out. ``latency``: of a collective, in seconds, which with
+    ``bytes_per_second`` of a rank is what its time is predicted by. ``searched``: strategies were found, now
+    or before they were saved to the file that has them; ``reasons``: what is said of them, a line each.
     """
 
     ranks: int
     level: str | None
     stages: tuple[StageSharding, ...]
+    latency: float
+    bytes_per_second: float
     searched: bool = False
+    reasons: tuple[str, ...] = ()
 
     @property
     def params(self) -> dict[str, ShardedParam]:
@@ -134,11 +139,22 @@ def resolve(
     found += unmatched(job.parallel.operators, modules, [name for each in names for name in each])
     refuse(list(dict.fromkeys(found)))
     level = None if job.parallel.hsdp is None else job.parallel.hsdp.optimizer_level
+    return Sharding(
+        ranks=ranks,
+        level=level,
+        stages=tuple(stages),
+        latency=terms.costs.latency,
+        bytes_per_second=terms.costs.bytes_per_second,
+        searched=_searched(job),
+        reasons=tuple(_said(job, stages)),
+    )
+
+
+def _said(job: Job, stages: Sequence[StageSharding]) -> Iterator[str]:
+    """Of the search that the strategies of a file come from, and of this one."""
     saved = job.parallel.operator_strategy
-    if isinstance(saved, SearchedFile):
-        first = replace(stages[0], reasons=(*saved.reasons, *stages[0].reasons))
-        stages[0] = first
-    return Sharding(ranks, level, tuple(stages), _searched(job))
+    yield from saved.reasons if isinstance(saved, SearchedFile) else ()
+    yield from map(str, merged(r for stage in stages for r in stage.reasons))
 
 
 def _searched(job: Job) -> bool:
@@ -189,7 +205,7 @@ def _stage(
         config = job.parallel.operators
         own_params = {v: of_file[v] for name, v in graph.params if v in of_file and name not in known}
         found += conflicts(graph, rules, written, known=own_params, path=file.path, config=config)
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     if searches(job) and not found:
         asked = Layouts(rest={**given, **rests})
         got = search.found(graph, rules, own, asked)

@@ -42,6 +42,16 @@ def bytes_text(n: float) -> str:
     return f"{n:.1f} TB"
 
 
+def seconds_text(n: float) -> str:
+    """
+    >>> seconds_text(12.34), seconds_text(0.0021), seconds_text(0.00006)
+    ('12.3 s', '2.1 ms', '60.0 us')
+    """
+    if n >= 1:
+        return f"{n:.1f} s"
+    return f"{n * 1e3:.1f} ms" if n >= 1e-3 else f"{n * 1e6:.1f} us"
+
+
 def spans(numbers: Sequence[int]) -> str:
     """Ascending numbers, neighbours drawn together.
 

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from launcher.parallel.sharding import measure_stage
 from launcher.parallel.sharding.equal_stages import StageCode
 from launcher.plan.sharding.search import equal_graphs
+from launcher.plan.sharding.show_sharding import rows
 from launcher.plan.to_json import as_json
 from launcher.planner import shard_operators
 from launcher.planner.plan_job import plan_job
@@ -56,6 +57,35 @@ def test_the_plan_is_that_of_each_stage_alone(name: str, monkeypatch: pytest.Mon
     assert as_json(alone) == as_json(together)
     assert once["_recorded"] == recorded
     assert {work: count.calls - once[work] for work, count in counts.items()} == dict.fromkeys(counts, 4)
+
+
+COLUMNS = "{matrix: [2], axes: [x], in: [[null,null,null],[x,null]]}"
+CUT = "parallel.pipeline.stage_config={embed: 0, layers.0: 0, layers.1: 0, layers.2: 1, layers.3: 1, norm: 1, head: 1}"
+SENT = {
+    "layers.*.attn.q": "each stage: 2 all-gathers, 12 all-to-alls, 2 reduce-scatters a micro batch, 5.0 MB received a "
+    "rank, predicted 212.4 ms at 10.0 ms a collective and 0.1 GB/s",
+    "layers.1.attn.q": "most on stage 0: 1 all-gather, 6 all-to-alls, 1 reduce-scatter a micro batch, 2.5 MB received "
+    "a rank, predicted 106.2 ms at 10.0 ms a collective and 0.1 GB/s",
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_what_equal_stages_send_is_said_once_and_of_others_the_most(name: str) -> None:
+    made = plan_job(
+        job(
+            "recipe=lm_recursive", "parallel.mode=semi_auto", "model.tied=false", CUT,
+            f"+parallel.operators={{{name}: {COLUMNS}}}",
+            "parallel.comm_fusion.network={latency_us: 10000, gb_per_s: 0.1}",
+        )
+    )  # fmt: skip
+    assert [text for _, text in rows(made.sharding)][-1] == SENT[name]
+
+
+def test_of_equal_layers_of_several_stages_one_line_says_what_was_inferred() -> None:
+    made = plan_job(job("recipe=lm_recursive"))
+    assert made.sharding is not None
+    assert made.sharding.reasons[2] == "inferred: layers.*.attn.q (4): batch, saves an all-gather of 512.0 KB"
+    assert len(set(made.sharding.reasons)) == len(made.sharding.reasons) == 17
 
 
 class _Scaled(nn.Linear):

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from launcher.plan.sharding.op_rule import OpStrategy
 from launcher.plan.sharding.search.cost import Cost, graph_cost
-from launcher.plan.sharding.search.reasons import Reasons
+from launcher.plan.sharding.search.reasons import Reason, Reasons
 from launcher.plan.sharding.search.tables import Pricer
 
 
 @dataclass(frozen=True)
 class Found:
-    """A strategy a node. ``reasons``: a line for each inferred operator. ``lacking``: bytes of a rank."""
+    """A strategy a node. ``reasons``: of inferred operators. ``lacking``: bytes of a rank."""
 
     strategies: tuple[OpStrategy, ...]
     cost: Cost
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     lacking: float = 0.0
 
 
@@ -29,5 +29,5 @@ def found(
 ) -> Found:
     cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.fixed)
     lacking = 0.0 if memory is None else max(0.0, cost.memory.total - memory)
-    reasons = tuple(Reasons(pricer, strategies).lines(written))
+    reasons = tuple(Reasons(pricer, strategies).found(written))
     return Found(strategies, cost, reasons, lacking)

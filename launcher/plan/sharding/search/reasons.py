@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -16,7 +16,7 @@ from launcher.plan.sharding.search.tables import Pricer
 from launcher.plan.sharding.search.variables import constants
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.values.facts import WIDTH
-from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.text import bytes_text, many, seconds_text
 
 COLLECTIVES = {
     "all_gather": "an all-gather", "all_to_all": "an all-to-all", "reduce_scatter": "a reduce-scatter",
@@ -37,6 +37,29 @@ class _Term:
     nbytes: float
 
 
+@dataclass(frozen=True)
+class Reason:
+    """Of all operators of so many ``modules`` called ``name`` that are alike: ``light`` ones are counted."""
+
+    name: str
+    modules: int
+    light: str
+    said: str
+
+    def __str__(self) -> str:
+        count = f" ({self.modules})" if self.modules > 1 else ""
+        return f"inferred: {self.name}{count}{self.light}: {self.said}"
+
+
+def merged(reasons: Iterable[Reason]) -> Iterator[Reason]:
+    """Of several stages: those that say the same as one, in the order of the first of them."""
+    modules: dict[tuple[str, str, str], int] = {}
+    for r in reasons:
+        modules[r.name, r.light, r.said] = modules.get((r.name, r.light, r.said), 0) + r.modules
+    for (name, light, said), count in modules.items():
+        yield Reason(name, count, light, said)
+
+
 class Reasons:
     """Of one solution."""
 
@@ -47,7 +70,7 @@ class Reasons:
         self.names = _names(pricer, self.dims)
         self._params = {v for _, v in self.graph.params}
 
-    def lines(self, written: Mapping[int, OpStrategy]) -> Iterator[str]:
+    def found(self, written: Mapping[int, OpStrategy]) -> Iterator[Reason]:
         """In the order in which the first of each runs."""
         groups: dict[tuple[str, str, str, bool], list[int]] = {}
         constant = constants(self.graph)
@@ -65,14 +88,13 @@ class Reasons:
             groups.setdefault(key, []).append(at)
         for (module, kind, words, main), nodes in groups.items():
             modules = len({self.graph.nodes[at].module for at in nodes})
-            count = f" ({modules})" if modules > 1 else ""
             if not main:
                 light = many(len(nodes) // modules, "light operator")
-                yield f"inferred: {module or 'the model'}{count}, {light}: {words}"
+                yield Reason(module or "the model", modules, f", {light}", words)
                 continue
             several = any(k[0] == module and k[3] and k[1] != kind for k in groups)
             what = f"{module}.{kind}" if module and several else module or kind
-            yield f"inferred: {what}{count}: {words}{self.why(nodes[len(nodes) // 2])}"
+            yield Reason(what, modules, "", words + self.why(nodes[len(nodes) // 2]))
 
     def words(self, at: int, chosen: OpStrategy | None = None) -> str:
         """``batch 4 x columns 2``, or one word where all ranks are in it."""
@@ -97,7 +119,7 @@ class Reasons:
         grown = [(t.cost.predicted - mine[t.value].cost.predicted, i) for i, t in enumerate(there)]
         worst = there[max(grown)[1]]
         if not worst.text:
-            return f", saves {_seconds(more)} of computation"
+            return f", saves {seconds_text(more)} of computation"
         return f", saves {worst.text} of {bytes_text(worst.nbytes)}"
 
     def _main(self, at: int) -> bool:
@@ -216,7 +238,3 @@ def _positions(pricer: Pricer, v: int) -> bool:
     """Whether dim 1 of an input is of positions: it holds numbers of tokens, or vectors."""
     value = pricer.graph.values[v]
     return len(value.shape) == 3 or (len(value.shape) == 2 and value.spec.dtype.startswith("int"))
-
-
-def _seconds(n: float) -> str:
-    return f"{n * 1e3:.1f} ms" if n >= 1e-4 else f"{n * 1e6:.1f} us"
