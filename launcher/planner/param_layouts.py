@@ -43,7 +43,8 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         stored = _stored(Path(path))
         sharded = par.hsdp is not None and (par.grid.tp or 1) == 1
         if apart or (par.grid.tp is None and _over_matrices(stored, sharded=sharded)):
-            return {"param_strategy": LayoutsOverMatrices(**par.param_strategy.model_dump())}, []
+            asked = par.param_strategy.model_dump()
+            return {"param_strategy": LayoutsOverMatrices(**asked, ranks=_entries(stored).grid.size)}, []
         tp, shards = _degrees(stored, sharded=sharded)
     except (RequestError, ValueError) as error:
         problems = error.problems if isinstance(error, RequestError) else (Problem(KEY, f"{path}: {error}"),)
@@ -84,10 +85,12 @@ def _over_matrices(stored: Strategy | StrategyFile, *, sharded: bool) -> bool:
     if isinstance(stored, Strategy) and stored.matrices:
         return True
     tp, _ = _degrees(stored, sharded=sharded)
-    if isinstance(stored, StrategyFile):
-        stored = on_paper(stored, None)[0]
-    layouts = [entry.layout for entry in stored.entries.values() if entry.kind == "param"]
+    layouts = [entry.layout for entry in _entries(stored).entries.values() if entry.kind == "param"]
     return not param_layouts.over_axes(layouts, tp)
+
+
+def _entries(stored: Strategy | StrategyFile) -> Strategy:
+    return on_paper(stored, None)[0] if isinstance(stored, StrategyFile) else stored
 
 
 class SharesOfFile(Hsdp):
@@ -161,12 +164,18 @@ def fits(job: Job, plan: Plan) -> None:
         axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
         if axes[0] != axes[1]:
             text = f"{asked.load}: its layouts are on {axes[0]}, this plan is on {axes[1]}"
-            raise RequestError((Problem(KEY, text),))
+            raise RequestError((Problem(KEY, text, _with_ranks(job, theirs)),))
     if theirs.grid.size != mine.grid.size:
         ranks = many(theirs.grid.size, "rank")
         text = f"{asked.load}: its layouts are on {ranks}, this plan is on {mine.grid.size}"
-        raise RequestError((Problem(KEY, text),))
+        raise RequestError((Problem(KEY, text, _with_ranks(job, theirs)),))
     _refuse(asked.load, [*_differences(mine, theirs), *found])
+
+
+def _with_ranks(job: Job, theirs: Strategy) -> str:
+    """The cure where nobody said how many ranks there are."""
+    each, rest = divmod(theirs.grid.size, job.launch.nnodes)
+    return f"launch.nproc={each}" if job.launch.nproc is None and not rest else ""
 
 
 def _names(stored: Strategy | StrategyFile) -> set[str]:

@@ -20,7 +20,12 @@ OPERATORS = "parallel.operators"
 
 
 class LayoutsOverMatrices(ParamStrategy):
-    """Of a request whose parameters get layouts from a file that one axis tp beside another cannot have."""
+    """Of a request whose parameters get layouts from a file that one axis tp beside another cannot have.
+
+    ``ranks``: of the whole file.
+    """
+
+    ranks: int
 
 
 class SlicesOverMatrices(Parallel):
@@ -111,9 +116,10 @@ def least(job: Job) -> int:
 
 def ranks(job: Job, found: list[Problem]) -> int | None:
     """Ranks of a stage; ``None`` where they do not make whole stages."""
-    pp, launch = job.parallel.pipeline.stages, job.launch
+    pp, launch, file = job.parallel.pipeline.stages, job.launch, job.parallel.param_strategy
     if launch.nproc is None:
-        return lcm(pp * least(job), launch.nnodes) // pp
+        needed = file.ranks if isinstance(file, LayoutsOverMatrices) else 1
+        return lcm(pp * least(job), needed, launch.nnodes) // pp
     world = launch.nproc * launch.nnodes
     if world % pp:
         nodes = "" if launch.nnodes == 1 else f"{many(world, 'rank')} on {launch.nnodes} nodes "

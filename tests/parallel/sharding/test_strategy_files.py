@@ -137,6 +137,15 @@ def test_a_file_whose_layouts_fit_no_axis_needs_no_other_word_for_device_matrice
     assert "matmul2: matmul [1, 8] x [8, 1] -> [1, 1], 8 terms added up" in text
 
 
+def test_a_file_says_how_many_ranks_there_are_where_the_request_does_not(tmp_path: Path) -> None:
+    plan = plan_job(network("Document", 8, operators=DOCUMENT))
+    path = layouts_of(plan, tmp_path / "p.json")
+    bare = network("Document", 8, param_strategy={"load": path})
+    again = plan_job(bare.model_copy(update={"launch": bare.launch.model_copy(update={"nproc": None})}))
+    assert again.sizes.grid.size == 8
+    assert {p.name: p.layout for p in again.params} == {p.name: p.layout for p in plan.params}
+
+
 def test_a_strategy_that_the_file_contradicts_is_refused_with_both(tmp_path: Path) -> None:
     path = layouts_of(plan_job(network("Document", 8, operators=DOCUMENT)), tmp_path / "p.json")
     operators = {"matmul1": {"in": [[2, 1], [1, 4]]}}
