@@ -17,6 +17,7 @@ from launcher.plan.to_json import as_json
 from launcher.planner import shard_operators
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
+from tests.tiers import some_of
 
 LM = ("recipe=lm_recursive", "model.layers=9", "launch.nproc=8", "parallel.pipeline.micro_batch_num=4")
 JOBS = {
@@ -39,7 +40,7 @@ class _Counted:
         return self.function(*args, **kwargs)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", some_of(JOBS))
 def test_the_plan_is_that_of_each_stage_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded, overrides = JOBS[name]
     works = [(shard_operators, "_recorded"), (equal_graphs, "propagate"), (measure_stage, "measure_stage")]

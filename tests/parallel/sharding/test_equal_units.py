@@ -19,7 +19,6 @@ OURS: dict[str, tuple[list[str], int]] = {
     "tied language model": (["recipe=lm_recursive", "model.layers=7"], 5),
     "untied": (["model=lm_tiny", "model.tied=false", "model.layers=4"], 2),
     "too few layers": (["model=lm_tiny", "model.layers=3"], 0),
-    "buffers": (["recipe=resnet50_cifar_pp2"], 0),
     "no two alike": (["model=mlp", "data=mnist5k"], 0),
 }
 """Of each model how many modules are left out."""
@@ -58,6 +57,17 @@ class _Chain(nn.Module):
         for at in self.order:
             x = self.layers[at](x)
         return x
+
+
+class _Normed(_Block):
+    """With running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x))  # type: ignore[no-any-return]
 
 
 class _Masked(_Block):
@@ -123,6 +133,7 @@ MODELS: dict[str, tuple[Any, set[str]]] = {
     "one of them never": (lambda: _Chain(1, 1, 1, 1, order=[0, 1, 3]), {"layers.2", "layers.3"}),
     "branches": (_Branches, {"layers.2", "layers.3", "layers.4", "layers.5"}),
     "a mask besides": (_MaskedChain, set()),
+    "buffers": (lambda: nn.Sequential(*(_Normed() for _ in range(5))), set()),
     "a shared weight": (_tied, set()),
     "the same module twice": (_twice, set()),
     "what makes another kind of tensor": (_Tables, {"layers.2", "layers.3"}),
