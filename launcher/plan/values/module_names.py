@@ -31,8 +31,16 @@ def no_such_module(key: str, skeleton: Skeleton) -> str | None:
         return None
     tail = key.rpartition(".")[2]
     near = [m for m in skeleton.modules if m.rpartition(".")[2] == tail][:3]
-    tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))[:12]
-    return f"no module is called so; there are {', '.join(near or tops)}"
+    tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))
+    return f"no module is called so; there are {', '.join(near or (_beside(key, skeleton) or tops)[:12])}"
+
+
+def _beside(key: str, skeleton: Skeleton) -> list[str]:
+    """What is below the innermost module of the path that there is; nothing where that is the model."""
+    owner = key.rpartition(".")[0]
+    while owner and owner not in skeleton.modules:
+        owner = owner.rpartition(".")[0]
+    return [m for m in skeleton.modules if owner and m.rpartition(".")[0] == owner]
 
 
 def uncallable(setting: str, asked: Asked, skeleton: Skeleton) -> Iterator[Problem]:
