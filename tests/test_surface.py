@@ -92,7 +92,17 @@ def nodes(node: yaml.Node | None, above: tuple[str, ...]) -> Iterator[tuple[tupl
             yield from nodes(value, (*above, key.value))
 
 
-GROUPS = {"model", "data", "optim", "schedule", "launch", "logger", "debug", "recipe"}  # set by choosing an option
+GROUPS = {
+    "model",
+    "data",
+    "optim",
+    "schedule",
+    "launch",
+    "cluster",
+    "logger",
+    "debug",
+    "recipe",
+}  # set by choosing an option
 
 
 def settable() -> set[str]:

@@ -16,6 +16,7 @@ from launcher.plan.refusals import recorded_forward
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.search.cost import CostModel
+from launcher.plan.sharding.search.speeds import on_cluster
 from launcher.plan.sharding.stage_sharding import Sharding, StageGraphs, StageSharding, Terms, resolve
 from launcher.plan.sharding.step_memory import StageBytes
 from launcher.plan.sharding.strategies.known_params import KnownParams, over_stage
@@ -92,6 +93,7 @@ def _terms(job: Job, made: Plan) -> Terms:
         micro_batches=made.sizes.micros,
         in_flight=max(made.estimate.timeline.in_flight),
     )
+    costs = on_cluster(costs, job, made.sizes.grid["tp"])
     network = job.parallel.comm_fusion.network
     if network is not None:
         costs = replace(costs, latency=network.latency_us / 1e6, bytes_per_second=network.gb_per_s * 1e9)

@@ -8,7 +8,7 @@ from math import prod
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.write import saved_boxes
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.job import Cluster, Job
+from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan import recompute_auto
 from launcher.plan.capacity import HEAP, KEY, Fit, Free, LighterLayout, fit, least, lighter, refused
@@ -53,7 +53,8 @@ def told(job: Job) -> Job:
     free = free_memory.free(1, "cuda") if torch.cuda.device_count() else None
     if free is None or not free.devices:
         return job
-    return job.model_copy(update={"cluster": Cluster(memory_gb=free.devices[0] / GB)})
+    cluster = job.cluster.model_copy(update={"memory_gb": free.devices[0] / GB})
+    return job.model_copy(update={"cluster": cluster})
 
 
 def _roomy(job: Job, plan: Plan) -> list[Problem]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
+from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Model, Optim, Schedule
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.steps import Step, named
@@ -82,12 +83,6 @@ class Checkpoint(Settings):
     )
     accept_changes: tuple[str, ...] = ()
     resume: str = "auto"
-
-
-class Cluster(Settings):
-    """The machines that a plan is made for."""
-
-    memory_gb: float | None = Field(None, gt=0, description="of the device of a rank; null: nobody says")
 
 
 class Logger(Settings):

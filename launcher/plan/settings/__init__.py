@@ -17,6 +17,7 @@ from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings import (
     checkpoint,
+    cluster,
     comm_fusion,
     compile,
     dataset_strategy,
@@ -49,7 +50,7 @@ __all__ = [
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     """The sizes of ``job``, and all that is wrong with its settings whatever the model is."""
-    found = [*mode.refused(job), *checkpoint.refused(job)]
+    found = [*mode.refused(job), *checkpoint.refused(job), *cluster.refused(job)]
     got, wrong = grid.sizes(job)
     found += wrong
     found += pipeline.refused(job, got)

@@ -1,0 +1,20 @@
+"""``cluster``: whether the ranks of the request have devices there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+
+
+def refused(job: Job) -> Iterator[Problem]:
+    """More ranks a node than it has devices."""
+    cluster, launch = job.cluster, job.launch
+    each = cluster.devices_per_node
+    if each is None or launch.nproc is None or launch.nproc <= each:
+        return
+    nodes, rest = divmod(launch.nproc * launch.nnodes, each)
+    cure = "" if rest else f"launch.nproc={each} launch.nnodes={nodes}"
+    text = f"{launch.nproc}: a node of {cluster.name or 'the cluster'} has {each} devices"
+    yield Problem("launch.nproc", text, cure)
