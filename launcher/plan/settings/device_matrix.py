@@ -48,8 +48,15 @@ def over_slices(job: Job) -> Job | None:
 
 def _sliced(value: Any) -> bool:
     """Whether a strategy has numbers of slices, and nothing else."""
-    tensors = [t for key, of in value.items() for t in (of if key in ("in", "out") else [of])]
-    return all(isinstance(t, list | tuple) and all(type(n) is int for n in t) for t in tensors)
+    if not isinstance(value, Mapping) or not value:
+        return False
+    tensors: list[Any] = []
+    for key, said in value.items():
+        several = key in ("in", "out") and isinstance(said, list | tuple)
+        tensors += said if several else [said]
+    return bool(tensors) and all(
+        isinstance(t, list | tuple) and all(type(n) is int for n in t) for t in tensors
+    )
 
 
 def over_device_matrix(job: Job) -> bool:

@@ -281,3 +281,11 @@ def test_slices_that_fit_no_axis_tp_are_over_device_matrices_and_the_plan_says_w
 def test_slices_stay_on_one_axis_tp_where_that_is_asked_for_or_nothing_else_can_be(typed: str) -> None:
     error = refused("launch.nproc=4", f"+{OPS}={ALONE}", typed, net=())
     assert str(error) == f"{OPS}: {MISFIT}"
+
+
+@pytest.mark.parametrize("value", ["3", "{in:3}", "{in:[3]}", "{in:[]}", "{}", "null", "{in:[[1,1],[a,1]]}"])
+def test_what_has_no_slices_is_over_no_device_matrix(value: str) -> None:
+    assert str(refused("launch.nproc=4", f"+{OPS}={{embed: {value}}}", net=())) == (
+        "parallel.grid.tp: null: parallel.operators names the axis tp, and nothing says how many ranks it has "
+        "(try: parallel.grid.tp=2)"
+    )
