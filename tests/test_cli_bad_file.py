@@ -63,7 +63,7 @@ resnet50, tied_pair)
     try:    model=lm
 
   train.steps: needs a value
-    set in: conf/config.yaml:25:3
+    set in: conf/config.yaml:26:3
           |   steps: ???          # optimizer steps
 
   train.batch_size: needs a value
@@ -75,7 +75,7 @@ resnet50, tied_pair)
         "defaults:\n  - override /modle: lm\n",
         """
   modle: there is no such group, did you mean 'model'? """
-        """(groups: data, debug, launch, logger, model, operators, optim, recipe, schedule, steps)
+        """(groups: cluster, data, debug, launch, logger, model, operators, optim, recipe, schedule, steps)
     set in: recipes/mine.yaml:2:5
           |   - override /modle: lm
 """,
@@ -90,7 +90,7 @@ resnet50, tied_pair)
         "seed: 1\n",
         """
   train.steps: needs a value
-    set in: conf/config.yaml:25:3
+    set in: conf/config.yaml:26:3
           |   steps: ???          # optimizer steps
 
   train.batch_size: needs a value

@@ -194,7 +194,7 @@ def test_nodes_that_are_not_here_are_all_that_is_wrong(capsys):
         refused(capsys, "recipe=lm_8b_h100x64")
         == """
   launch.nnodes = 8: without torchrun or srun ranks can be started on this machine only
-    set in: recipes/lm_8b_h100x64.yaml:11:10
+    set in: recipes/lm_8b_h100x64.yaml:12:10
           | launch: {nnodes: 8, nproc: 8}
 """
     )
