@@ -67,7 +67,7 @@ resnet50, tied_pair)
           |   steps: ???          # optimizer steps
 
   train.batch_size: needs a value
-    set in: conf/config.yaml:26:3
+    set in: conf/config.yaml:27:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
 """,
     ),
@@ -94,7 +94,7 @@ resnet50, tied_pair)
           |   steps: ???          # optimizer steps
 
   train.batch_size: needs a value
-    set in: conf/config.yaml:26:3
+    set in: conf/config.yaml:27:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
 """,
     ),
