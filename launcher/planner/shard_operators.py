@@ -15,8 +15,8 @@ from launcher.plan.plan import GB, Plan
 from launcher.plan.refusals import recorded_forward
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
+from launcher.plan.sharding.search.cluster_speeds import on_cluster
 from launcher.plan.sharding.search.cost import CostModel
-from launcher.plan.sharding.search.speeds import on_cluster
 from launcher.plan.sharding.stage_sharding import Sharding, StageGraphs, StageSharding, Terms, resolve
 from launcher.plan.sharding.step_memory import StageBytes
 from launcher.plan.sharding.strategies.known_params import KnownParams, over_stage
@@ -167,7 +167,7 @@ def _given(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
 def _recorded(module: nn.Module, given: Sequence[Tensor], ours: bool) -> StageGraphs:
     """Of ours only modules of torch may do something else in evaluation."""
     from launcher.parallel.dispatch.modes import evaluating
-    from launcher.parallel.sharding.equal_units import record_ours
+    from launcher.parallel.sharding.equal_modules import record_ours
     from launcher.parallel.sharding.record import record as recorded
     from launcher.parallel.trace.fx_glue import modal
 

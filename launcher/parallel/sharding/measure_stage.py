@@ -122,7 +122,7 @@ def measure_stage(
             left, forward, first = run()
             shards = sum(p.grad.untyped_storage().nbytes() for p in masters if p.grad is not None)
             whole = meter.now - ready - shards
-            _, _, later = run() if micros > 1 else (left, forward, first)
+            later = run()[2] if micros > 1 else first
             before = meter.now
         meter.since()
         weights.reduce()

@@ -53,14 +53,14 @@ class Pass:
 class StageLoad:
     """One stage as a load of memory; bytes. ``passes``: one, or one a piece, all with the same segments.
 
-    ``own``: gradients of whole parameters by segment, ``stand_ins``: their copies in half precision.
+    ``own``: gradients of whole parameters by segment, ``repeated_modules``: their copies in half precision.
     ``buffers`` is what torch receives into, for all micro batches at once.
     """
 
     passes: tuple[Pass, ...]
     gathers: tuple[Gather, ...]
     own: tuple[int, ...]
-    stand_ins: int
+    repeated_modules: int
     buffers: int
 
     @property
@@ -123,7 +123,7 @@ class _Walk:
 
     def moments(self, row: Row) -> Iterator[Moment]:
         self.activations += sum(load.buffers for load in self.loads.values())
-        self.gathered += sum(load.stand_ins for load in self.loads.values())
+        self.gathered += sum(load.repeated_modules for load in self.loads.values())
         if not self.habits.again:
             self.gathered += sum(g.whole for load in self.loads.values() for g in load.gathers)
         left = {s: sum(a.stage == s and a.kind in "BW" for a in row) for s in self.loads}

@@ -54,7 +54,7 @@ def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
         passes=passes,
         gathers=tuple(_gather(model, g, named) for g in gathered),
         own=_own(whole, stage, named),
-        stand_ins=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
+        repeated_modules=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
         buffers=_received(model, stage.index) if model.keeps_messages else 0,
     )
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from launcher.plan.sharding.moves import moves
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.redistribution.planned import Redistribution
 from launcher.plan.sharding.sharded_graph import ShardedGraph
 from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
 from launcher.plan.sharding.tensor_layout import TensorLayout
@@ -67,7 +66,8 @@ class _Sent:
 
     @classmethod
     def of(cls, graph: ShardedGraph) -> _Sent:
-        plans = [(plan, size) for plan, size in _sent(graph)]
+        both = ((m.forward, m.backward, m.itemsize) for m in moves(graph))
+        plans = [(plan, size) for *ways, size in both for plan in ways if plan is not None]
         counts = Counter[str](step.op for plan, _ in plans for step in plan.steps if step.op != "slice")
         return cls(dict(counts), sum(plan.elements * size for plan, size in plans))
 
@@ -126,13 +126,6 @@ def gathered(sharding: Sharding) -> Iterator[Gathered]:
             cut = [v for v in values if any(graph.layouts[v].dims)]
             if rule is None and cut:
                 yield Gathered(node.module, node.op, sum(graph.graph.values[v].spec.nbytes for v in cut))
-
-
-def _sent(graph: ShardedGraph) -> Iterator[tuple[Redistribution, int]]:
-    for move in moves(graph):
-        yield move.forward, move.itemsize
-        if move.backward is not None:
-            yield move.backward, move.itemsize
 
 
 def told(sharding: Sharding) -> dict[str, Any]:

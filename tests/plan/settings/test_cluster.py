@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from launcher.job.compose import BadRequest
+from launcher.plan.sharding.search.cluster_speeds import on_cluster
 from launcher.plan.sharding.search.cost import CostModel
-from launcher.plan.sharding.search.speeds import on_cluster
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job, refusal
 
@@ -47,7 +47,7 @@ def test_costs_are_those_of_the_cluster_over_the_nodes_of_a_stage() -> None:
     here = job("cluster=h100_sxm", "train.precision=bf16")
     costs = on_cluster(CostModel(), here, 8)
     assert (costs.flops_per_second, costs.memory_bytes_per_second) == (989e12 * 0.72, 3350e9)
-    assert (costs.latency, costs.bytes_per_second) == (45e-6, 249.85e9)
+    assert (costs.latency, costs.bytes_per_second) == (55e-6, 249.85e9)
     assert [on_cluster(CostModel(), here, n).bytes_per_second for n in (9, 24, 10_000)] == [184.61e9, 118.97e9, 11.04e9]
     assert on_cluster(CostModel(), job(), 8) == CostModel()
 

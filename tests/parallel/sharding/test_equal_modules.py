@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.parallel.sharding.equal_units import equal_units, record_ours
+from launcher.parallel.sharding.equal_modules import equal_modules, record_ours
 from launcher.parallel.sharding.record import record
 from launcher.parallel.trace.model_facts import meta
 from launcher.planner.plan_job import builder, inputs
@@ -31,7 +31,7 @@ def test_models_of_ours_are_recorded_as_if_all_of_them_ran(name: str) -> None:
     with torch.device("meta"):
         model = builder(made)()
     given = meta(inputs(made, 8))
-    assert len(dict(equal_units(model))) == left_out
+    assert len(dict(equal_modules(model))) == left_out
     assert record_ours(model, given) == record(model, given, ours=True)
 
 
@@ -147,5 +147,5 @@ def test_where_one_cannot_stand_for_another_all_are_recorded(name: str) -> None:
     with torch.device("meta"):
         model = build()
     given = [torch.empty(2, WIDTH, device="meta")]
-    assert set(dict(equal_units(model))) == left_out
+    assert set(dict(equal_modules(model))) == left_out
     assert record_ours(model, given) == record(model, given, ours=True)

@@ -15,7 +15,7 @@ from launcher.parallel.model_state.python_state import changed, held
 from launcher.parallel.sharding.equal_stages import made_of
 from launcher.parallel.sharding.record import record
 from launcher.plan.sharding.op_graph import OpGraph
-from launcher.plan.sharding.stand_ins import filled_in
+from launcher.plan.sharding.repeated_modules import filled_in
 
 LEAST = 4
 """Equal modules that are worth it."""
@@ -23,7 +23,7 @@ LEAST = 4
 
 def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
     """As ``record``, of a model of this package, whose modules run the same where they are the same."""
-    likes = dict(equal_units(module))
+    likes = dict(equal_modules(module))
     if likes:
         short = copied(module)
         for path in likes:
@@ -47,7 +47,7 @@ class _LeftOut(nn.Module):
         return torch.clone(x)
 
 
-def equal_units(module: nn.Module) -> Iterator[tuple[str, str]]:
+def equal_modules(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Modules of one tensor, and for each another one below the same module that does the same.
 
     The first of them stands for none: what it takes may come without a gradient. No module is below another.
