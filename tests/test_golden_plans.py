@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from launcher.job.compose import compose
-from launcher.plan.show import text
+from launcher.plan.plan import Plan
+from launcher.plan.show import SHORT, short, text
 from launcher.plan.to_json import as_json
 from launcher.planner.plan_job import plan_job
 from tests.tiers import some
@@ -29,10 +31,15 @@ def _away_from_any_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def planned(recipe: str) -> str:
+@cache
+def made(recipe: str) -> Plan:
     """As of a torch before 2.15, which holds more."""
     with patch("launcher.planner.plan_job.keeps_messages", return_value=True):
-        return text(plan_job(compose([f"recipe={recipe}"]).job)) + "\n"
+        return plan_job(compose([f"recipe={recipe}"]).job)
+
+
+def planned(recipe: str) -> str:
+    return text(made(recipe)) + "\n"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -40,6 +47,16 @@ def test_the_plan_of_a_recipe_is_its_golden_text(recipe: str) -> None:
     golden = PLANS / f"{recipe}.txt"
     assert golden.is_file(), AGAIN
     assert planned(recipe) == golden.read_text(), AGAIN
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_plan_of_a_recipe_is_a_page_with_every_section(recipe: str) -> None:
+    whole, page = text(made(recipe)), short(made(recipe))
+    assert len(page.splitlines()) == min(SHORT, len(whole.splitlines()))
+    assert (page == whole) == (len(whole.splitlines()) <= SHORT)
+    assert [row[:12] for row in page.splitlines() if row[2] != " "] == [
+        row[:12] for row in whole.splitlines() if row[2] != " "
+    ]
 
 
 def test_there_is_no_golden_plan_without_its_recipe() -> None:

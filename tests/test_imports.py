@@ -24,6 +24,7 @@ LAYERS = {
     "launcher.job.targets": "targets",
     "launcher.job": "job",
     "launcher.plan.values.facts": "facts",
+    "launcher.plan.values.operations": "facts",
     "launcher.plan.values.optimizer_traits": "facts",
     "launcher.plan": "plan",
     "launcher.checkpoint": "checkpoint",

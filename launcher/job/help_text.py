@@ -28,7 +28,8 @@ flags:
   -m, --multirun       run every combination of a,b lists, range(1,4) and glob(*)
   -cd, --config-dir D  folder with options and recipes of your own (D/model/mine.yaml, D/recipes/mine.yaml)
   show=config          print the composed settings, start nothing (also: --cfg job)
-  show=plan            print the plan, start nothing
+  show=plan            print the plan on one page, start nothing
+  show=plan-full       print all of the plan, as in plan.txt of a run folder
 
 exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed while running,
             75 a signal stopped it (130: Ctrl-C): saved where something was trained, the same command goes on

@@ -24,6 +24,9 @@ from launcher.plan.partition import stage_config, stages
 from launcher.plan.partition.params import Placed, Tie, placed, ties
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stages import Crossing, Stage
+from launcher.plan.prediction.prediction import Prediction, predict
+from launcher.plan.prediction.speeds import speeds
+from launcher.plan.prediction.step_work import StepWork, step_work
 from launcher.plan.refusals import evaluation, model_effects, own_optimizer
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Schedule
@@ -60,7 +63,8 @@ class Estimate:
     """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it.
 
     ``flops``: of all ranks together. ``loads``: what ``memory`` comes of, a pipeline rank; ``room``: bytes of
-    a rank's device, if that is told.
+    a rank's device, if that is told. ``work``: all that has to be done;
+    ``step``: what that takes on the cluster, if that is told.
     """
 
     timeline: Timeline
@@ -70,6 +74,8 @@ class Estimate:
     rerun: tuple[Rerun, ...]
     loads: tuple[RankLoad, ...]
     room: int | None
+    work: StepWork
+    step: Prediction | None
 
 
 @dataclass(frozen=True)
@@ -344,14 +350,19 @@ def _estimate(
     loads = rank_loads(at, fused.sums, early)
     moments = tuple(load.fullest for load in loads)
     gb = job.cluster.memory_gb
+    rows = memory(at.params, at.sizes, copies(job.optim, traits), moments)
+    flops = step_flops(at.graphs, at.sizes)
+    work, fast = step_work(at, fused, rows, flops), speeds(job)
     return Estimate(
         timeline=replace(timeline, messages=messages(sent, at.sizes)),
-        memory=memory(at.params, at.sizes, copies(job.optim, traits), moments),
+        memory=rows,
         traffic=sent,
-        flops=step_flops(at.graphs, at.sizes),
+        flops=flops,
         rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
         loads=loads,
         room=None if gb is None else int(gb * GB),
+        work=work,
+        step=None if fast is None else predict(work, fast),
     )
 
 

@@ -8,20 +8,31 @@ from math import prod
 from textwrap import TextWrapper
 from typing import TypeVar
 
-from launcher.plan import show_operators
+from launcher.plan.operators import show_operators
 from launcher.plan.cost.device_memory import tightest
 from launcher.plan.cost.fusion import Group
 from launcher.plan.cost.traffic import KINDS
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.stages import Crossing, Stage, covers
 from launcher.plan.plan import Plan
+from launcher.plan.prediction import show_prediction
 from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.settings import compile
 from launcher.plan.sharding import show_sharding
+from launcher.plan.values.page import Row, shares, shortened
 from launcher.plan.values.recomputed import Recomputed
+from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
+SHORT = 40
+"""Lines of a short text: a page of a terminal."""
+LEAST = {
+    "time": 3, "notes": 4, "memory": 4, "settings": 2, "grid": 1, "model": 1, "batch": 1, "schedule": 4,
+    "stages": 3, "operators": 3, "traffic": 3, "recompute": 1, "compile": 1, "sends": 1, "tied": 1, "hsdp": 1,
+    "reduce": 1, "overlap": 1, "steps": 1,
+}  # fmt: skip
+"""Lines that each section has in a short text, the one that gets more first before the others."""
 Rows = Iterator[tuple[str, str]]
 T = TypeVar("T")
 K = TypeVar("K")
@@ -29,17 +40,53 @@ K = TypeVar("K")
 
 def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
+    sections = _sections(plan).items()
+    return _page(plan, {label: [line for row in rows for line in row.lines] for label, rows in sections})
+
+
+def short(plan: Plan, most: int = SHORT) -> str:
+    """``text`` where that has no more lines than ``most``; otherwise, on as many, what people look for.
+
+    A plan with every section there is has ``sum(LEAST.values()) + 1`` lines at least.
+    """
+    found = _sections(plan)
+    wanted = {label: sum(len(row.lines) for row in rows) for label, rows in found.items()}
+    room = shares(wanted, LEAST, most - 1)
+    return _page(plan, {label: shortened(rows, room[label], WIDTH - LABEL) for label, rows in found.items()})
+
+
+def _sections(plan: Plan) -> dict[str, list[Row]]:
+    """The wrapped rows below each label."""
     parts = (
         _head, _pipeline, _stages, _recompute, _compile, _sends, _operators, _ties, _hsdp, _reduce, _overlap,
-        _traffic, _memory, _steps, _settings, _notes,
+        _traffic, _memory, _time, _steps, _settings, _notes,
     )  # fmt: skip
     lines = TextWrapper(WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    out = [f"plan of {plan.name}"]
-    last = ""
+    stay = frozenset(_staying(plan))
+    out: dict[str, list[Row]] = {}
     for label, row in (r for part in parts for r in part(plan)):
-        for line in lines.wrap(row):
-            out.append(f"  {label if label != last else '':<9} {line}")
-            last = label
+        out.setdefault(label, []).append(Row(tuple(lines.wrap(row)), (label, row) in stay))
+    return out
+
+
+def _staying(plan: Plan) -> Rows:
+    """What a short text keeps before all else: the time, whether it fits, and what nobody asked for."""
+    yield from _time(plan)
+    if plan.estimate.room is not None:
+        yield "memory", str(tightest(plan.estimate.memory, plan.estimate.room))
+    for s in plan.settings:
+        if s.status == "degraded":
+            yield "settings", _setting(s)
+    for n in plan.notes:
+        if not n.default:
+            yield "notes", str(n)
+
+
+def _page(plan: Plan, sections: Mapping[str, list[str]]) -> str:
+    """A label stands beside the first line of its section."""
+    out = [f"plan of {plan.name}"]
+    for label, lines in sections.items():
+        out += [f"  {label if not i else '':<9} {line}" for i, line in enumerate(lines)]
     return "\n".join(out)
 
 
@@ -218,7 +265,9 @@ def _reduce(plan: Plan) -> Rows:
         stages = {b.stage for b in same}
         often = f"{len(same)} all-reduces" if len(same) > len(stages) else "one all-reduce"
         yield "reduce", f"{_where(stages)}: {what}, {often} a step{' each' if len(same) > 1 else ''}"
-    yield from show_operators.sums(plan.sums)
+    for b in plan.sums:
+        what = f"{many(len(b.names), 'whole parameter')} used on parts, {bytes_text(b.nbytes)}"
+        yield "reduce", f"stage {b.stage}: {what}, one all-reduce over tp a step"
 
 
 def _overlap(plan: Plan) -> Rows:
@@ -267,6 +316,10 @@ def _memory(plan: Plan) -> Rows:
         yield "memory", str(tightest(plan.estimate.memory, plan.estimate.room))
 
 
+def _time(plan: Plan) -> Rows:
+    yield from show_prediction.rows(plan.estimate.step)
+
+
 def _steps(plan: Plan) -> Rows:
     where = {
         "ranks": f"on {many(plan.sizes.grid.size, 'rank')}",
@@ -279,7 +332,11 @@ def _steps(plan: Plan) -> Rows:
 
 def _settings(plan: Plan) -> Rows:
     for s in plan.settings:
-        yield "settings", f"{s.key}={s.value}: {s.status}, {s.why}"
+        yield "settings", _setting(s)
+
+
+def _setting(s: Setting) -> str:
+    return f"{s.key}={s.value}: {s.status}, {s.why}"
 
 
 def _notes(plan: Plan) -> Rows:

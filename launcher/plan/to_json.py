@@ -11,6 +11,7 @@ from launcher.plan.operators.resolve import Operator, Spread
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.plan import VERSION, Estimate, Plan
+from launcher.plan.prediction.prediction import Prediction
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.sharding import show_sharding
 
@@ -23,7 +24,8 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
     Timeline: ("events",),
     Placed: ("layout",),
     Sizes: ("notes",),
-    Estimate: ("loads",),
+    Estimate: ("loads", "work"),
+    Prediction: ("timeline",),
     Plan: ("sharding",),
     Operator: ("where",),
     Spread: ("dims",),
@@ -35,7 +37,7 @@ ORDER = (
     "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
     "groups", "visits", "gathers", "buckets", "scatters", "reduces_early", "overlaps",
     "operators", "sharding", "recomputed", "compilation", "sums",
-    "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room",
+    "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room", "step",
     "phases", "settings", "notes",
     "deferred", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "loss_repeats",
     "optimizer", "restored", "unsteady", "mixed", "batch_dependent",

@@ -32,7 +32,8 @@ from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
 from launcher.planner.shard_operators import shard_operators
-from launcher.planner.trace_model import ModelRead, ReadOnce, breaks, follow, keeps_messages, read
+from launcher.planner.trace_model import Followed, ModelRead, breaks, follow, keeps_messages, read
+from launcher.planner.traces import Traces
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,14 +119,17 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
     return [problem] if problem else []
 
 
-def plan_job(job: Job) -> Plan:
-    """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model."""
+def plan_job(job: Job, traces: Traces | None = None) -> Plan:
+    """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model.
+
+    ``traces``: what other plans have found out already.
+    """
     checked = before_torch(settled(job))
     with planning():
-        return plan_checked(checked)
+        return plan_checked(checked, traces)
 
 
-def plan_checked(checked: Checked) -> Plan:
+def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     """The plan of a request that nothing is known to be wrong with."""
     job = checked.job
     refuse(_unlike(job, own=True))
@@ -133,7 +137,7 @@ def plan_checked(checked: Checked) -> Plan:
     from launcher.parallel.model_state.module_globals import put_back
 
     with put_back(own_files(job)):
-        made = _made(job, checked.asked)
+        made = _made(job, checked.asked, traces)
     fits(job, made)
     refuse(_mismatched(job, made))
     return made
@@ -160,13 +164,13 @@ def own_files(job: Job) -> list[str]:
     return files(locate(job.model.target, job.security.allow, nn.Module, key="model._target_"))
 
 
-def _made(job: Job, asked: Asked) -> Plan:
+def _made(job: Job, asked: Asked, traces: Traces | None) -> Plan:
     """The plan, once it is settled what runs again."""
     if recompute_auto.asked(job):
-        once = ReadOnce()
+        once = traces or Traces(own=False)
         return solved(job, lambda other: _cut(other, ask(other), once))
     try:
-        return _cut(job, asked)
+        return _cut(job, asked, traces)
     except RequestError as error:
         made = _over_slices(job, error)
         if made is None:
@@ -187,8 +191,9 @@ def _over_slices(job: Job, error: RequestError) -> Plan | None:
     return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 
-def _cut(job: Job, asked: Asked, reading: Callable[[Job, Build], ModelRead] = read) -> Plan:
+def _cut(job: Job, asked: Asked, traces: Traces | None = None) -> Plan:
     """The plan, with stacks of blocks in one piece where they cannot be cut."""
+    reading = read if traces is None else traces.read
     model = reading(job, builder(job))
     job = shared(job, model.skeleton, asked.sizes.grid)
     traits = _tried(job, model.skeleton)
@@ -196,13 +201,14 @@ def _cut(job: Job, asked: Asked, reading: Callable[[Job, Build], ModelRead] = re
     fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))
     more += kept
     try:
-        return _planned(job, asked, model, fine, traits=traits, more=more)
+        return _planned(job, asked, model, fine, traits=traits, more=more, traces=traces)
     except RequestError as error:
         coarse, _ = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton, stacks=False))
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
-        return _planned(job, asked, reading(job, builder(job)), coarse, traits=traits, more=more)
+        again = reading(job, builder(job))
+        return _planned(job, asked, again, coarse, traits=traits, more=more, traces=traces)
 
 
 def _undivided(
@@ -266,6 +272,22 @@ def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
     )
 
 
+def _followed(
+    job: Job, asked: Asked, model: ModelRead, whole: tuple[str, ...] | None, specs: tuple[TensorSpec, ...]
+) -> Followed:
+    """One forward, in the precision that the model computes in."""
+    from launcher.parallel.model_state.references import leaving, unmarked
+    from launcher.parallel.stages.half_model import narrow
+    from launcher.parallel.trace import model_facts
+
+    dtype, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
+    with model_facts.default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks):
+        if compute != dtype:
+            narrow(model.module, compute)
+        with leaving(model.module):
+            return follow(job, asked, model, whole=whole, specs=specs)
+
+
 def _planned(
     job: Job,
     asked: Asked,
@@ -273,19 +295,18 @@ def _planned(
     whole: tuple[str, ...] | None,
     traits: OptimizerTraits | None,
     more: Sequence[Note] = (),
+    traces: Traces | None = None,
 ) -> Plan:
     """The plan with the modules ``whole`` in one piece each; ``model`` is cut and cannot be planned again."""
-    from launcher.parallel.model_state.references import leaving, unmarked
-    from launcher.parallel.stages.half_model import narrow
-    from launcher.parallel.trace import model_facts
+    from launcher.parallel.model_state.references import unmarked
 
-    with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])), unmarked(model.marks):
-        specs = inputs(job, asked.sizes.micro_batch)
-        compute = COMPUTE[job.train.precision]
-        if compute != DTYPE[job.train.precision]:
-            narrow(model.module, compute)
-        with leaving(model.module):
-            seen = follow(job, asked, model, whole=whole, specs=specs)
+    specs = inputs(job, asked.sizes.micro_batch)
+    followed = partial(_followed, job, asked, model, whole, specs)
+    if traces is None:
+        seen = followed()
+    else:
+        hangs_on = (whole, specs, asked.sizes.grid["tp"], asked.sizes.pieces)
+        seen = traces.followed(hangs_on, job, followed)
 
     # what has become of settings
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
@@ -300,6 +321,7 @@ def _planned(
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"
         note = Note("parallel.deferred_init", f"{text}; every rank builds the whole model once")
+    kept = None if traces is None else traces.keeps_messages
     traced = TracedModel(
         model.skeleton,
         seen.graph,
@@ -308,7 +330,7 @@ def _planned(
         operators=seen.operators,
         recomputed=seen.recomputed,
         pieces=seen.pieces,
-        keeps_messages=keeps_messages(),
+        keeps_messages=kept if kept is not None else keeps_messages(),
     )
     made = plan(job, asked, traced, [*notes, *more], traits=traits)
     if over_device_matrix(job):

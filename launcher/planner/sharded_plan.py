@@ -58,7 +58,7 @@ def onto(job: Job, made: Plan, sharding: Sharding, measured: Sequence[StageBytes
         boundaries=boundaries,
         sharding=sharding,
         settings=settings,
-        estimate=replace(made.estimate, traffic=traffic, memory=memory),
+        estimate=replace(made.estimate, traffic=traffic, memory=memory, step=None),
     )
 
 

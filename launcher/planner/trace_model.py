@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from launcher.errors import Problem, RequestError, owned, refuse
@@ -30,17 +31,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelRead:
-    """A model without memory; ``lost``: why its weights cannot be made without the whole of it.
+    """A model without memory, as ``make`` yields it.
 
+    ``lost``: why its weights cannot be made without the whole of it.
     ``marks``: Python attributes that its tensors had, with the names of those. ``flows``: how operators run
     in it, as far as that has been followed.
     """
 
-    module: nn.Module
+    make: Callable[[], nn.Module]
     skeleton: Skeleton
     lost: str
     marks: dict[str, tuple[str, ...]]
     flows: dict[tuple[tuple[Operator, ...], int, tuple[TensorSpec, ...]], Flow] = field(default_factory=dict)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The same one each time; only who needs it has it made."""
+        return self.make()
 
 
 def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
@@ -58,24 +65,26 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         known = model_facts.skeleton(model)
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
     refuse((*model_effects.unfit(known), *misnamed(known)))
-    return ModelRead(model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
+    return ModelRead(lambda: model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
 
 
 class ReadOnce:
-    """Reads a model for several plans: one of this package once, a class of the user's own each time."""
+    """Reads a model for several plans: one of this package once, a user's ``own`` class if asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: bool = False) -> None:
+        self._own = own
         self._first: ModelRead | None = None
 
     def __call__(self, job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         """As ``read``, for jobs that differ in ``parallel`` only."""
         from launcher.parallel.model_state.deep_copy import copied
 
-        if isinstance(job.model, Target):
+        if isinstance(job.model, Target) and not self._own:
             return read(job, build)
         if self._first is None:
             self._first = read(job, build)
-        return replace(self._first, module=copied(self._first.module))
+        first = self._first
+        return replace(first, make=lambda: copied(first.module))
 
 
 def _owned(settings: object, section: str) -> AbstractContextManager[None]:

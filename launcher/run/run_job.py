@@ -14,7 +14,7 @@ from launcher.console import gone, say, tell
 from launcher.errors import DONE, refuse
 from launcher.job.schema.job import Job, Launch
 from launcher.plan.plan import Plan, impossible
-from launcher.plan.show import text
+from launcher.plan.show import short
 from launcher.plan.step_order import Phase
 from launcher.plan.values.text import many
 from launcher.plan.verbs import goes_on
@@ -187,7 +187,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
         layout_files.write(run.job, run.plan, run.folder)
         status.write(run.folder, run.plan, request.command, request.config, anew=not record.steps)
         record.say("running")
-        say("\n".join([text(run.plan), *run.start.notes]))
+        say("\n".join([short(run.plan), *run.start.notes]))
         with _saved(run.job):
             _phases(run, left, record)
     except BaseException as error:

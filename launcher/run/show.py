@@ -9,7 +9,7 @@ from launcher.errors import refuse
 from launcher.job.schema.job import Job
 from launcher.plan.plan import impossible
 from launcher.plan.schedule.timeline import text as drawn
-from launcher.plan.show import text
+from launcher.plan.show import SHORT, short, text
 from launcher.plan.step_order import alone
 from launcher.planner.plan_job import before_torch, plan_job, planning, settled
 from launcher.run import memory_check, preflight, resume
@@ -29,13 +29,11 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
         if job.show == "timeline":
             yield drawn(plan.estimate.timeline)
         else:
-            yield text(plan)
-
-        if job.show == "plan":
+            lacking = memory_check.shortage(job, plan)
+            notes += [lacking] if lacking else []
+            yield text(plan) if job.show == "plan-full" else short(plan, SHORT - len(notes))
             yield from notes
-            if short := memory_check.shortage(job, plan):
-                yield short
-    if job.show == "plan":
+    if job.show != "timeline":
         yield from transforms
 
 

@@ -15,9 +15,9 @@ from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import said
 from launcher.job.schema import redact
 from launcher.plan.plan import Plan
-from launcher.plan.schedule.timeline import chrome, svg
 from launcher.plan.show import text
 from launcher.plan.to_json import as_json
+from launcher.run.pictures import pictures
 from launcher.runtime import folder
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted
@@ -126,8 +126,7 @@ def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool
         "config.yaml": config,
         "plan.txt": text(plan) + "\n",
         "plan.json": as_json(plan),
-        "timeline.svg": svg(plan.estimate.timeline),
-        "timeline.json": chrome(plan.estimate.timeline),
+        **pictures(plan),
     }
     for name, content in files.items():
         if _reads(run / name) != content:  # a run that goes on needs no room for what is there

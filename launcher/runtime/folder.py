@@ -41,8 +41,8 @@ FOLDERS = (
     "profile", "strategy", "transformed",
 )  # fmt: skip
 FILES = (
-    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "metrics.csv",
-    "metrics.jsonl", "plan.json", "plan.txt", STATUS, "timeline.json", "timeline.svg",
+    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "memory.svg",
+    "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", STATUS, "timeline.json", "timeline.svg",
 )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
-from launcher.plan.show import text
+from launcher.plan.show import LEAST, SHORT, short, text
 from launcher.plan.values.facts import Graph, Skeleton
 from tests.plan.made import chain, graph, job, planned, skeleton
 
@@ -194,6 +195,74 @@ def test_stages_that_send_different_things_are_not_drawn_together() -> None:
         "0 -> 1: a float32[2, 4], 32 B a micro batch",
         "1 -> 2: a, b float32[2, 4], float32[2, 4], 64 B a micro batch",
         "2 -> 3: c float32[2, 4], 32 B a micro batch",
+    ]
+
+
+def deep() -> Plan:
+    """64 stages, of which no two hold the same."""
+    j = job(
+        "name=deep", "launch.nproc=64", "parallel.pipeline={stages: 64, micro_batch_num: 64}",
+        "train.batch_size=64", "steps=[train]", "cluster.memory_gb=1",
+    )  # fmt: skip
+    plan = planned(j, *decoder(150))
+    rows = tuple(replace(m, activations=(m.rank + 1) << 20) for m in plan.estimate.memory)
+    return replace(plan, estimate=replace(plan.estimate, memory=rows))
+
+
+def section(page: str, label: str) -> list[str]:
+    """The lines below ``label``, without it."""
+    rows = page.splitlines()[1:]
+    start = next(i for i, row in enumerate(rows) if row.startswith(f"  {label} "))
+    rest = [i for i, row in enumerate(rows) if i > start and row[2] != " "]
+    return [row[12:] for row in rows[start : min(rest, default=None)]]
+
+
+def test_of_many_rows_a_short_text_has_the_ends() -> None:
+    assert len(section(text(deep()), "memory")) == 66
+    assert section(short(deep()), "memory") == [
+        "ranks      params       grads   optimizer    gathered activations       total",
+        "0         96.2 KB     96.2 KB    192.5 KB         0 B      1.0 MB      1.4 MB",
+        "1         96.8 KB     96.8 KB    193.5 KB         0 B      2.0 MB      2.4 MB",
+        "2         96.8 KB     96.8 KB    193.5 KB         0 B      3.0 MB      3.4 MB",
+        "3         96.8 KB     96.8 KB    193.5 KB         0 B      4.0 MB      4.4 MB",
+        "... 56 rows more: show=plan-full",
+        "60        32.2 KB     32.2 KB     64.5 KB         0 B     61.0 MB     61.1 MB",
+        "61        32.2 KB     32.2 KB     64.5 KB         0 B     62.0 MB     62.1 MB",
+        "62          256 B       256 B       512 B         0 B     63.0 MB     63.0 MB",
+        "63        64.0 KB     64.0 KB    128.0 KB         0 B     64.0 MB     64.2 MB",
+        "fits: 64.2 MB of 1.0 GB on rank 63",
+    ]
+
+
+def test_a_text_that_is_a_page_is_the_short_one_too() -> None:
+    assert short(hundred()) == text(hundred())
+
+
+@pytest.mark.parametrize("most", [38, 39, SHORT, 60])
+def test_a_short_text_is_a_page(most: int) -> None:
+    assert len(short(deep(), most).splitlines()) == most
+    assert len(short(hundred(), most).splitlines()) <= most
+    assert max(map(len, short(deep(), most).splitlines())) <= 120
+
+
+def test_every_section_has_its_least_on_a_page() -> None:
+    assert sum(LEAST.values()) + 1 <= SHORT
+
+
+def test_a_short_text_has_what_nobody_asked_for_rather_than_defaults() -> None:
+    plan = deep()
+    defaults = [Note(f"key{i}", f"null -> {i}: because") for i in range(30)]
+    warning = Note("parallel.hsdp", "has no effect: the shard axis has one rank")
+    noted = replace(plan, notes=(*defaults[:15], warning, *defaults[15:]))
+    assert section(short(noted), "notes") == [
+        "key0 null -> 0: because",
+        "key1 null -> 1: because",
+        "key2 null -> 2: because",
+        "... 24 rows more: show=plan-full",
+        "parallel.hsdp has no effect: the shard axis has one rank",
+        "key27 null -> 27: because",
+        "key28 null -> 28: because",
+        "key29 null -> 29: because",
     ]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.show import text
+from launcher.plan.show import SHORT, short, text
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
 
@@ -269,9 +269,18 @@ def holds_of_the_picture(s: Said) -> None:
     assert ": 0 parameters over" not in shown
 
 
+def holds_of_the_page(s: Said) -> None:
+    whole, page = text(s.plan).splitlines(), short(s.plan).splitlines()
+    assert len(page) == min(len(whole), SHORT)
+    assert {row[:12] for row in whole} == {row[:12] for row in page}
+    for row in s.plan.settings:
+        if row.status == "degraded":
+            assert any(f"{row.key}={row.value}: degraded" in line for line in page)
+
+
 LAWS = (
     holds_of_the_level, holds_of_fusion, holds_of_gathers, holds_of_reductions, holds_of_transport, holds_of_operators,
-    holds_of_reading, holds_of_the_rest, holds_of_the_picture,
+    holds_of_reading, holds_of_the_rest, holds_of_the_picture, holds_of_the_page,
 )  # fmt: skip
 
 

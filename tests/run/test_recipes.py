@@ -65,9 +65,12 @@ def check_files(run: Path, ranks: int) -> None:
     plan = json.loads((run / "plan.json").read_text())
     assert (plan["version"], plan["name"]) == (1, run.parent.name)
     assert (run / "plan.txt").read_text().startswith(f"plan of {run.parent.name}\n")
+    assert "show=plan-full" not in (run / "plan.txt").read_text()
     there = {p.name for p in run.iterdir() if not p.name.startswith(".")}
     assert there - set(TAKEN) == (ASKED if run.parent.name == "mlp_autoparallel" else set())
     assert (run / "timeline.svg").read_text().startswith("<svg")
+    if "sharding" not in plan:
+        assert (run / "memory.svg").read_text().startswith("<svg")
     assert json.loads((run / "timeline.json").read_text())["traceEvents"]
     assert (run / "command.txt").read_text().startswith(f"python -m launcher recipe={run.parent.name} ")
     assert f"name: {run.parent.name}\n" in (run / "config.yaml").read_text()

@@ -5,6 +5,7 @@ Opens no file, imports no Hydra.
 
 __all__ = [
     "base",
+    "cluster",
     "components",
     "job",
     "parallel",

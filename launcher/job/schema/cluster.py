@@ -9,24 +9,52 @@ from pydantic import Field, model_validator
 from launcher.job.schema.base import Count, Settings
 
 Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
+class Link(Settings):
+    """From one device to the next."""
+
+    latency_us: NotNegative = Field(description="of each step of a ring")
+    gb_per_s: Positive = Field(description="that a device receives")
+
+
 class Links(Settings):
-    """Between devices. ``gb_per_s``: what one receives in a collective, beside the nodes that this spans."""
+    """``inside`` a node, and ``between`` nodes: of one device's share of the network there."""
 
-    latency_us: Positive
-    gb_per_s: tuple[tuple[Count, Positive], ...] = Field(min_length=1)
+    inside: Link
+    between: Link
 
-    def over(self, nodes: int) -> float:
-        """Bytes a second over so many nodes: as of the next larger number that is listed, or the largest.
 
-        >>> links = Links(latency_us=40, gb_per_s=((1, 250), (4, 120)))
-        >>> links.over(1), links.over(2), links.over(64)
-        (250000000000.0, 120000000000.0, 120000000000.0)
-        """
-        listed = sorted(self.gb_per_s)
-        return next((rate for n, rate in listed if n >= nodes), listed[-1][1]) * 1e9
+class Kernels(Settings):
+    """What keeps kernels from a device's peak.
+
+    Products of (m, k) and (k, n) reach ``efficiency`` / (1 + ``small`` (1/m + 1/n + 1/k)).
+    """
+
+    small: NotNegative = Field(150, description="about the length at which a product loses half")
+    attention: Share = Field(0.5, description="share of the peak that fused attention reaches")
+    memory: Share = Field(0.75, description="share of memory_gb_per_s that kernels reach")
+    moved: Share = Field(1.0, description="share of the bytes that are left where kernels are fused")
+    launch_us: NotNegative = Field(5, description="of the host, a kernel")
+
+
+class Overheads(Settings):
+    """What is neither kernels nor messages. ``near_limit``: once devices are full allocators ask again."""
+
+    exposed: NotNegative = Field(
+        0.3, description="share of gradients' time on the network that is waited for"
+    )
+    exposed_sums: NotNegative = Field(0.3, description="the same of gradients that are summed whole")
+    exposed_tp: NotNegative = Field(1.0, description="the same of collectives over tp")
+    slot_ms: NotNegative = Field(0, description="of the host, an action of a pipeline")
+    step_ms: NotNegative = Field(0, description="of a step")
+    crossing_ms: NotNegative = Field(0, description="a collective and rank of tp, once pipelines cross nodes")
+    stall_ms: NotNegative = Field(0, description="of a hop between stages on 512 devices; of n: (n/512)**3")
+    near_limit: NotNegative = Field(0, description="so many times longer is a step on a full device")
+    reserve_gb: NotNegative = Field(0, description="of a device, for others than the plan's tensors")
 
 
 class Cluster(Settings):
@@ -36,9 +64,11 @@ class Cluster(Settings):
     memory_gb: Positive | None = Field(None, description="of the device of a rank; null: nobody says")
     devices_per_node: Count | None = None
     tflops: dict[Precision, Positive] | None = None
-    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    efficiency: Share | None = None
     memory_gb_per_s: Positive | None = None
     links: Links | None = None
+    kernels: Kernels = Kernels()
+    overheads: Overheads = Overheads()
 
     @model_validator(mode="after")
     def _together(self) -> Self:

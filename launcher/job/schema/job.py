@@ -118,7 +118,7 @@ class Job(Settings):
     recipe: str | None = None
     runs: str = "runs"
     run_dir: str | None = None
-    show: Literal["config", "plan", "timeline"] | None = None
+    show: Literal["config", "plan", "plan-full", "timeline"] | None = None
     model: Model
     data: Data
     optim: Optim

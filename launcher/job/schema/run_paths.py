@@ -5,8 +5,8 @@ from __future__ import annotations
 RUN = "run:"
 TAKEN = (
     "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "logs",
-    "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json", "strategy",
-    "timeline.json", "timeline.svg", "transformed",
+    "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json",
+    "strategy", "timeline.json", "timeline.svg", "transformed",
 )  # fmt: skip
 """What a run and its steps themselves write there."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -15,6 +16,7 @@ from launcher.parallel.cost.flash_attention import Flash
 from launcher.parallel.cost.forward_cost import flops_of
 from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.cost.meter_hooks import AGAIN, PLAIN, Sent
+from launcher.parallel.cost.operations_meter import OperationsMeter
 from launcher.parallel.cost.saved_hooks import SavedHooks
 from launcher.parallel.dispatch import meta_cache
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype
@@ -23,6 +25,7 @@ from launcher.parallel.dispatch.weight_gradient import FORMS, Deferral, MatmulCa
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.python_state import PythonState, changed, held
 from launcher.plan.values.facts import Backward
+from launcher.plan.values.operations import Operations
 
 
 class _MetaMeter(MemoryMeter):
@@ -35,6 +38,12 @@ class _MetaMeter(MemoryMeter):
         super().__init__()
         self.params = params
         self.summed = 0
+        self.operations = OperationsMeter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.operations.see(func, args, kwargs or {}, out)
+        return out
 
     @property
     def now(self) -> int:
@@ -54,13 +63,21 @@ class _Running(ExitStack):
         return self
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A backward, and the kernels of the forward before it."""
+
+    backward: Backward
+    forward: Operations
+
+
 class BackwardMeter:
     """Measures the backward of modules; equal ones once."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, Backward | None] = {}
+        self._known: dict[Any, Measured | None] = {}
 
-    def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
+    def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         """For a call with ``args`` and ``kwargs``; ``None`` when it cannot be tried."""
         given = tree_leaves((args, kwargs))
         regions = (m.forward.recomputed for m in _regions(module))
@@ -103,7 +120,7 @@ def _learning(made: Any) -> list[torch.Tensor]:
     return [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
-def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
+def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
         module = copied(module).to("meta")  # a part of a model that looks at data
     params = [p for p in module.parameters() if p.requires_grad]
@@ -128,15 +145,18 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
                     twice = tuple(n for s in state for n in _changed(*s))
 
                     # its backward, measured from what the forward holds
-                    before = meter.now
+                    before, ended = meter.now, meter.operations.mark()
                     meter.peak = meter.summed = before
                     torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         except CheckpointError:
-            return Backward(twice=twice, unlike=tuple(m.forward.recomputed.module for m in regions))
+            unlike = tuple(m.forward.recomputed.module for m in regions)
+            return Measured(Backward(twice=twice, unlike=unlike), Operations())
         except (RuntimeError, NotImplementedError):
-            return Backward(twice=twice) if twice else None  # it looks at data, or has no backward
+            # it looks at data, or has no backward
+            return Measured(Backward(twice=twice), Operations()) if twice else None
 
-    return Backward(
+    everything, later = meter.operations.since(0), meter.operations.since(ended)
+    seen = Backward(
         work=max(0, meter.peak - before),
         summed=max(0, meter.summed - before),
         kept=deferred.kept,
@@ -145,7 +165,9 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         spared=whole - before if regions else 0,
         sent=tuple(again.sent),
         twice=twice,
+        operations=later,
     )
+    return Measured(seen, everything - later)
 
 
 def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Counts what one forward costs while it runs on meta tensors: FLOPs, and bytes kept for backward."""
+"""Counts what one forward costs while it runs on meta tensors: kernels, FLOPs, bytes kept for backward."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from launcher.parallel.cost.flash_attention import Flash
 from launcher.parallel.cost.kernel_dtypes import disagreement
+from launcher.parallel.cost.operations_meter import OperationsMeter
 from launcher.parallel.cost.saved_hooks import SavedHooks
 from launcher.parallel.dispatch import meta_cache
 from launcher.parallel.dispatch.containers import tensors
@@ -25,6 +26,7 @@ class _Flops(Dispatch):
         self.hooks = hooks
         self.keep = keep
         self.total = 0
+        self.operations = OperationsMeter()
         self.written: set[int] = set()
         self.disagree: dict[str, None] = {}
         self.seen: Callable[[Any], None] | None = None
@@ -46,6 +48,7 @@ class _Flops(Dispatch):
         if func._schema.is_mutable:
             self._writes(func, args, kwargs)
         self.total += flops_of(func, args, kwargs, out)
+        self.operations.see(func, args, kwargs, out)
         return out
 
     def _writes(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -98,10 +101,11 @@ class Meter:
 
     def mark(self) -> Callable[[], None]:
         """What brings the totals back to what they are now."""
-        saved, flops = self.saved, self._flops.total
+        saved, flops, began = self.saved, self._flops.total, self.operations.mark()
 
         def back() -> None:
             self.saved, self._flops.total = saved, flops
+            self.operations.forget(began)
 
         return back
 
@@ -121,6 +125,10 @@ class Meter:
     @property
     def flops(self) -> int:
         return self._flops.total
+
+    @property
+    def operations(self) -> OperationsMeter:
+        return self._flops.operations
 
     def _keep(self, t: torch.Tensor) -> torch.Tensor:
         storage = t.untyped_storage()

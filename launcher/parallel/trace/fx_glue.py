@@ -30,6 +30,7 @@ from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, cast, looks, run_module
 from launcher.plan.partition.stages import covers
 from launcher.plan.refusals.model_effects import DTYPES
+from launcher.plan.values.operations import Operations
 
 RUNNING = torch.float32
 """The default dtype while a forward runs, whatever the weights' is: that of torch."""
@@ -41,14 +42,18 @@ STAGES = "parallel.pipeline.stage_config"
 CURE = "name a larger module there, so that this code runs inside it"
 
 
+Cost = tuple[int, int, Operations]
+NOTHING: Cost = (0, 0, Operations())
+
+
 class Tracer(Capture):
     """The graph of a model, ``leaves`` excepted, which are called and stay what they are.
 
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
-    ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed; ``spans``: where
-    autograd's count stood when it began; ``origins``: where gradients of its value arrive. ``evaluation``:
-    the same in evaluation mode, where it was followed too. ``side_channels`` looks whether leaves are told
-    anything past their arguments.
+    ``costs``: bytes saved, flops and kernels of each node; ``writes``: the storages it has changed;
+    ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
+    ``evaluation``: the same in evaluation mode, where it was followed too. ``side_channels`` looks whether
+    leaves are told anything past their arguments.
     """
 
     watch: Watch
@@ -58,11 +63,11 @@ class Tracer(Capture):
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
         super().__init__(root, {id(m): n for n, m in reversed([*root.named_modules()]) if n in leaves})
         self.meter = meter
-        self.costs: dict[fx.Node, tuple[int, int]] = {}
+        self.costs: dict[fx.Node, Cost] = {}
         self.writes: dict[fx.Node, frozenset[int]] = {}
         self.spans: list[tuple[int, fx.Node]] = []
         self.origins: dict[fx.Node, frozenset[Any]] = {}
-        self._last: tuple[tuple[int, int], frozenset[int], int] = ((0, 0), frozenset(), 0)
+        self._last: tuple[Cost, frozenset[int], int] = (NOTHING, frozenset(), 0)
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
         """The module that ``node`` calls, and what it is given."""
@@ -85,6 +90,7 @@ class Tracer(Capture):
     def carry_out(self, call: GlueCall) -> tuple[Any, bool]:
         saved = self.meter.saved
         flops = self.meter.flops
+        kernels = self.meter.operations.mark()
         began = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self.meter.written.clear()
 
@@ -97,7 +103,8 @@ class Tracer(Capture):
 
         # for the node, if it gets one
         wrote = frozenset(self.meter.written)
-        self._last = (self.meter.saved - saved, self.meter.flops - flops), wrote, began
+        done = self.meter.operations.since(kernels)
+        self._last = (self.meter.saved - saved, self.meter.flops - flops, done), wrote, began
         return out, bool(wrote)
 
     def _call_leaf(self, call: GlueCall) -> Any:

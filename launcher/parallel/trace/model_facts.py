@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.cost.backward_memory import BackwardMeter, product
+from launcher.parallel.cost.backward_memory import BackwardMeter, Measured, product
 from launcher.parallel.cost.forward_cost import Meter
 from launcher.parallel.dispatch.containers import NamedFunction
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
@@ -19,7 +19,17 @@ from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.parameter_hooks import hooks
 from launcher.parallel.trace.aliasing import memory, trained
-from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, modal, refusing, said, trace, trace_ours
+from launcher.parallel.trace.fx_glue import (
+    NOTHING,
+    RUNNING,
+    Tracer,
+    follow,
+    modal,
+    refusing,
+    said,
+    trace,
+    trace_ours,
+)
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
 from launcher.plan.partition.stage_config import owner, units
@@ -35,6 +45,7 @@ from launcher.plan.values.facts import (
     Skeleton,
     TensorSpec,
 )
+from launcher.plan.values.operations import Operations, total
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}
@@ -165,7 +176,7 @@ def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> int:
     """Those of one forward; ``model`` is known to do the same each time."""
-    return sum(flops for _, flops in follow(model, leaves, meta(inputs)).costs.values())
+    return sum(flops for _, flops, _ in follow(model, leaves, meta(inputs)).costs.values())
 
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
@@ -182,7 +193,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
 
         specs, packed = _specs(tracer.values[n])
-        saved, flops = tracer.costs.get(n, (0, 0))
+        saved, flops, operations = tracer.costs.get(n, NOTHING)
 
         node = Node(
             name=n.name,
@@ -199,6 +210,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
             writes=spaces[n].writes,
             trains=gradients[n],
             text=said(n),
+            operations=operations,
         )
         out.append(node)
 
@@ -209,12 +221,13 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
 
 def _backward(tracer: Tracer, node: fx.Node, backwards: BackwardMeter) -> Backward:
     """What the backward of a node costs."""
+    saved, _, forward = tracer.costs.get(node, NOTHING)
     if node.op == "call_module":
-        saved, _ = tracer.costs.get(node, (0, 0))
-        return backwards.measure(*tracer.called(node)) or Backward(kept=saved)
+        seen = backwards.measure(*tracer.called(node))
+        return seen.backward if seen is not None else Backward(kept=saved, operations=forward.backward)
     if isinstance(node.target, NamedFunction):
-        return product(node.target.func, *tracer.given(node))
-    return Backward()
+        return replace(product(node.target.func, *tracer.given(node)), operations=forward.backward)
+    return Backward(operations=forward.backward)
 
 
 def _returned(tracer: Tracer) -> Any:
@@ -277,14 +290,16 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
     )
 
 
-def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
-    """The calls of units in their order, and what was kept outside of them."""
+def _segments(watch: Watch, saved: int, outside: Operations) -> tuple[Segment, ...]:
+    """The calls of units in their order, and what was kept ``outside`` of them, where all is at first."""
     backwards = BackwardMeter()
     segments = []
     for run in watch.runs:
-        backward = backwards.measure(run.module, run.args, run.kwargs) or Backward()
-        segments.append(Segment(run.name, run.saved, backward, _nbytes(run.made)))
-    return (*segments, Segment("", saved - sum(s.saved for s in segments)))
+        seen = backwards.measure(run.module, run.args, run.kwargs) or Measured(Backward(), Operations())
+        outside -= seen.forward
+        segments.append(Segment(run.name, run.saved, seen.backward, _nbytes(run.made)))
+    rest = Segment("", saved - sum(s.saved for s in segments), Backward(operations=outside.backward))
+    return (*segments, rest)
 
 
 def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
@@ -345,7 +360,8 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: M
     ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))
 
     watched = _watched(watch, known, value, meter)
-    segments = _segments(watch, meter.saved)
+    done = meter.operations.since(0)
+    segments = _segments(watch, meter.saved, done)
 
     # the model is one node between its inputs and its output
     body = Node(
@@ -357,7 +373,11 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: M
         packed=packed,
         saved=meter.saved,
         flops=meter.flops,
-        backward=Backward(again=sum(s.backward.again for s in segments)),
+        backward=Backward(
+            again=sum(s.backward.again for s in segments),
+            operations=total(s.backward.operations for s in segments),
+        ),
+        operations=done,
     )
     out = Node("output", "output", "output", ("model",), out=specs, packed=packed)
     return Graph((*ins, body, out), **watched, segments=segments)

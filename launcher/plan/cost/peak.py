@@ -98,9 +98,23 @@ class Habits:
     copied: int
 
 
+@dataclass(frozen=True)
+class Level:
+    """The fullest moment while something goes on, and what is held once it is over."""
+
+    most: Moment
+    after: Moment
+
+
 def fullest(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Moment:
     """Of all moments of a step on one rank; ``loads`` by stage."""
-    return max(_Walk(loads, habits).moments(row), key=lambda m: m.total)
+    return max((level.most for level in levels(row, loads, habits)), key=lambda m: m.total)
+
+
+def levels(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Iterator[Level]:
+    """Before the first action, of each action, and after the last one."""
+    for moments, after in _Walk(loads, habits).moments(row):
+        yield Level(max(moments, key=lambda m: m.total), after)
 
 
 @dataclass
@@ -121,21 +135,23 @@ class _Walk:
     def now(self, *, gathered: int = 0, activations: int = 0) -> Moment:
         return Moment(self.grads, self.gathered + gathered, self.activations + activations)
 
-    def moments(self, row: Row) -> Iterator[Moment]:
+    def moments(self, row: Row) -> Iterator[tuple[list[Moment], Moment]]:
+        """Before the first action, of each action, and after the last one: moments, and what is left then."""
         self.activations += sum(load.buffers for load in self.loads.values())
         self.gathered += sum(load.repeated_modules for load in self.loads.values())
         if not self.habits.again:
             self.gathered += sum(g.whole for load in self.loads.values() for g in load.gathers)
         left = {s: sum(a.stage == s and a.kind in "BW" for a in row) for s in self.loads}
-        yield self.now()
+        yield [self.now()], self.now()
         for a in row:
             load = self.loads[a.stage]
             self.last = left[a.stage] == 1
-            yield from self._act(a, load, a.micro % len(load.passes))
+            moments = [*self._act(a, load, a.micro % len(load.passes))]
             left[a.stage] -= a.kind in "BW"
             if not left[a.stage] and a.kind != "F":
-                yield from self._finish(a.stage)
-        yield self.now(activations=self.habits.copied)
+                moments += self._finish(a.stage)
+            yield moments, self.now()
+        yield [self.now(activations=self.habits.copied)], self.now()
 
     def _act(self, a: Action, load: StageLoad, piece: int) -> Iterator[Moment]:
         one = load.passes[piece]

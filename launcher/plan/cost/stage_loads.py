@@ -8,7 +8,7 @@ from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Group
-from launcher.plan.cost.peak import Gather, Habits, Moment, Pass, StageLoad, fullest
+from launcher.plan.cost.peak import Gather, Habits, Level, Moment, Pass, StageLoad, fullest, levels
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Crossing, Stage, covers, segments
@@ -27,6 +27,10 @@ class RankLoad:
     @property
     def fullest(self) -> Moment:
         return fullest(self.row, dict(self.stages), self.habits)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return tuple(levels(self.row, dict(self.stages), self.habits))
 
 
 def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[RankLoad, ...]:

@@ -42,7 +42,7 @@ def traffic(model: CutModel, fused: Fused) -> tuple[Traffic, ...]:
     cuts = sorted({axis for tie in model.ties for axis in named[tie.name].layout.axes})
     for pp in range(model.sizes.grid["pp"]):
         sent = between_stages(model.boundaries, model.schedule[pp], model.sizes.places, pp, model.lengths)
-        same = [*_replicas(model, fused, named, pp), *sent, *scalars(model.sizes, pp)]
+        same = [*between_replicas(model, fused, named, pp), *sent, *scalars(model.sizes, pp)]
 
         # ranks of a stage differ in their shards of what is tied
         for ranks in model.sizes.grid.alike(*cuts, pp=pp):
@@ -66,7 +66,7 @@ def added_up(rank: int, events: list[Event]) -> Iterator[Traffic]:
             yield Traffic(rank, kind, count[kind], sum(n for k, n in events if k == kind))
 
 
-def _replicas(model: CutModel, fused: Fused, named: Mapping[str, Placed], pp: int) -> Iterator[Event]:
+def between_replicas(model: CutModel, fused: Fused, named: Mapping[str, Placed], pp: int) -> Iterator[Event]:
     """Between the data-parallel ranks of a stage: weights, gradients, and the statistics of buffers."""
     place = model.sizes.places
     groups = [g for g in model.groups if place[g.stage] == pp] if model.hsdp else []

@@ -19,6 +19,15 @@ class Note:
     def __str__(self) -> str:
         return f"{self.key} {self.text}"
 
+    @property
+    def default(self) -> bool:
+        """Whether it says what became of a key that left the choice to the plan.
+
+        >>> Note("parallel.hsdp.shard_size", "-1 -> 4: the data-parallel group").default
+        True
+        """
+        return self.text.startswith(("null -> ", "auto -> ", "-1 -> "))
+
 
 @dataclass(frozen=True)
 class Sizes:

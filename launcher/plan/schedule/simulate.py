@@ -62,6 +62,7 @@ class Timeline:
     ``peak`` is bytes of activations held at once; ``in_flight`` micro batches between their first forward and
     last backward on the rank; ``messages`` the activations and gradients sent between different ranks, in a
     plan counted by tensors. With ``pieces``, the micro number of an action is micro batch x pieces + piece.
+    ``transfer``: how long each message is on its way.
     """
 
     events: tuple[Event, ...]
@@ -71,6 +72,18 @@ class Timeline:
     in_flight: tuple[int, ...]
     messages: int
     pieces: int = 1
+    transfer: float = 0.0
+
+    @property
+    def sent(self) -> tuple[Event, ...]:
+        """Messages on their way, each of the rank that sends it and of the action that made it."""
+        places = {e.action.stage: e.rank for e in self.events}
+        place = tuple(places[s] for s in sorted(places))
+        return tuple(
+            Event(e.rank, e.end, e.end + self.transfer, e.action)
+            for e in self.events
+            if _sends(e.action, place)
+        )
 
     @property
     def bubble(self) -> float:
@@ -97,6 +110,7 @@ def simulate(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> Timeline
         in_flight=tuple(_in_flight(row, cost.pieces) for row in schedule),
         messages=sum(_sends(a, place) for row in schedule for a in row),
         pieces=cost.pieces,
+        transfer=cost.transfer,
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import cycle
 
+from launcher.plan.schedule import axis
 from launcher.plan.schedule.actions import Kind
 from launcher.plan.schedule.simulate import Event, Timeline
-from launcher.plan.values.text import many
+from launcher.plan.values.text import many, seconds_text
 
 NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 COLOURS: dict[Kind, str] = {"F": "#2c6fbb", "B": "#2e8b57", "I": "#158a92", "W": "#d9902f"}
@@ -15,7 +19,11 @@ PALER = 0.6
 MANY = 5000
 """Beyond so many actions each bar by itself, with its name, would make megabytes."""
 
-LEFT, RIGHT, TOP, ROW, BAR = 136, 28, 96, 38, 30
+LATER = ("#8250df", "#bf3989", "#57606a", "#a40e26")
+"""Of what comes after the schedule, in turn."""
+LEFT, RIGHT, TOP, LEGEND, ROW, BAR = 136, 28, 96, 20, 38, 30
+NEXT, BEFORE, LINE = BAR + 2.5, BAR + 5.5, 2.5
+"""Of what is sent to the next stage and to the one before: how far below the top of a row, and how thick."""
 STYLE = (
     "text{font-family:sans-serif;font-size:12px;fill:#24292f}"
     ".head{font-size:16px;font-weight:600}.soft{fill:#6e7781;font-size:11px}"
@@ -23,53 +31,98 @@ STYLE = (
 )
 
 
-def svg(timeline: Timeline) -> str:
+@dataclass(frozen=True)
+class _Picture:
+    """``after``: names and seconds of what comes after the schedule; ``None`` where time has no unit."""
+
+    timeline: Timeline
+    after: tuple[tuple[str, float], ...] | None
+
+    @cached_property
+    def span(self) -> float:
+        """From the left end of the axis to the right one, in the unit of the timeline."""
+        return self.timeline.makespan + sum(n for _, n in self.after or ())
+
+    @cached_property
+    def inner(self) -> float:
+        """Pixels of that: enough for the number in an action of average length."""
+        t = self.timeline
+        mean = sum(t.busy) / max(len(t.events), 1) or 1.0
+        return min(max(760.0, 26 * self.span / mean), 2400.0)
+
+    @cached_property
+    def scale(self) -> float:
+        return self.inner / (self.span or 1.0)
+
+    @property
+    def top(self) -> int:
+        """Of the first row, below one or two rows of legend."""
+        return TOP + (LEGEND if self.after else 0)
+
+    @cached_property
+    def sent(self) -> tuple[Event, ...]:
+        """Messages that are drawn."""
+        t = self.timeline
+        return t.sent if t.transfer and len(t.events) <= MANY else ()
+
+
+def svg(timeline: Timeline, after: Sequence[tuple[str, float]] | None = None) -> str:
     """Colour says what runs, the number which micro batch, a paler shade a later chunk.
+
+    With ``after``, time is in seconds: those of what comes once the schedule is over are drawn across all
+    ranks, and what a rank sends is drawn below its actions, from the end of one to where it arrives.
 
     Hovering shows torch's name of it. As wide as its labels need, within bounds; actions too narrow for a
     number have none. Of more than ``MANY`` actions those of one kind that touch are drawn as one, without
-    names and numbers, and the picture says so.
+    names, numbers and messages, and the picture says so.
     """
-    # wide enough for the number in an action of average length
-    mean = sum(timeline.busy) / max(len(timeline.events), 1) or 1.0
-    inner = min(max(760.0, 26 * timeline.makespan / mean), 2400.0)
-    width, height = LEFT + inner + RIGHT, TOP + ROW * len(timeline.busy) + 46
-    scale = inner / (timeline.makespan or 1.0)
+    picture = _Picture(timeline, None if after is None else tuple(after))
+    width, height = LEFT + picture.inner + RIGHT, picture.top + ROW * len(timeline.busy) + 46
 
     # what stands around the actions
     size = f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
-        f"<title>{_title(timeline)}</title>",
+        f"<title>{_title(picture)}</title>",
         f"<style>{STYLE}</style>",
         '<rect width="100%" height="100%" fill="#fff"/>',
-        *_head(timeline),
-        *_grid(timeline, inner),
+        *_head(picture),
+        *_grid(picture),
+        *_later(picture),
     ]
 
     # the actions themselves
     chunks = _chunks(timeline)
     shaded = [(e, _shade(e.action.kind, *chunks[e.action.stage])) for e in timeline.events]
     if len(shaded) > MANY:
-        lines += _merged(shaded, scale)
+        lines += _merged(shaded, picture, BAR / 2, BAR)
     else:
-        lines += [line for e, fill in shaded for line in _bar(e, scale, fill, timeline.pieces)]
+        lines += [line for e, fill in shaded for line in _bar(e, picture, fill)]
+
+    # and their messages
+    for kinds, y in (("F", NEXT), ("BI", BEFORE)):
+        going = [(e, COLOURS["F" if kinds == "F" else "B"]) for e in picture.sent if e.action.kind in kinds]
+        lines += _merged(going, picture, y, LINE) if going else ()
     return "\n".join([*lines, "</svg>\n"])
 
 
-def _title(t: Timeline) -> str:
+def _title(picture: _Picture) -> str:
+    t = picture.timeline
     micros = many(len({e.action.micro // t.pieces for e in t.events}), "micro batch")
     cut = f" in {t.pieces} pieces" if t.pieces > 1 else ""
-    return f"One step: {many(len(t.busy), 'pipeline rank')}, {micros}{cut}, bubble {t.bubble:.1%}"
+    long = "" if picture.after is None else f", {seconds_text(picture.span)} (predicted)"
+    return f"One step: {many(len(t.busy), 'pipeline rank')}, {micros}{cut}, bubble {t.bubble:.1%}{long}"
 
 
-def _head(t: Timeline) -> Iterator[str]:
+def _head(picture: _Picture) -> Iterator[str]:
     """Title and legend."""
-    yield f'<text class="head" x="{LEFT}" y="28">{_title(t)}</text>'
+    t = picture.timeline
+    yield f'<text class="head" x="{LEFT}" y="28">{_title(picture)}</text>'
     bar = "a bar shows its micro batch"
     if len(t.events) > MANY:
         bar = f"a bar merges those of one kind that touch, of {len(t.events)} actions"
-    sent = f"{t.messages} messages between ranks; {bar}, a rank the most it holds at once"
+    lanes = ", below it what it sends" if picture.sent else ""
+    sent = f"{t.messages} messages between ranks; {bar}, a rank the most it holds at once{lanes}"
     yield f'<text class="soft" x="{LEFT}" y="48">{sent}</text>'
 
     # a box for every shade of a kind, then its name
@@ -86,31 +139,47 @@ def _head(t: Timeline) -> Iterator[str]:
     idle = f'<text x="{x + 20}" y="73">idle</text>'
     yield f'<rect x="{x}" y="62" width="14" height="14" rx="2" fill="#eef1f4"/>{idle}'
 
+    # what comes after the schedule, in a row of its own
+    x = LEFT
+    for (name, n), fill in zip(picture.after or (), cycle(LATER), strict=False):
+        label = f"{name} {seconds_text(n)}"
+        yield f'<rect x="{x}" y="{62 + LEGEND}" width="14" height="14" rx="2" fill="{fill}"/>'
+        yield f'<text x="{x + 20}" y="{73 + LEGEND}">{label}</text>'
+        x += 44 + 7 * len(label)
 
-def _grid(t: Timeline, inner: float) -> Iterator[str]:
-    """A row a rank, and the time axis in tenths of the step."""
-    bottom = TOP + ROW * len(t.busy)
+
+def _grid(picture: _Picture) -> Iterator[str]:
+    """A row a rank, and the time axis."""
+    t, inner, top = picture.timeline, picture.inner, picture.top
     for rank, (busy, held) in enumerate(zip(t.busy, t.in_flight, strict=True)):
-        y = TOP + ROW * rank
-        share = busy / t.makespan if t.makespan else 0.0
+        y = top + ROW * rank
+        share = busy / picture.span if picture.span else 0.0
         yield f'<rect x="{LEFT}" y="{y}" width="{inner:.1f}" height="{BAR}" fill="#eef1f4"/>'
         yield f'<text x="16" y="{y + 13}">rank {rank}</text>'
         yield f'<text class="soft" x="16" y="{y + 27}">busy {share:.0%}, holds {held}</text>'
 
-    # the axis below
-    for tenth in range(11):
-        x = LEFT + inner * tenth / 10
-        yield f'<path d="M{x:.1f} {bottom}v6" stroke="#8c959f"/>'
-        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 19}">{tenth * 10} %</text>'
-    yield f'<path d="M{LEFT} {bottom}h{inner:.1f}" stroke="#8c959f"/>'
-    yield f'<text class="tick" x="{LEFT + inner / 2:.1f}" y="{bottom + 37}">share of the step</text>'
+    ticks = axis.shares() if picture.after is None else axis.seconds(picture.span)
+    yield from axis.drawn(ticks, left=LEFT, inner=inner, bottom=top + ROW * len(t.busy))
 
 
-def _bar(e: Event, scale: float, fill: str, pieces: int) -> Iterator[str]:
-    x, wide, y = LEFT + e.start * scale, (e.end - e.start) * scale, TOP + ROW * e.rank
+def _later(picture: _Picture) -> Iterator[str]:
+    """What comes after the schedule, across all ranks."""
+    start = picture.timeline.makespan
+    high = ROW * len(picture.timeline.busy) - (ROW - BAR)
+    for (name, n), fill in zip(picture.after or (), cycle(LATER), strict=False):
+        x, wide = LEFT + start * picture.scale, n * picture.scale
+        box = f'x="{x:.2f}" y="{picture.top}" width="{wide:.2f}" height="{high}" fill="{fill}"'
+        yield f"<rect {box}><title>{name}, {seconds_text(n)}</title></rect>"
+        start += n
+
+
+def _bar(e: Event, picture: _Picture, fill: str) -> Iterator[str]:
+    scale, pieces = picture.scale, picture.timeline.pieces
+    x, wide, y = LEFT + e.start * scale, (e.end - e.start) * scale, picture.top + ROW * e.rank
     gap = 1.0 if wide > 4 else 0.0
     box = f'x="{x:.2f}" y="{y}" width="{wide - gap:.2f}" height="{BAR}" fill="{fill}"'
-    yield f"<rect {box}><title>{e.action}</title></rect>"
+    long = "" if picture.after is None else f", {seconds_text(e.end - e.start)}"
+    yield f"<rect {box}><title>{e.action}{long}</title></rect>"
     micro, piece = divmod(e.action.micro, pieces)
     label = f"{micro}.{piece}" if pieces > 1 else str(micro)
     if wide > 8 * len(label):
@@ -118,16 +187,19 @@ def _bar(e: Event, scale: float, fill: str, pieces: int) -> Iterator[str]:
         yield f'<text class="{tone}" x="{x + (wide - gap) / 2:.2f}" y="{y + 19}">{label}</text>'
 
 
-def _merged(shaded: list[tuple[Event, str]], scale: float) -> Iterator[str]:
-    """A path a colour, with a stretch for each run of bars that touch; its units are tenths of a pixel."""
+def _merged(shaded: Iterable[tuple[Event, str]], picture: _Picture, y: float, thick: float) -> Iterator[str]:
+    """A path a colour, with a stretch for each run of bars that touch; its units are tenths of a pixel.
+
+    ``y``: how far below the top of a row.
+    """
     runs: dict[str, dict[int, list[tuple[int, int]]]] = {}
     for e, fill in shaded:
         spans = runs.setdefault(fill, {}).setdefault(e.rank, [])
-        start, end = round(10 * scale * e.start), round(10 * scale * e.end)
-        if spans and spans[-1][1] == start:
+        start, end = round(10 * picture.scale * e.start), round(10 * picture.scale * e.end)
+        if spans and spans[-1][1] >= start:
             start, _ = spans.pop()
         spans.append((start, end))
-    yield f'<g transform="translate({LEFT} {TOP + BAR // 2}) scale(.1 1)" stroke-width="{BAR}">'
+    yield f'<g transform="translate({LEFT} {picture.top + y:g}) scale(.1 1)" stroke-width="{thick:g}">'
     for fill, rows in runs.items():
         path = "".join(_stretches(ROW * rank, spans) for rank, spans in rows.items())
         yield f'<path stroke="{fill}" d="{path}"/>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Sequence
 from operator import attrgetter
 
 from launcher.plan.schedule.actions import Action
@@ -41,9 +42,13 @@ def _letter(a: Action, pieces: int) -> str:
     return GLYPHS[a.kind][a.micro // pieces % len(GLYPHS[a.kind])]
 
 
-def chrome(timeline: Timeline, step_us: float = 1e6) -> str:
-    """A trace for chrome://tracing or Perfetto, one event an action; a step of ``step_us`` microseconds."""
-    scale = step_us / (timeline.makespan or 1.0)
+def chrome(timeline: Timeline, step_us: float = 1e6, after: Sequence[tuple[str, float]] | None = None) -> str:
+    """A trace for chrome://tracing or Perfetto, one event an action; a step of ``step_us`` microseconds.
+
+    With ``after``, as ``svg`` takes it, microseconds are those of the timeline: each event says its seconds,
+    and what comes after the schedule is an event of every rank.
+    """
+    scale = step_us / (timeline.makespan or 1.0) if after is None else 1e6
 
     # a thread a rank, and a complete event ("X") an action
     names = [
@@ -53,12 +58,23 @@ def chrome(timeline: Timeline, step_us: float = 1e6) -> str:
     events = [
         {"name": str(e.action), "cat": NAMES[e.action.kind], "ph": "X", "pid": 0, "tid": e.rank,
          "ts": round(e.start * scale, 3), "dur": round((e.end - e.start) * scale, 3),
-         "args": _args(e.action, timeline.pieces)}
+         "args": _args(e.action, timeline.pieces) | ({} if after is None else _seconds(e.end - e.start))}
         for e in timeline.events
     ]  # fmt: skip
+    start = timeline.makespan
+    for name, n in after or ():
+        event = {"name": name, "cat": "after the schedule", "ph": "X", "pid": 0}
+        at = {"ts": round(start * scale, 3), "dur": round(n * scale, 3), "args": _seconds(n)}
+        events += [event | {"tid": r} | at for r in range(len(timeline.busy))]
+        start += n
 
     rows = ",\n".join(json.dumps(e) for e in names + events)
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{rows}\n]}}\n'
+
+
+def _seconds(n: float) -> dict[str, float]:
+    """To the nanosecond."""
+    return {"seconds": round(n, 9)}
 
 
 def _args(a: Action, pieces: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ __all__ = [
     "facts",
     "grid",
     "layout",
+    "operations",
     "optimizer_traits",
     "precision",
     "recomputed",

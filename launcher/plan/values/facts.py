@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from launcher.plan.values.operations import NOTHING, Operations
+
 ITEMSIZE = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2,
     "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2,
@@ -116,7 +118,7 @@ class Backward:
     and output gradients of products with a parameter. ``again``: flops of forwards that it runs again, which
     ``spared`` so many bytes; ``sent``: the collectives over tp of these, a kind and its bytes; ``twice``: the
     Python attributes that each of these changes; ``unlike``: modules of which a second one saved other
-    tensors.
+    tensors. ``operations``: of all of it, what runs again among them.
     """
 
     work: int = 0
@@ -128,6 +130,7 @@ class Backward:
     sent: tuple[tuple[str, int], ...] = ()
     twice: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
+    operations: Operations = NOTHING
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,10 @@ class Node:
     module ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors it
     yields, ``None`` when it yields something that is no tensor or tuple of tensors; ``packed`` when they come
     as a tuple. ``saved`` is bytes kept for backward, ``backward`` what that needs besides, ``flops`` the
-    forward cost, all for one micro batch, or for a piece of one; ``left`` those of ``saved`` that later
-    pieces read. Memory is numbered: what it ``reads`` (its inputs and the tensors of its module), the memory
-    its value ``lies`` in, what it ``writes`` in place. ``trains`` are the inputs that get a gradient through
+    forward cost, ``operations`` the kernels of that, all for one micro batch, or for a piece of one; ``left``
+    those of ``saved`` that later pieces read. Memory is numbered: what it ``reads`` (its inputs and the
+    tensors of its module), the memory its value ``lies`` in, what it ``writes`` in place. ``trains`` are the
+    inputs that get a gradient through
     it. ``text``: the call with all its constants.
     """
 
@@ -159,6 +163,7 @@ class Node:
     writes: frozenset[int] = frozenset()
     trains: frozenset[str] = frozenset()
     text: str = ""
+    operations: Operations = NOTHING
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.predict.requests import CUT, GATHERING, GPT, PARTS
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
@@ -27,21 +28,6 @@ SMALL = [r for r in ROWS if r["model"] == "megatron-22B"]
 LARGE = [r for r in ROWS if r not in SMALL]
 TRIED = [*SMALL, *(LARGE if ALL else [])]
 LENGTH, VOCABULARY = 2048, 51200
-CUT: dict[str, Any] = {
-    "embed": {"weight": ["tp", None]},
-    "layers.*.attn.qkv": {"weight": ["tp", None]},
-    "layers.*.attn.out": {"weight": [None, "tp"]},
-    "layers.*.up": {"weight": ["tp", None]},
-    "layers.*.down": {"weight": [None, "tp"]},
-    "head": {"weight": ["tp", None]},
-}
-PART = ["dp", "tp", None]
-"""Of a sequence."""
-PARTS: dict[str, Any] = {
-    **{name: {"input": PART, "output": PART} for name in ("scaled", "layers.*.norm[12]", "norm")},
-    **{name: CUT[name] | {"output": PART} for name in ("layers.*.attn.out", "layers.*.down")},
-}
-GATHERING = ("layers.*.attn.qkv", "layers.*.up")
 AGAIN = {
     "none": (), "none+sp": GATHERING, "selective": ("layers.*.attn.core",),
     "selective+sp": ("layers.*.attn.core", *GATHERING), "full": ("layers.*",),
@@ -55,11 +41,11 @@ def asked(row: dict[str, str], recompute: str) -> Job:
     pipeline = {"stages": pp, "micro_batch_num": micros, "interleave": chunks > 1, "chunks": max(chunks, 2)}
     return job(
         model={
-            "_target_": "tests.plan.cost.gpt.GPT", "vocab": VOCABULARY, "dim": int(row["hidden"]), "layers": layers,
+            "_target_": GPT, "vocab": VOCABULARY, "dim": int(row["hidden"]), "layers": layers,
             "heads": int(row["heads"]), "length": LENGTH,
         },
         data={"_target_": "tests.parallel.sources.Shapes", "shapes": [["int64", LENGTH]], "target": [LENGTH]},
-        security__allow=("tests",),
+        security__allow=("tests", "benchmarks"),
         train={"steps": 1, "batch_size": micros * int(row["micro_batch"]), "precision": "fp16"},
         parallel={
             "grid": {"tp": int(row["tp"])},

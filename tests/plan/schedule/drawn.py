@@ -9,9 +9,9 @@ from launcher.plan.schedule.actions import Action
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 
 
-def drawn(scheduler: str, ranks: int, chunks: int, micros: int) -> Timeline:
+def drawn(scheduler: str, ranks: int, chunks: int, micros: int, transfer: float = 0.0) -> Timeline:
     n = ranks * chunks
-    cost = Cost((1.0,) * n, (2.0,) * n, (1,) * n)
+    cost = Cost((1.0,) * n, (2.0,) * n, (1,) * n, transfer)
     return simulate(schedules.build(scheduler, ranks, chunks, micros), schedules.placement(ranks, chunks), cost)
 
 

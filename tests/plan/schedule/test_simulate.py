@@ -246,3 +246,16 @@ def test_a_pipeline_of_a_whole_cluster_is_simulated() -> None:
 def test_events_of_a_rank_do_not_overlap(pipeline: tuple[Schedule, tuple[int, ...], Cost]) -> None:
     for a, b in pairwise(simulate(*pipeline).events):
         assert a.rank < b.rank or (a.rank == b.rank and a.end <= b.start)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), GRID)
+def test_a_message_is_on_its_way_from_an_action_to_the_earliest_start_of_the_next(p: int, v: int, m: int) -> None:
+    t = run("1f1b", p, v, m, flat(p * v, transfer=0.25))
+    at = {e.action: e for e in t.events}
+    assert len(t.sent) == t.messages
+    for e in t.sent:
+        a = e.action
+        next_one = at[a._replace(stage=a.stage + (1 if a.kind == "F" else -1))]
+        assert (e.rank, e.start, e.end) == (at[a].rank, at[a].end, at[a].end + 0.25)
+        assert next_one.rank != e.rank
+        assert next_one.start >= e.end

@@ -78,6 +78,7 @@ def test_a_bar_too_narrow_for_its_number_has_none() -> None:
 
 
 STRETCH = re.compile(r"M(\d+) (\d+)|m(\d+) 0|h(\d+)")
+AFTER = (("gradients and weights on the network", 2.0), ("optimizer", 1.0))
 
 
 def stretches(picture: str) -> dict[tuple[int, str], list[tuple[int, int]]]:
@@ -108,3 +109,55 @@ def test_bars_of_too_many_actions_are_merged_where_they_touch_and_the_picture_sa
     assert any(said in w for w in words(picture))
     assert not bars(picture)
     assert len(picture) < 12 * len(timeline.events)
+
+
+def test_in_seconds_the_picture_ends_with_the_step() -> None:
+    timeline = drawn("gpipe", 2, 1, 3, transfer=0.5)
+    picture = svg(timeline, AFTER)
+    assert [w for w in words(picture) if not w.isdigit()] == [
+        "One step: 2 pipeline ranks, 3 micro batches, bubble 30.8%, 16.0 s (predicted)",
+        "6 messages between ranks; a bar shows its micro batch, a rank the most it holds at once, "
+        "below it what it sends",
+        "forward", "backward", "idle",
+        "gradients and weights on the network 2.0 s", "optimizer 1.0 s",
+        "rank 0", "busy 56%, holds 3", "rank 1", "busy 56%, holds 3", "seconds",
+    ]  # fmt: skip
+
+    # what comes last goes on to the end of the axis, over both rows
+    named = bars(picture)
+    assert [name for name, _ in named[:2]] == ["gradients and weights on the network, 2.0 s", "optimizer, 1.0 s"]
+    assert [name for name, _ in named[2:4]] == ["0F0, 1.0 s", "0F1, 1.0 s"]
+    network, optimizer = (at for _, at in named[:2])
+    last = max(float(at["x"]) + float(at["width"]) for _, at in named[2:])
+    assert float(network["x"]) == pytest.approx(last + 1, abs=0.02)
+    assert float(optimizer["x"]) == pytest.approx(float(network["x"]) + float(network["width"]), abs=0.02)
+    assert float(optimizer["x"]) + float(optimizer["width"]) == pytest.approx(136 + 760, abs=0.02)
+    assert float(network["height"]) == 2 * ROW - 8
+
+
+def test_messages_lie_below_the_bars_of_who_sends_them_while_they_are_on_their_way() -> None:
+    timeline = drawn("1f1b", 3, 1, 4, transfer=0.25)
+    scale = 10 * 760 / (timeline.makespan + 3)
+    found = stretches(svg(timeline, AFTER))
+    wanted: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for e in timeline.sent:
+        colour = "#2c6fbb" if e.action.kind == "F" else "#2e8b57"
+        wanted.setdefault((ROW * e.rank, colour), []).append((round(scale * e.start), round(scale * e.end)))
+    assert found == wanted
+
+
+def test_of_too_many_actions_no_messages_are_drawn() -> None:
+    timeline = drawn("1f1b", 20, 1, 128, transfer=0.25)
+    picture = svg(timeline, AFTER)
+    assert not any("what it sends" in w for w in words(picture))
+    assert picture.count("<path stroke") == 2
+    assert len(picture) < 12 * len(timeline.events)
+
+
+@every
+def test_nothing_is_drawn_outside_a_picture_in_seconds(timeline: Timeline) -> None:
+    root = ElementTree.fromstring(svg(timeline, [("optimizer", 0.125)]))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for at in (e.attrib for e in root.iter() if "x" in e.attrib):
+        assert 0 <= float(at["x"]) <= float(at["x"]) + float(at.get("width", 0)) <= width + 0.01
+        assert 0 <= float(at["y"]) <= float(at["y"]) + float(at.get("height", 0)) <= height

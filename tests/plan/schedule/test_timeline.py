@@ -52,3 +52,20 @@ def test_the_trace_is_to_scale() -> None:
     assert [(e["ts"], e["dur"], e["cat"]) for e in trace if e["ph"] == "X"][2:5] == [
         (2000.0, 1000.0, "forward"), (6000.0, 2000.0, "backward"), (8000.0, 2000.0, "backward"),
     ]  # fmt: skip
+
+
+def test_a_trace_in_seconds_says_them_and_goes_on_to_the_end_of_the_step() -> None:
+    timeline = TIMELINES["gpipe"]
+    after = (("gradients and weights on the network", 0.5), ("optimizer", 0.25))
+    trace = json.loads(chrome(timeline, after=after))["traceEvents"]
+    events = [e for e in trace if e["ph"] == "X"]
+    n = len(timeline.events)
+    assert [(e["ts"], e["dur"], e["args"]["seconds"]) for e in events[:n]] == [
+        (1e6 * e.start, 1e6 * (e.end - e.start), e.end - e.start) for e in timeline.events
+    ]
+    assert [{k: v for k, v in e.items() if k in ("name", "cat", "tid", "ts", "dur", "args")} for e in events[n:]] == [
+        {"name": name, "cat": "after the schedule", "tid": rank, "ts": 1e6 * start, "dur": 1e6 * long,
+         "args": {"seconds": long}}
+        for (name, long), start in zip(after, (timeline.makespan, timeline.makespan + 0.5), strict=True)
+        for rank in (0, 1)
+    ]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from launcher.plan.cost.fusion import Bucket
 from launcher.plan.operators.resolve import Comm, Cut, Flow, Spread, tp_dim
 from launcher.plan.operators.strategy import axes_text
 from launcher.plan.values.facts import TensorSpec
@@ -29,13 +28,6 @@ def rows(flow: Flow, output: Sequence[TensorSpec], ways: int) -> Rows:
         yield "operators", f"loss: over {ways} parts of the classes; {sent}"
     if flow.spreads:
         yield "operators", f"together: {_sent([c for s in flow.spreads for c in s.comms])} a micro batch"
-
-
-def sums(buckets: Sequence[Bucket]) -> Rows:
-    """Gradients that only come together over ``tp``."""
-    for b in buckets:
-        what = f"{many(len(b.names), 'whole parameter')} used on parts, {bytes_text(b.nbytes)}"
-        yield "reduce", f"stage {b.stage}: {what}, one all-reduce over tp a step"
 
 
 def repeated(sent: Sequence[tuple[str, int]]) -> str:

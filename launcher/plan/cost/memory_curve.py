@@ -1,0 +1,80 @@
+"""What pipeline ranks hold from moment to moment of a step: bytes, as the memory of a plan counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from launcher.plan.cost.memory import Memory
+from launcher.plan.cost.stage_loads import RankLoad
+from launcher.plan.schedule.simulate import Event, Timeline
+from launcher.plan.values.grid import Grid
+
+
+@dataclass(frozen=True)
+class Span:
+    """``nbytes`` are the most that is held from ``start`` to ``end``."""
+
+    start: float
+    end: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """``spans`` lie one after the other, over a step of ``ranks``; of these ``rank`` holds most, all along.
+
+    ``always``: weights and what the optimizer keeps.
+    """
+
+    rank: int
+    ranks: tuple[int, ...]
+    always: int
+    spans: tuple[Span, ...]
+
+    @cached_property
+    def fullest(self) -> Span:
+        """The first of those that hold most."""
+        return max(self.spans, key=lambda s: s.nbytes)
+
+
+def curves(
+    loads: Sequence[RankLoad],
+    memory: Sequence[Memory],
+    grid: Grid,
+    *,
+    timeline: Timeline | None = None,
+    after: float = 0.0,
+) -> tuple[Curve, ...]:
+    """One a pipeline rank; the highest point of each is the ``Memory.total`` of its rank.
+
+    In the time of ``timeline``, with so much ``after`` it; without one each action takes 1, and so do what
+    is before and what is after all of them.
+    """
+    out = []
+    for pp, load in enumerate(loads):
+        ranks = grid.ranks(pp=pp)
+        most = max((memory[rank] for rank in ranks), key=lambda m: m.total)
+        always = most.params + most.optimizer
+        found = _ordered(load, always)
+        if timeline is not None:
+            events = [e for e in timeline.events if e.rank == pp]
+            found = _timed(load, always, events, end=timeline.makespan + after)
+        out.append(Curve(most.rank, ranks, always, tuple(found)))
+    return tuple(out)
+
+
+def _ordered(load: RankLoad, always: int) -> list[Span]:
+    return [Span(i, i + 1, always + level.most.total) for i, level in enumerate(load.levels)]
+
+
+def _timed(load: RankLoad, always: int, events: Sequence[Event], *, end: float) -> list[Span]:
+    """Between two actions what is left of the one; from the last one on what is held then at most."""
+    first, *during, last = load.levels
+    out = [Span(0.0, events[0].start if events else 0.0, always + first.most.total)]
+    for e, later, level in zip(events, [*events[1:], None], during, strict=True):
+        out.append(Span(e.start, e.end, always + level.most.total))
+        if later is not None and later.start > e.end:
+            out.append(Span(e.end, later.start, always + level.after.total))
+    return [*out, Span(out[-1].end, end, always + last.most.total)]

@@ -1,0 +1,105 @@
+"""Predicts a step: its seconds, what they go to, and what comes of that in tokens and in model FLOPs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+from launcher.plan.prediction.speeds import Speeds
+from launcher.plan.prediction.step_seconds import StageSeconds, cost, crosses_nodes, exposed, stage_seconds
+from launcher.plan.prediction.step_work import StepWork
+from launcher.plan.schedule.simulate import Timeline, simulate
+
+GB = 1 << 30
+FULL, WIDTH = 0.94, 1.5
+"""Around this share of a device an allocator begins to free and to ask again; within so many GB."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """``seconds`` of a step that go to ``name`` on the rank that has most to do."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """``seconds`` of a step on ``cluster``, all ``terms`` together; ``mfu``: share of the devices' peak.
+
+    ``samples`` and ``tokens`` of a step; ``memory``: bytes on the device that has most; ``timeline``: of the
+    schedule, in seconds.
+    """
+
+    cluster: str
+    seconds: float
+    terms: tuple[Term, ...]
+    samples: int
+    tokens: int | None
+    devices: int
+    mfu: float
+    memory: int
+    timeline: Timeline
+
+
+def predict(work: StepWork, speeds: Speeds) -> Prediction:
+    """Of one step on these devices."""
+    seconds = stage_seconds(work, speeds)
+    timeline = simulate(work.schedule, work.places, cost(work, seconds, speeds))
+    ranks = range(work.grid["pp"])
+    most = max(ranks, key=lambda pp: timeline.busy[pp])
+    sent = work.micros * sum(_sent(seconds[s]) for s, pp in enumerate(work.places) if pp == most)
+
+    # after the pipeline, what is not hidden behind it
+    costs = speeds.cluster.overheads
+    gradients = max(exposed(work, work.ranks[pp], pp, timeline.busy[pp], speeds) for pp in ranks)
+    optimizer = max(r.state for r in work.ranks) / speeds.memory
+    others = costs.step_ms / 1e3 + _stalls(work, speeds)
+    together = timeline.makespan + gradients + optimizer + others
+
+    needed = work.memory + int(costs.reserve_gb * GB)
+    more = together * _near_limit(needed, speeds)
+    terms = (
+        Term("kernels", timeline.busy[most] - sent),
+        Term("collectives over tp", sent),
+        Term("pipeline bubble", timeline.makespan - timeline.busy[most]),
+        Term("gradients and weights on the network", gradients),
+        Term("optimizer", optimizer),
+        Term("overheads", others),
+        Term("allocator near its limit", more),
+    )
+    whole = together + more
+    return Prediction(
+        cluster=speeds.cluster.name or "the cluster",
+        seconds=whole,
+        terms=terms,
+        samples=work.samples,
+        tokens=work.tokens,
+        devices=work.grid.size,
+        mfu=work.flops / (whole * speeds.peak * work.grid.size),
+        memory=needed,
+        timeline=timeline,
+    )
+
+
+def _sent(stage: list[StageSeconds]) -> float:
+    """Of a micro batch on a stage; where the host is slower it costs nothing."""
+    return sum(a.sent_seconds for s in stage for a in (s.forward, s.backward))
+
+
+def _stalls(work: StepWork, speeds: Speeds) -> float:
+    """Hops between stages on several nodes wait besides, the more often the more devices there are."""
+    if not crosses_nodes(work, speeds):
+        return 0.0
+    stages = work.grid["pp"]
+    hops = (work.micros + stages - 1) * min(2, stages - 1)
+    return hops * speeds.cluster.overheads.stall_ms / 1e3 * min(1.0, (work.grid.size / 512) ** 3)
+
+
+def _near_limit(needed: int, speeds: Speeds) -> float:
+    """How many times longer a step is."""
+    room = speeds.cluster.memory_gb
+    if room is None:
+        return 0.0
+    below = (FULL * room - needed / GB) / WIDTH
+    return speeds.cluster.overheads.near_limit / (1 + exp(min(50.0, below)))

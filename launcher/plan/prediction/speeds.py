@@ -1,0 +1,100 @@
+"""How fast devices and links of a cluster are: seconds of kernels, of collectives and of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.job.schema.cluster import Cluster
+from launcher.job.schema.job import Job
+from launcher.plan.values.operations import Operations, Product
+
+TOGETHER = 4
+"""Host and device work at once: n of each take (device**n + host**n)**(1/n), a little over the longer."""
+FLASH_BACKWARD = 0.8
+"""Of the speed of its forward: attention's backward waits for more."""
+TWICE = {"all_reduce": 2.0}
+"""Bytes pass a ring so often."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """A rank's, in FLOP and bytes a second; ``peak`` of matrix products in the precision of the request."""
+
+    cluster: Cluster
+    peak: float
+    efficiency: float
+    memory: float
+    per_node: int
+
+    @property
+    def attention(self) -> float:
+        return self.peak * self.cluster.kernels.attention
+
+    def device_seconds(self, done: Operations, backward: bool = False) -> float:
+        """Of kernels, one after the other."""
+        attention = done.attention / self.attention
+        products = sum(n * self._product(p) for p, n in done.products)
+        moved = done.moved * self.cluster.kernels.moved / self.memory
+        return products + attention / (FLASH_BACKWARD if backward else 1) + moved
+
+    def host_seconds(self, kernels: int) -> float:
+        """Of launching so many."""
+        return kernels * self.cluster.kernels.launch_us / 1e6
+
+    def _product(self, p: Product) -> float:
+        short = self.cluster.kernels.small * (1 / p.m + 1 / p.n + 1 / p.k)
+        return max(p.flops / (self.peak * self.efficiency) * (1 + short), p.nbytes / self.memory)
+
+    def collective_seconds(self, kind: str, nbytes: int, ranks: Sequence[int]) -> float:
+        """Around a ring over ``ranks``; bytes of the whole tensor.
+
+        Between nodes a group has the adapters of its own members on a node.
+        """
+        n = len(ranks)
+        links = self.cluster.links
+        if n < 2 or links is None:
+            return 0.0
+        nodes = len({rank // self.per_node for rank in ranks})
+        rate, latency = links.inside.gb_per_s, links.inside.latency_us
+        if nodes > 1:
+            rate = min(rate, links.between.gb_per_s * max(1, n // nodes))
+            latency = links.between.latency_us
+        return (n - 1) * latency / 1e6 + TWICE.get(kind, 1.0) * (n - 1) / n * nbytes / (rate * 1e9)
+
+    def message_seconds(self, nbytes: int, sender: int, receiver: int) -> float:
+        """From one rank to another."""
+        links = self.cluster.links
+        if sender == receiver or links is None:
+            return 0.0
+        same = sender // self.per_node == receiver // self.per_node
+        link = links.inside if same else links.between
+        return link.latency_us / 1e6 + nbytes / (link.gb_per_s * 1e9)
+
+
+def together(device: float, host: float) -> float:
+    """Of both at once."""
+    return float((device**TOGETHER + host**TOGETHER) ** (1 / TOGETHER))
+
+
+def speeds(job: Job) -> Speeds | None:
+    """Of the cluster of a request; ``None`` where nobody says them."""
+    return speeds_of(job.cluster, job.train.precision)
+
+
+def speeds_of(cluster: Cluster, precision: str) -> Speeds | None:
+    """A precision that is not listed is as slow as the slowest."""
+    if cluster.links is None:
+        return None
+    assert cluster.tflops is not None
+    assert cluster.efficiency is not None
+    assert cluster.devices_per_node is not None
+    assert cluster.memory_gb_per_s is not None
+    tflops = {str(name): rate for name, rate in cluster.tflops.items()}
+    return Speeds(
+        cluster=cluster,
+        peak=tflops.get(precision, min(tflops.values())) * 1e12,
+        efficiency=cluster.efficiency,
+        memory=cluster.memory_gb_per_s * cluster.kernels.memory * 1e9,
+        per_node=cluster.devices_per_node,
+    )

@@ -1,0 +1,112 @@
+"""How long the actions of each stage take, and what is on the network besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from launcher.plan.prediction.speeds import Speeds, together
+from launcher.plan.prediction.step_work import Pass, RankWork, Sent, StepWork
+from launcher.plan.schedule.simulate import Cost
+
+
+@dataclass(frozen=True)
+class Action:
+    """Seconds of one: of its kernels, of collectives over tp, and of the host."""
+
+    device: float
+    sent: float
+    host: float
+
+    @property
+    def seconds(self) -> float:
+        return together(self.device + self.sent, self.host)
+
+    @property
+    def sent_seconds(self) -> float:
+        """How much shorter it would be without collectives."""
+        return self.seconds - together(self.device, self.host)
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """Of one micro batch on a stage, or of one piece of it."""
+
+    forward: Action
+    backward: Action
+
+
+def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds]]:
+    """Of each stage, its pieces; equal ones are worked out once."""
+    known: dict[tuple[Pass, bool], Action] = {}
+
+    def action(one: Pass, backward: bool) -> Action:
+        if (one, backward) not in known:
+            known[one, backward] = _action(one, work, speeds, backward)
+        return known[one, backward]
+
+    each = [StageSeconds(action(w.forward, False), action(w.backward, True)) for w in work.stages]
+    n = work.pieces
+    return {s: each[s * n : (s + 1) * n] for s in range(len(work.places))}
+
+
+def _action(one: Pass, work: StepWork, speeds: Speeds, backward: bool) -> Action:
+    costs = speeds.cluster.overheads
+    sent = collectives(one.sent, work.grid.peers(0, "tp"), speeds)
+    host = speeds.host_seconds(one.kernels.kernels)
+    if crosses_nodes(work, speeds):
+        times = sum(n for *_, n in one.sent)
+        host = max(host, times * work.grid["tp"] * costs.crossing_ms / 1e3)
+    return Action(speeds.device_seconds(one.kernels, backward), costs.exposed_tp * sent, host)
+
+
+def collectives(sent: Iterable[Sent], ranks: tuple[int, ...], speeds: Speeds) -> float:
+    """Seconds of all of them over ``ranks``, one after the other."""
+    return sum(n * speeds.collective_seconds(kind, nbytes, ranks) for kind, nbytes, n in sent)
+
+
+def cost(work: StepWork, seconds: dict[int, list[StageSeconds]], speeds: Speeds) -> Cost:
+    """What schedules are simulated with, in seconds."""
+    slot = speeds.cluster.overheads.slot_ms / 1e3
+    each = [one for stage in seconds.values() for one in stage]
+    backward = tuple(s.backward.seconds + slot for s in each)
+    return Cost(
+        forward=tuple(s.forward.seconds + slot for s in each),
+        backward=backward,
+        activation=tuple(w.saved for w in work.stages),
+        transfer=max(transfers(work, speeds), default=0.0),
+        weight=tuple(b * w.weight for b, w in zip(backward, work.stages, strict=True)),
+        waits=tuple(w.waits for w in work.stages),
+        pieces=work.pieces,
+    )
+
+
+def transfers(work: StepWork, speeds: Speeds) -> tuple[float, ...]:
+    """Seconds of what leaves each stage for the next, of a piece of a micro batch."""
+    firsts = [work.grid.ranks(pp=pp)[0] for pp in range(work.grid["pp"])]
+    at = [firsts[pp] for pp in work.places]
+    return tuple(
+        speeds.message_seconds(nbytes // work.pieces, at[s], at[s + 1])
+        for s, nbytes in enumerate(work.crossings)
+    )
+
+
+def crosses_nodes(work: StepWork, speeds: Speeds) -> bool:
+    """Whether stages are on several nodes."""
+    return work.grid["pp"] > 1 and work.grid.size > speeds.per_node
+
+
+def exposed(work: StepWork, rank: RankWork, pp: int, busy: float, speeds: Speeds) -> float:
+    """Seconds of weights and gradients on the network that a pipeline rank waits for in a step.
+
+    ``busy``: its seconds of computation, which the rest travels behind.
+    """
+    grid = work.grid
+    first = grid.ranks(pp=pp)[0]
+    shards, copies = grid.peers(first, "dp_shard"), grid.peers(first, "dp_replicate", "dp_shard")
+    if work.replicated:
+        copies = grid.peers(first, "dp_replicate")
+    costs = speeds.cluster.overheads
+    share = collectives(rank.share, shards, speeds)
+    same = collectives(rank.same, copies, speeds) + collectives(rank.tied, grid.peers(first, "pp"), speeds)
+    return max(costs.exposed * share + costs.exposed_sums * same, share + same - busy)

@@ -1,0 +1,66 @@
+"""The time axis of a picture of a step: shares of it, or seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import floor, log10
+
+UNITS = (("seconds", 1.0), ("milliseconds", 1e-3), ("microseconds", 1e-6))
+MOST = 10
+"""Steps from the first tick to the last."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """``ticks``: (0 to 1 of the way, its label)."""
+
+    title: str
+    ticks: tuple[tuple[float, str], ...]
+
+
+def shares() -> Axis:
+    """Of time that has no unit."""
+    return Axis("share of the step", tuple((tenth / 10, f"{tenth * 10} %") for tenth in range(11)))
+
+
+def seconds(whole: float) -> Axis:
+    """From 0 to ``whole`` seconds.
+
+    >>> seconds(0.05).title, [label for _, label in seconds(0.05).ticks]
+    ('milliseconds', ['0', '5', '10', '15', '20', '25', '30', '35', '40', '45', '50'])
+    """
+    title, unit = next((u for u in UNITS if whole >= u[1]), UNITS[-1])
+    return numbers(title, whole / unit)
+
+
+def numbers(title: str, most: float) -> Axis:
+    """From 0 to ``most`` of what ``title`` says."""
+    return Axis(title, tuple((n / most if most else 0.0, f"{n:g}") for n in ticks(most)))
+
+
+def ticks(most: float) -> tuple[float, ...]:
+    """Round numbers from 0 to ``most``, at most ``MOST`` steps of 1, 2 or 5 times a power of ten.
+
+    >>> ticks(5.3), ticks(76)
+    ((0.0, 1.0, 2.0, 3.0, 4.0, 5.0), (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0))
+    """
+    if most <= 0:
+        return (0.0,)
+    step = next(step for step in _steps(most) if most / step <= MOST)
+    return tuple(step * n for n in range(floor(most / step + 1e-9) + 1))
+
+
+def _steps(most: float) -> Iterator[float]:
+    power = floor(log10(most)) - 1
+    yield from (digit * 10.0**p for p in (power, power + 1) for digit in (1, 2, 5))
+
+
+def drawn(axis: Axis, *, left: float, inner: float, bottom: float) -> Iterator[str]:
+    """A line of so many pixels with ticks below it, as SVG."""
+    for share, label in axis.ticks:
+        x = left + inner * share
+        yield f'<path d="M{x:.1f} {bottom}v6" stroke="#8c959f"/>'
+        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 19}">{label}</text>'
+    yield f'<path d="M{left} {bottom}h{inner:.1f}" stroke="#8c959f"/>'
+    yield f'<text class="tick" x="{left + inner / 2:.1f}" y="{bottom + 37}">{axis.title}</text>'

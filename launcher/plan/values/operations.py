@@ -1,0 +1,83 @@
+"""What the kernels of a device do: products of matrices, attention, and bytes that go through memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Product:
+    """``batch`` products of (m, k) and (k, n), of numbers of ``itemsize`` bytes."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    itemsize: int = 4
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def nbytes(self) -> int:
+        """Read and written."""
+        return self.itemsize * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """``products``: each with how often; ``attention``: flops of fused kernels, of what is not masked;
+    ``moved``: bytes that all others read and write; ``kernels``: of all kinds.
+    """
+
+    products: tuple[tuple[Product, int], ...] = ()
+    attention: int = 0
+    moved: int = 0
+    kernels: int = 0
+
+    def __add__(self, other: Operations) -> Operations:
+        return total((self, other))
+
+    def __sub__(self, other: Operations) -> Operations:
+        """What is left without ``other``, which is a part of it."""
+        left = Counter(dict(self.products))
+        left.subtract(dict(other.products))
+        return Operations(
+            tuple((p, n) for p, n in left.items() if n > 0),
+            max(0, self.attention - other.attention),
+            max(0, self.moved - other.moved),
+            max(0, self.kernels - other.kernels),
+        )
+
+    @property
+    def flops(self) -> int:
+        return self.attention + sum(p.flops * n for p, n in self.products)
+
+    @property
+    def backward(self) -> Operations:
+        """Of its backward, as far as nobody has seen it: gradients of both things that are multiplied."""
+        return Operations(
+            tuple((p, 2 * n) for p, n in self.products),
+            self.attention * 5 // 2,
+            2 * self.moved,
+            2 * self.kernels,
+        )
+
+
+NOTHING = Operations()
+
+
+def total(several: Iterable[Operations]) -> Operations:
+    """All of them, equal products counted together."""
+    products: Counter[Product] = Counter()
+    attention = moved = kernels = 0
+    for one in several:
+        for product, times in one.products:
+            products[product] += times
+        attention += one.attention
+        moved += one.moved
+        kernels += one.kernels
+    return Operations(tuple(products.items()), attention, moved, kernels)

@@ -1,0 +1,45 @@
+"""What plans of one model share: reading it, and following its forward on the ranks of ``tp``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from launcher.job.schema.job import Job
+from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.planner.trace_model import Followed, ModelRead, ReadOnce
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Traces:
+    """For many plans of requests that differ in anything: what was found is found no second time.
+
+    ``own``: a class of the user's own is read once too, and not anew for each plan. ``keeps_messages``: as
+    ``TracedModel`` has it, for a runtime that is not the torch that is here.
+    """
+
+    def __init__(self, own: bool = True, keeps_messages: bool | None = None) -> None:
+        self._own = own
+        self.keeps_messages = keeps_messages
+        self._reads: dict[str, ReadOnce] = {}
+        self._followed: dict[Any, Followed] = {}
+
+    def read(self, job: Job, build: Callable[[], nn.Module]) -> ModelRead:
+        """As ``trace_model.read``."""
+        key = repr((job.model, job.seed, job.train.precision, job.parallel.deferred_init))
+        return self._reads.setdefault(key, ReadOnce(self._own))(job, build)
+
+    def followed(self, key: Any, job: Job, follow: Callable[[], Followed]) -> Followed:
+        """What ``follow`` finds; ``key``: all that it hangs on besides what is asked of the model here.
+
+        Operators over device matrices, and whole graphs of a compiler, need the model that was followed.
+        """
+        if over_device_matrix(job) or job.train.compile is not None:
+            return follow()
+        asked = (job.model, job.seed, job.train.precision, job.parallel.operators, job.parallel.recompute)
+        key = repr((asked, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key))
+        if key not in self._followed:
+            self._followed[key] = follow()
+        return self._followed[key]

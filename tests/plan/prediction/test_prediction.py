@@ -1,0 +1,167 @@
+"""Steps of made-up work whose seconds are known, and laws that hold for plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.job.compose import compose
+from launcher.job.schema.cluster import Cluster
+from launcher.plan.plan import Plan
+from launcher.plan.prediction.prediction import Prediction, predict
+from launcher.plan.prediction.show_prediction import rows
+from launcher.plan.prediction.speeds import speeds_of
+from launcher.plan.prediction.step_work import Pass, RankWork, StageWork, StepWork
+from launcher.plan.schedule.orders import less_memory
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.operations import Operations, Product
+from launcher.planner.plan_job import plan_job
+from tests.parity import job
+
+FAST: dict[str, Any] = {
+    "name": "fast", "devices_per_node": 4, "tflops": {"fp32": 1, "fp64": 1}, "efficiency": 1, "memory_gb_per_s": 1e6,
+    "links": {"inside": {"latency_us": 0, "gb_per_s": 100}, "between": {"latency_us": 0, "gb_per_s": 10}},
+    "kernels": {"small": 0, "launch_us": 0, "memory": 1}, "overheads": {"exposed": 1, "exposed_sums": 1},
+}  # fmt: skip
+SECOND = Operations(((Product(1000, 1000, 500_000, 1, 0), 1),))
+"""One of the device above: 1e12 flops, and no bytes."""
+TWO = Operations(((Product(1000, 1000, 500_000, 1, 0), 2),))
+STAGE = StageWork(Pass(SECOND), Pass(TWO), weight=0.0, saved=0, waits=0)
+RANK = RankWork(share=(), same=(), tied=(), state=0, memory=0)
+
+
+def work(pp: int, micros: int, **changes: Any) -> StepWork:
+    made = StepWork(
+        grid=Grid.of(pp=pp, dp_replicate=1, dp_shard=1, tp=1),
+        places=tuple(range(pp)),
+        schedule=less_memory(pp, 1, micros),
+        micros=micros,
+        pieces=1,
+        stages=(STAGE,) * pp,
+        crossings=(0,) * (pp - 1),
+        ranks=(RANK,) * pp,
+        replicated=False,
+        flops=3 * 10**12 * pp * micros,
+        samples=8,
+        tokens=None,
+    )
+    return replace(made, **changes)
+
+
+MEGATRON = compose(["operators=megatron"]).job.parallel.operators
+
+
+def step(made: StepWork, **overheads: float) -> Prediction:
+    cluster = Cluster.model_validate(FAST | {"overheads": FAST["overheads"] | overheads})
+    speeds = speeds_of(cluster, "fp32")
+    assert speeds is not None
+    return predict(made, speeds)
+
+
+def terms(found: Prediction) -> dict[str, float]:
+    return {t.name: round(t.seconds, 6) for t in found.terms if round(t.seconds, 6)}
+
+
+def test_one_stage_takes_the_sum_of_its_micro_batches() -> None:
+    found = step(work(1, 4))
+    assert found.seconds == pytest.approx(12)
+    assert found.mfu == pytest.approx(1)
+    assert terms(found) == {"kernels": 12.0}
+
+
+def test_a_pipeline_has_the_bubble_of_1f1b() -> None:
+    """Of p equal stages and m micro batches (m + p - 1) passes."""
+    found = step(work(4, 8))
+    assert found.seconds == pytest.approx((8 + 3) * 3)
+    assert terms(found) == {"kernels": 24.0, "pipeline bubble": 9.0}
+
+
+def test_messages_between_stages_make_the_bubble_longer() -> None:
+    """0.1 s each: two on the way of each of the stages that the first micro batch passes, and back."""
+    found = step(work(2, 2, crossings=(10**10,)))
+    assert found.seconds > 9
+    assert terms(found)["kernels"] == 6.0
+
+
+def test_gradients_are_waited_for_as_far_as_nothing_hides_them() -> None:
+    grid = Grid.of(pp=1, dp_replicate=2, dp_shard=1, tp=1)
+    sent = replace(RANK, same=(("all_reduce", 10**11, 1),))
+    made = work(1, 1, grid=grid, ranks=(sent,))
+    assert terms(step(made, exposed_sums=0.25)) == {"kernels": 3.0, "gradients and weights on the network": 0.25}
+    long = work(1, 1, grid=grid, ranks=(replace(RANK, same=(("all_reduce", 10**12, 1),)),))
+    assert terms(step(long, exposed_sums=0.25))["gradients and weights on the network"] == 10 - 3
+
+
+def test_collectives_over_tp_lie_between_kernels() -> None:
+    sent = (("all_gather", 2 * 10**10, 1),)
+    stage = replace(STAGE, forward=Pass(SECOND, sent))
+    made = work(1, 2, grid=Grid.of(pp=1, dp_replicate=1, dp_shard=1, tp=2), stages=(stage,))
+    assert terms(step(made)) == {"kernels": 6.0, "collectives over tp": 0.2}
+
+
+def test_the_host_is_waited_for_where_it_is_slower() -> None:
+    cluster = Cluster.model_validate(FAST | {"kernels": FAST["kernels"] | {"launch_us": 1e6}})
+    speeds = speeds_of(cluster, "fp32")
+    assert speeds is not None
+    stage = replace(STAGE, forward=Pass(Operations(kernels=10)), backward=Pass(Operations(kernels=30)))
+    assert predict(work(1, 1, stages=(stage,)), speeds).seconds == pytest.approx(40)
+
+
+def test_optimizer_overheads_and_a_full_device() -> None:
+    made = work(1, 1, ranks=(replace(RANK, state=10**15, memory=100 << 30),))
+    assert terms(step(made, step_ms=500)) == {"kernels": 3.0, "optimizer": 1.0, "overheads": 0.5}
+    full = Cluster.model_validate(FAST | {"memory_gb": 80, "overheads": FAST["overheads"] | {"near_limit": 2.0}})
+    speeds = speeds_of(full, "fp32")
+    assert speeds is not None
+    found = predict(made, speeds)
+    assert terms(found)["allocator near its limit"] == pytest.approx(2 * 4.0, rel=1e-3)
+
+
+def test_a_plan_says_what_a_step_waits_for() -> None:
+    told = dict(rows(replace(step(work(4, 8)), tokens=1000)))
+    assert list(rows(None)) == []
+    assert told == {"time": "waits: kernels 73% (for the devices), pipeline bubble 27% (for other stages)"}
+    first, _ = (text for _, text in rows(replace(step(work(4, 8)), tokens=1000)))
+    assert first == "33.0 s a step on fast: 30 tokens/s, 8 a device, MFU 72.7% (predicted)"
+
+
+def planned(**changes: Any) -> Plan:
+    return plan_job(job(cluster=FAST, **changes))
+
+
+def test_without_speeds_nothing_is_predicted() -> None:
+    assert plan_job(job()).estimate.step is None
+
+
+def test_what_is_predicted_changes_nothing_else_of_a_plan() -> None:
+    with_speeds, without = planned(), plan_job(job())
+    assert with_speeds.estimate.step is not None
+    assert replace(with_speeds, estimate=replace(with_speeds.estimate, step=None)) == without
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"parallel": {"grid": {"tp": 2}, "operators": MEGATRON}, "launch__nproc": 2},
+        {"parallel__hsdp": {"shard_size": 2, "optimizer_level": "level3"}, "launch__nproc": 2},
+    ],
+)
+def test_devices_twice_as_fast_are_never_slower(changes: dict[str, Any]) -> None:
+    slow = planned(**changes).estimate.step
+    twice = FAST | {"tflops": {"fp32": 2, "fp64": 2}}
+    fast = plan_job(job(cluster=twice, **changes)).estimate.step
+    assert slow is not None
+    assert fast is not None
+    assert fast.seconds < slow.seconds
+
+
+def test_terms_add_up_to_the_step() -> None:
+    found = compose(["recipe=lm_8b_h100x64", "model.layers=4", "parallel.recompute=null"]).job
+    predicted = plan_job(found).estimate.step
+    assert predicted is not None
+    assert sum(t.seconds for t in predicted.terms) == pytest.approx(predicted.seconds)
+    assert all(t.seconds >= 0 for t in predicted.terms)
+    assert predicted.tokens == 128 * 8192

@@ -1,0 +1,84 @@
+"""Seconds by hand: every figure is worked out here from the numbers of the cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.job.schema.cluster import Cluster
+from launcher.plan.prediction.speeds import Speeds, speeds_of
+from launcher.plan.values.operations import Operations, Product
+
+CLUSTER = Cluster.model_validate({
+    "devices_per_node": 4, "tflops": {"fp32": 10, "bf16": 100}, "efficiency": 0.5, "memory_gb_per_s": 1000,
+    "links": {"inside": {"latency_us": 2, "gb_per_s": 200}, "between": {"latency_us": 50, "gb_per_s": 10}},
+    "kernels": {"small": 0, "attention": 0.25, "memory": 0.8, "launch_us": 5},
+})  # fmt: skip
+
+
+def speeds() -> Speeds:
+    found = speeds_of(CLUSTER, "bf16")
+    assert found is not None
+    return found
+
+
+def test_nobody_says_how_fast_an_unknown_cluster_is() -> None:
+    assert speeds_of(Cluster(), "fp32") is None
+
+
+def test_a_precision_that_is_not_listed_is_as_slow_as_the_slowest() -> None:
+    found = speeds_of(CLUSTER, "fp16")
+    assert found is not None
+    assert found.peak == 10e12
+
+
+def test_a_large_product_takes_its_flops_and_a_thin_one_its_bytes() -> None:
+    large, thin = Product(4096, 4096, 4096, 1, 2), Product(4096, 1, 4096, 1, 2)
+    assert speeds().device_seconds(Operations(((large, 3),))) == pytest.approx(3 * 2 * 4096**3 / 50e12)
+    assert speeds().device_seconds(Operations(((thin, 1),))) == pytest.approx(2 * (4096**2 + 2 * 4096) / 800e9)
+
+
+def test_short_sides_make_a_product_slower() -> None:
+    cluster = CLUSTER.model_copy(update={"kernels": CLUSTER.kernels.model_copy(update={"small": 128})})
+    found = speeds_of(cluster, "bf16")
+    assert found is not None
+    product = Operations(((Product(4096, 256, 4096, 1, 2), 1),))
+    slower = 1 + 128 * (2 / 4096 + 1 / 256)
+    assert found.device_seconds(product) == pytest.approx(2 * 4096**2 * 256 / 50e12 * slower)
+
+
+def test_bytes_and_attention_have_rates_of_their_own() -> None:
+    done = Operations(moved=8_000_000, attention=25_000_000)
+    assert speeds().device_seconds(done) == pytest.approx(1e-5 + 1e-6)
+    assert speeds().host_seconds(1000) == pytest.approx(5e-3)
+
+
+def test_a_ring_inside_a_node() -> None:
+    took = speeds().collective_seconds("all_gather", 400_000_000, (0, 1, 2, 3))
+    assert took == pytest.approx(3 * 2e-6 + 0.75 * 400e6 / 200e9)
+    twice = speeds().collective_seconds("all_reduce", 400_000_000, (0, 1, 2, 3))
+    assert twice == pytest.approx(3 * 2e-6 + 2 * 0.75 * 400e6 / 200e9)
+
+
+def test_a_pair_across_nodes_has_the_network_and_not_the_links_of_a_node() -> None:
+    """Two ranks with one member each on two nodes share one adapter each, however near their numbers are."""
+    near = speeds().collective_seconds("all_gather", 100_000_000, (2, 3))
+    far = speeds().collective_seconds("all_gather", 100_000_000, (3, 4))
+    assert near == pytest.approx(2e-6 + 0.5 * 100e6 / 200e9)
+    assert far == pytest.approx(50e-6 + 0.5 * 100e6 / 10e9)
+
+
+def test_a_group_has_the_adapters_of_its_members_on_a_node() -> None:
+    whole = speeds().collective_seconds("reduce_scatter", 80_000_000, tuple(range(8)))
+    strided = speeds().collective_seconds("reduce_scatter", 80_000_000, (0, 2, 4, 6))
+    assert whole == pytest.approx(7 * 50e-6 + 7 / 8 * 80e6 / 40e9)
+    assert strided == pytest.approx(3 * 50e-6 + 3 / 4 * 80e6 / 20e9)
+
+
+def test_alone_nothing_is_sent() -> None:
+    assert speeds().collective_seconds("all_reduce", 10**9, (3,)) == 0
+    assert speeds().message_seconds(10**9, 2, 2) == 0
+
+
+def test_messages_go_over_the_link_between_their_ranks() -> None:
+    assert speeds().message_seconds(10_000_000, 0, 3) == pytest.approx(2e-6 + 10e6 / 200e9)
+    assert speeds().message_seconds(10_000_000, 0, 4) == pytest.approx(50e-6 + 10e6 / 10e9)

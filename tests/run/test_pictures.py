@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from launcher.job.compose import compose
+from launcher.plan.plan import Plan
+from launcher.plan.values.text import seconds_text
+from launcher.planner.plan_job import plan_job
+from launcher.run.pictures import PIPELINE, pictures
+from tests.parity import job
+
+
+@pytest.fixture(scope="module")
+def predicted() -> Plan:
+    return plan_job(compose(["recipe=lm_8b_h100x64", "model.layers=8"]).job)
+
+
+def title(text: str) -> str:
+    return ElementTree.fromstring(text)[0].text or ""
+
+
+def test_where_speeds_are_known_pictures_are_in_seconds_up_to_the_end_of_the_step(predicted: Plan) -> None:
+    step = predicted.estimate.step
+    assert step is not None
+    found = pictures(predicted)
+    assert title(found["timeline.svg"]).endswith(f", {seconds_text(step.seconds)} (predicted)")
+    assert ">seconds</text>" in found["timeline.svg"]
+    assert ">seconds</text>" in found["memory.svg"]
+
+    # what is drawn within the schedule, and after it, is all of the step
+    within = sum(t.seconds for t in step.terms if t.name in PIPELINE)
+    assert within == pytest.approx(step.timeline.makespan)
+    trace = [e for e in json.loads(found["timeline.json"])["traceEvents"] if e["ph"] == "X"]
+    assert max(e["ts"] + e["dur"] for e in trace) == pytest.approx(step.seconds * 1e6, abs=0.1)
+    assert {e["name"] for e in trace if e["cat"] == "after the schedule"} == {
+        t.name for t in step.terms if t.name not in PIPELINE and t.seconds
+    }
+    assert f"{predicted.estimate.timeline.messages} messages between ranks" in found["timeline.svg"]
+
+
+def test_the_memory_of_a_predicted_step_is_that_of_the_plan(predicted: Plan) -> None:
+    text = pictures(predicted)["memory.svg"]
+    for pp in range(predicted.sizes.grid["pp"]):
+        rank = max(predicted.sizes.grid.ranks(pp=pp), key=lambda r: (predicted.estimate.memory[r].total, -r))
+        assert f"<title>rank {rank}: {predicted.estimate.memory[rank].total} bytes at most</title>" in text
+
+
+def test_without_speeds_time_has_no_unit() -> None:
+    found = pictures(plan_job(job(parallel__pipeline__stages=2)))
+    assert list(found) == ["timeline.svg", "timeline.json", "memory.svg"]
+    assert "share of the step" in found["timeline.svg"]
+    assert "predicted" not in found["timeline.svg"]
+    assert "actions, in their order" in found["memory.svg"]
+    assert "seconds" not in found["timeline.json"]
+
+
+def test_over_device_matrices_no_memory_is_drawn() -> None:
+    plan = plan_job(compose(["recipe=lm_recursive"]).job)
+    assert plan.sharding is not None
+    assert list(pictures(plan)) == ["timeline.svg", "timeline.json"]
