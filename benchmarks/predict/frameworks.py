@@ -1,0 +1,88 @@
+"""What a cluster of ``conf/cluster`` is under each framework: at most five constants, fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from benchmarks.predict.rows import Row
+from launcher.job.schema.cluster import Cluster
+from launcher.plan.prediction.step_work import RankWork, StepWork
+
+SAID: dict[str, dict[str, float]] = {
+    "megatron": {"kernels.launch_us": 8.0},
+    "megatron_deepspeed": {"links.inside.latency_us": 0.5},
+    "nanotron": {
+        "memory_gb": 80e9 / (1 << 30), "kernels.attention": 0.6, "kernels.moved": 0.35,
+        "overheads.exposed": 1.0, "overheads.near_limit": 3.0, "overheads.reserve_gb": 0.5,
+        "overheads.stall_ms": 430.0,
+    },
+    "torchtitan": {},
+}  # fmt: skip
+"""What is set by hand: how far kernels are fused and gradients hidden, what an allocator does near its limit,
+and what hops between stages wait for on a cluster of 512 devices (Ultra-Scale Playbook)."""
+
+FITTED: dict[str, dict[str, float]] = {
+    "megatron": {
+        "efficiency": 0.717, "kernels.moved": 0.814, "overheads.exposed_tp": 0.268,
+        "links.between.latency_us": 19.6,
+    },
+    "megatron_deepspeed": {
+        "efficiency": 0.889, "kernels.moved": 0.513, "kernels.launch_us": 32.0, "overheads.slot_ms": 2.16,
+        "links.between.gb_per_s": 11.5,
+    },
+    "nanotron": {
+        "efficiency": 0.51, "kernels.launch_us": 28.5, "overheads.crossing_ms": 0.385,
+        "links.between.latency_us": 57.5,
+    },
+    "torchtitan": {},
+}  # fmt: skip
+"""Fitted, five at most, on half of the models: ``python -m benchmarks.predict IN.csv --fit FRAMEWORK``."""
+
+
+def cluster_for(row: Row, cluster: Cluster) -> Cluster:
+    """With the constants of the framework that a row is of."""
+    return changed(cluster, SAID[row.framework] | FITTED[row.framework])
+
+
+def changed(cluster: Cluster, constants: Mapping[str, float]) -> Cluster:
+    """With values of dotted keys in their places."""
+    data = cluster.model_dump()
+    for path, value in constants.items():
+        *around, last = path.split(".")
+        at = data
+        for key in around:
+            at = at[key]
+        at[last] = value
+    return Cluster.model_validate(data)
+
+
+GATHERED_KEPT = 0.3
+"""nanotron at one stage: share of the inputs gathered over tp that is still there in the backward."""
+
+
+def as_held(row: Row, work: StepWork, in_flight: Sequence[int]) -> StepWork:
+    """``work`` with the bytes that the framework of a row holds, where they are not those of this one.
+
+    nanotron gathers inputs over tp once more in backwards, where this engine keeps them, and adds gradients
+    up in fp32 in buffers as large as the weights.
+    """
+    if row.framework != "nanotron":
+        return work
+    share = GATHERED_KEPT if row.pp == 1 else 0.0
+    ranks = []
+    for pp, rank in enumerate(work.ranks):
+        gathered = sum(n * nbytes for kind, nbytes, n in _sent(work, pp) if kind == "all_gather")
+        less = int((1 - share) * gathered * in_flight[pp])
+        ranks.append(replace(rank, memory=rank.memory - less + _weights(rank)))
+    return replace(work, ranks=tuple(ranks))
+
+
+def _sent(work: StepWork, pp: int) -> list[tuple[str, int, int]]:
+    """In the forwards of a pipeline rank."""
+    return [sent for s, at in enumerate(work.places) if at == pp for sent in work.stages[s].forward.sent]
+
+
+def _weights(rank: RankWork) -> int:
+    """Bytes of weights in half precision that are gathered, as many again as fp32 gradients have more."""
+    return sum(n * nbytes for kind, nbytes, n in rank.share if kind == "all_gather")

@@ -1,0 +1,90 @@
+"""Plans of rows, those of one model and micro batch together: its forward is followed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from pydantic import ValidationError
+
+from benchmarks.predict.frameworks import as_held
+from benchmarks.predict.requests import request
+from benchmarks.predict.rows import Row, Unsaid, parsed
+from launcher.errors import RequestError
+from launcher.job.schema.cluster import Cluster
+from launcher.plan.plan import Plan
+from launcher.plan.prediction.step_work import StepWork
+from launcher.planner.plan_job import plan_job
+from launcher.planner.traces import Traces
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is kept of the plan of a row.
+
+    ``states``: bytes of weights, gradients and optimizer, of a rank on the mean; ``kept``: those that the
+    layers of the first stage keep for their backwards.
+    """
+
+    row: Row
+    cluster: Cluster
+    work: StepWork
+    states: int
+    kept: int
+
+
+def planned(rows: Sequence[dict[str, str]], processes: int = 1) -> dict[str, Planned | str]:
+    """By ``key``, each layout once; or why there is no plan."""
+    found: dict[str, Planned | str] = {}
+    asked: dict[tuple[object, ...], dict[str, Row]] = {}
+    for raw in rows:
+        try:
+            row = parsed(raw)
+        except Unsaid as error:
+            found[key(raw)] = str(error)
+        else:
+            shared = (row.raw["model"], row.hidden, row.layers, row.seq, row.tp, row.micro, row.recompute)
+            asked.setdefault(shared, {})[key(raw)] = row
+    groups = [list(group.values()) for group in asked.values()]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        run: Callable[..., Iterator[list[Planned | str]]] = pool.map if processes > 1 else map
+        for group, plans in zip(groups, run(_group, groups), strict=True):
+            found |= {key(row.raw): plan for row, plan in zip(group, plans, strict=True)}
+    return found
+
+
+def key(raw: dict[str, str]) -> str:
+    """All of a row but what was measured."""
+    return "|".join(v for k, v in raw.items() if k not in ("metric", "value", "unit"))
+
+
+def _group(rows: Sequence[Row]) -> list[Planned | str]:
+    traces = Traces(keeps_messages=False)
+    return [_planned(row, traces) for row in rows]
+
+
+def _planned(row: Row, traces: Traces) -> Planned | str:
+    try:
+        job = request(row)
+        plan = plan_job(job.model_copy(update={"cluster": _roomy(job.cluster)}), traces)
+    except Unsaid as error:
+        return str(error)
+    except ValidationError as error:
+        return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    except RequestError as error:
+        return "; ".join(f"{p.key}: {p.text}" for p in error.problems)
+    work = as_held(row, plan.estimate.work, plan.estimate.timeline.in_flight)
+    return Planned(row, job.cluster, work, *_bytes(plan))
+
+
+def _roomy(cluster: Cluster) -> Cluster:
+    """What does not fit is planned too."""
+    return cluster.model_copy(update={"memory_gb": None})
+
+
+def _bytes(plan: Plan) -> tuple[int, int]:
+    memory = plan.estimate.memory
+    each = sum(2 * m.params + (m.params // 2 if plan.dtypes.mixed else 0) + m.optimizer for m in memory)
+    return each // len(memory), plan.estimate.timeline.peak[0]

@@ -1,0 +1,151 @@
+"""Writes predict.md: errors of each table, how good choices are, the worst rows, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from statistics import mean, median
+
+from benchmarks.predict import scatter
+from benchmarks.predict.choice import cells, out_of_memory
+from benchmarks.predict.frameworks import FITTED, SAID
+from benchmarks.predict.plans import Planned, key
+from benchmarks.predict.rows import TIMES
+from benchmarks.predict.values import Compared, compared, seconds, step
+
+NAME, PICTURES = "predict.md", "results"
+SLOW = 2.0
+"""Runs that take longer than others by this factor say little of what they are predicted to hold."""
+ROOM = 80.0
+"""GB of a device that rows which failed are held against."""
+
+
+def write(folder: Path, rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> None:
+    """``folder`` gets predict.md, and results/predict_SOURCE.svg of each source with times."""
+    (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+    times = [c for c in compared(rows, plans, TIMES[:3]) if c.raw["metric"] != "mfu" or _only_mfu(c)]
+    sources = sorted({c.raw["source"] for c in times})
+    for source in sources:
+        found = [c for c in times if c.raw["source"] == source]
+        points = [(seconds(c), step(c.plan).seconds) for c in found]
+        drawn = scatter.svg(points, f"{source}: a step", "s")
+        (folder / PICTURES / f"predict_{source}.svg").write_text(drawn)
+    text = [
+        "# Predicted and measured",
+        "",
+        f"Generated {date.today()} by `python -m benchmarks.predict IN.csv OUT.csv --report benchmarks`: each",
+        "row of the table is a request, planned by the planner that users have, and what is predicted is what",
+        "`show=plan` prints of it.",
+        "",
+        *_times(times, sources),
+        *_memory(rows, plans),
+        *_choice([c for c in times if c.raw["source"] == "ultrascale"]),
+        *_failed(rows, plans),
+        *_constants(),
+        *_worst(times),
+        *_without(rows, plans),
+        *(f"![{source}]({PICTURES}/predict_{source}.svg)" for source in sources),
+    ]
+    (folder / NAME).write_text("\n".join(text) + "\n")
+
+
+def _only_mfu(c: Compared) -> bool:
+    """Of rows whose time is told too, that is enough; tables that tell a rate only have it as MFU."""
+    return c.raw["source"].startswith("megatron_h100")
+
+
+def _times(times: Sequence[Compared], sources: Sequence[str]) -> Iterator[str]:
+    yield from ("## Time of a step", "", "| table | rows | mean error | median | off by more than twice |")
+    yield "|---|---|---|---|---|"
+    for source in sources:
+        off = [step(c.plan).seconds / seconds(c) for c in times if c.raw["source"] == source]
+        errors = [abs(x - 1) for x in off]
+        twice = sum(x > 2 or x < 0.5 for x in off) / len(off)
+        yield f"| {source} | {len(off)} | {mean(errors):.1%} | {median(errors):.1%} | {twice:.1%} |"
+    yield ""
+
+
+def _memory(rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> Iterator[str]:
+    yield from ("## Memory", "", "| table | metric | rows | mean error | median |", "|---|---|---|---|---|")
+    metrics = ("memory", "activation_memory", "params_grads_optimizer_memory")
+    found = compared(rows, plans, metrics)
+    for source, metric in sorted({(c.raw["source"], c.raw["metric"]) for c in found}):
+        errors = [abs(c.error) for c in found if (c.raw["source"], c.raw["metric"]) == (source, metric)]
+        yield f"| {source} | {metric} | {len(errors)} | {mean(errors):.1%} | {median(errors):.1%} |"
+    yield ""
+
+
+def _choice(found: Sequence[Compared]) -> Iterator[str]:
+    if not found:
+        return
+    yield from (
+        "## Choice",
+        "",
+        "Speed lost against the best measured layout of the model on these devices.",
+        "",
+    )
+    yield "| model | devices | layouts | first pick | best of five | hand rule |"
+    yield "|---|---|---|---|---|---|"
+    there = cells(found)
+    for c in there:
+        yield f"| {c.model} | {c.ranks} | {c.layouts} | {c.first:.1%} | {c.five:.1%} | {c.hand:.1%} |"
+    for name, of in (("mean", mean), ("median", median)):
+        first, five, hand = (of([getattr(c, k) for c in there]) for k in ("first", "five", "hand"))
+        yield f"| **{name}** | | | {first:.1%} | {five:.1%} | {hand:.1%} |"
+    yield ""
+
+
+def _failed(rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> Iterator[str]:
+    mine = [r for r in rows if r["source"] == "ultrascale"]
+    failed = [c for c in compared(mine, plans, ("failed",)) if c.measured]
+    if not failed:
+        return
+    found = out_of_memory(compared(mine, plans, ("memory",)), failed, ROOM)
+    yield from (
+        "## Out of memory",
+        "",
+        f"More than {ROOM:g} GB predicted, of {found.failed} runs that failed",
+    )
+    yield f"(of whatever): precision {found.precision:.2f}, recall {found.recall:.2f}."
+    yield ""
+
+
+def _constants() -> Iterator[str]:
+    yield from ("## Constants", "", "Those of `conf/cluster`, and of each framework:", "")
+    yield from ("| framework | set by hand | fitted on half of the models |", "|---|---|---|")
+    for name in FITTED:
+        said, fitted = (", ".join(f"{k} {v:.3g}" for k, v in of[name].items()) for of in (SAID, FITTED))
+        yield f"| {name} | {said or '-'} | {fitted or '-'} |"
+    yield ""
+
+
+def _worst(times: Sequence[Compared]) -> Iterator[str]:
+    yield from ("## The worst ten", "", "| table | model | layout | measured | predicted | largest term |")
+    yield "|---|---|---|---|---|---|"
+    order = sorted(times, key=lambda c: -_factor(c))
+    for c in order[:10]:
+        row, found = c.plan.row, step(c.plan)
+        largest = max(found.terms, key=lambda t: t.seconds)
+        layout = f"tp {row.tp} pp {row.pp} dp {row.dp} micro batch {row.micro} ZeRO-{row.zero}"
+        took = f"{seconds(c):.2f} s | {found.seconds:.2f} s | {largest.name} {largest.seconds:.2f} s"
+        yield f"| {row.raw['source']} | {row.raw['model']} | {layout} | {took} |"
+    yield ""
+
+
+def _factor(c: Compared) -> float:
+    off = step(c.plan).seconds / seconds(c)
+    return max(off, 1 / off)
+
+
+def _without(rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> Iterator[str]:
+    why: dict[str, int] = {}
+    for raw in rows:
+        plan = plans[key(raw)]
+        if isinstance(plan, str):
+            short = plan.split(":")[0] if plan.startswith("parallel") else plan
+            why[short] = why.get(short, 0) + 1
+    yield from ("## Rows without a prediction", "", "| why | rows |", "|---|---|")
+    for text, count in sorted(why.items(), key=lambda item: -item[1])[:20]:
+        yield f"| {text} | {count} |"
+    yield ""

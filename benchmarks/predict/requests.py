@@ -1,0 +1,158 @@
+"""The request that trains the model of a row in its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from benchmarks.predict.rows import Row, Unsaid
+from launcher.job.compose import compose
+from launcher.job.schema.cluster import Cluster
+from launcher.job.schema.job import Job
+
+GPT = "benchmarks.predict.gpt.GPT"
+CUT: dict[str, Any] = {
+    "embed": {"weight": ["tp", None]}, "layers.*.attn.qkv": {"weight": ["tp", None]},
+    "layers.*.attn.out": {"weight": [None, "tp"]}, "layers.*.up": {"weight": ["tp", None]},
+    "layers.*.down": {"weight": [None, "tp"]}, "head": {"weight": ["tp", None]},
+}  # fmt: skip
+PART = ["dp", "tp", None]
+PARTS: dict[str, Any] = {
+    **{name: {"input": PART, "output": PART} for name in ("scaled", "layers.*.norm[12]", "norm")},
+    **{name: CUT[name] | {"output": PART} for name in ("layers.*.attn.out", "layers.*.down")},
+}
+GATHERING = ("layers.*.attn.qkv", "layers.*.up")
+"""Megatron keeps their inputs in parts, and gathers them once more: here what gathers runs again."""
+AGAIN: dict[str, tuple[str, ...]] = {"none": (), "selective": ("layers.*.attn.core",), "full": ("layers.*",)}
+NODE = 8
+"""Devices of a node, in all of these tables."""
+GPUS = {"A100": "a100_80g", "H100": "h100_sxm"}
+
+
+def request(row: Row) -> Job:
+    """Raises ``Unsaid``, and ``ValidationError``."""
+    nodes, rest = divmod(row.ranks, NODE)
+    if rest and nodes:
+        raise Unsaid(f"{row.ranks} devices fill no nodes of {NODE}")
+    own = {} if row.gated else {"security": {"allow": ["benchmarks"]}}
+    return Job.model_validate({
+        "name": "predict",
+        "cluster": cluster(row),
+        "model": _llama(row) if row.gated else _gpt(row),
+        "data": _tokens(row),
+        "optim": {"name": "adamw"},
+        "schedule": {"name": "constant"},
+        "train": {"steps": 1, "batch_size": row.batch, "precision": row.precision},
+        "launch": {"nproc": NODE if nodes else row.ranks, "nnodes": max(1, nodes)},
+        "parallel": {
+            "grid": {"tp": row.tp},
+            "operators": _operators(row),
+            "hsdp": None if row.zero == 0 or row.dp == 1 else _sharing(row),
+            "pipeline": _pipeline(row),
+            "recompute": {"modules": list(_again(row))} if _again(row) else None,
+        },
+    } | own)  # fmt: skip
+
+
+def cluster(row: Row) -> Cluster:
+    """That of ``conf/cluster``. Raises ``Unsaid``."""
+    gpu = row.raw["gpu"]
+    for name, option in GPUS.items():
+        if gpu.startswith(name):
+            return option_of(f"cluster={option}").cluster
+    raise Unsaid(f"gpu {gpu}: conf/cluster has none of these")
+
+
+@cache
+def option_of(*overrides: str) -> Job:
+    """The default recipe with these options."""
+    return compose(overrides).job
+
+
+def _tokens(row: Row) -> dict[str, Any]:
+    size = {"vocab_size": _vocab(row), "seq_len": row.seq, "samples": 2 * row.batch}
+    return {"name": "random_tokens"} | size
+
+
+def _sharing(row: Row) -> dict[str, Any]:
+    return {"shard_size": row.dp, "optimizer_level": f"level{row.zero}"}
+
+
+def _operators(row: Row) -> Any:
+    if row.tp == 1:
+        return {}
+    if row.gated:
+        return option_of("operators=sequence").parallel.operators
+    return CUT | (PARTS if _fused(row) or row.recompute.endswith("+sp") else {})
+
+
+def _again(row: Row) -> tuple[str, ...]:
+    kind = row.recompute.split("+")[0]
+    if kind not in AGAIN or (row.gated and kind == "selective"):
+        raise Unsaid(f"recompute {row.recompute}: of no modules of {row.raw['model']}")
+    return (*AGAIN[kind], *(GATHERING if row.recompute.endswith("+sp") else ()))
+
+
+def _pipeline(row: Row) -> dict[str, Any]:
+    out: dict[str, Any] = {"stages": row.pp, "micro_batch_num": row.micros}
+    if row.vpp > 1:
+        out |= {"interleave": True, "chunks": row.vpp}
+    if row.pp > 1:
+        out |= {"scheduler": "1f1b"}
+        stages = dict(_stages(row))
+        if len(set(stages.values())) == row.pp * row.vpp:  # else nothing is on some of them: automatic ones
+            out |= {"stage_config": stages}
+    return out
+
+
+def _stages(row: Row) -> Iterator[tuple[str, int]]:
+    """As many layers on each, or as nanotron does it."""
+    first, last = ("embed", *(() if row.gated else ("position", "scaled"))), ("norm", "head")
+    stages = row.pp * row.vpp
+    if row.layers < stages:
+        raise Unsaid(f"{row.layers} layers for {stages} stages")
+    yield from dict.fromkeys(first, 0).items()
+    at = [n * stages // row.layers for n in range(row.layers)]
+    if row.framework == "nanotron":
+        at = _by_products(row)
+    yield from ((f"layers.{n}", stage) for n, stage in enumerate(at))
+    yield from dict.fromkeys(last, stages - 1).items()
+
+
+def _by_products(row: Row) -> list[int]:
+    """The stage of each layer where layers and head weigh what their matrices do, and the table nothing."""
+    kv = row.hidden * row.kv_heads // row.heads
+    block = 2 * row.hidden * (row.hidden + kv) + 3 * row.hidden * row.ffn
+    whole = row.layers * block + row.hidden * row.vocab
+    out, stage = list[int](), 0
+    for n in range(row.layers):
+        while stage < row.pp - 1 and (n + 0.5) * block > whole * (stage + 1) / row.pp:
+            stage += 1
+        out.append(stage)
+    return out
+
+
+def _llama(row: Row) -> dict[str, Any]:
+    return {
+        "name": "lm", "vocab_size": row.vocab, "dim": row.hidden, "layers": row.layers, "heads": row.heads,
+        "kv_heads": row.kv_heads, "ffn_dim": row.ffn, "tied": row.tied, "rope_theta": 500000.0,
+    }  # fmt: skip
+
+
+def _gpt(row: Row) -> dict[str, Any]:
+    return {
+        "_target_": GPT, "vocab": _vocab(row), "dim": row.hidden, "layers": row.layers, "heads": row.heads,
+        "kv_heads": row.kv_heads, "ffn": row.ffn, "length": row.seq, "fused": _fused(row),
+    }  # fmt: skip
+
+
+def _fused(row: Row) -> bool:
+    """Whether attention is one kernel: Megatron since 2023."""
+    return row.framework == "megatron" and not row.raw["source"].startswith("korthikanti")
+
+
+def _vocab(row: Row) -> int:
+    """As Megatron pads tables, so that they can be cut."""
+    step = 1 if row.gated else 128 * row.tp
+    return -(-row.vocab // step) * step

@@ -1,0 +1,87 @@
+"""What is predicted of a row, in the unit of its metric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.predict.frameworks import cluster_for
+from benchmarks.predict.plans import Planned, key
+from benchmarks.predict.rows import MEMORY, TIMES
+from launcher.job.schema.cluster import Cluster
+from launcher.plan.prediction.prediction import Prediction, predict
+from launcher.plan.prediction.speeds import speeds_of
+
+GIB = 1 << 30
+UNITS = {"GiB": GIB, "GB": 1e9}
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row whose value was measured, beside what is predicted."""
+
+    raw: dict[str, str]
+    plan: Planned
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Of the measured value, signed; of rates as of the time behind them."""
+        if self.raw["metric"] in TIMES[1:]:
+            return self.measured / self.predicted - 1
+        return self.predicted / self.measured - 1
+
+
+def step(plan: Planned, cluster: Cluster | None = None) -> Prediction:
+    """On the cluster of its framework, or on another."""
+    cluster = cluster or cluster_for(plan.row, plan.cluster)
+    speeds = speeds_of(cluster, plan.row.precision)
+    assert speeds is not None
+    return predict(plan.work, speeds)
+
+
+def value(raw: dict[str, str], plan: Planned, cluster: Cluster | None = None) -> float:
+    """Of the metric of ``raw``, a row that ``plan`` is the plan of."""
+    row, metric, unit = plan.row, raw["metric"], UNITS.get(raw["unit"], 1e9)
+    if metric in MEMORY:
+        nbytes = {"params_grads_optimizer_memory": plan.states, "activation_memory": plan.kept}
+        return nbytes.get(metric, step(plan, cluster).memory) / unit
+    seconds = step(plan, cluster).seconds
+    flops = plan.work.flops / seconds / row.ranks
+    of = {
+        "step_time": seconds,
+        "tokens_per_s_per_gpu": row.batch * row.seq / seconds / row.ranks,
+        "model_tflops_per_gpu": flops / TERA,
+        "mfu": 100 * step(plan, cluster).mfu,
+    }
+    return of[metric]
+
+
+def seconds(c: Compared) -> float:
+    """Measured, of a step."""
+    row, metric = c.plan.row, c.raw["metric"]
+    if metric == "step_time":
+        return c.measured
+    if metric == "tokens_per_s_per_gpu":
+        return row.batch * row.seq / (c.measured * row.ranks)
+    found = step(c.plan)
+    return found.seconds * (100 * found.mfu / c.measured)
+
+
+def compared(
+    rows: Iterable[dict[str, str]], plans: dict[str, Planned | str], metrics: Sequence[str]
+) -> list[Compared]:
+    """Those with a plan, and one of these metrics."""
+    out = []
+    for raw in rows:
+        plan = plans[key(raw)]
+        if raw["metric"] in metrics and not isinstance(plan, str):
+            out.append(Compared(raw, plan, float(raw["value"]), value(raw, plan)))
+    return out
+
+
+def under(found: Sequence[Compared], cluster: Cluster) -> list[Compared]:
+    """The same predicted with other constants."""
+    return [replace(c, predicted=value(c.raw, c.plan, cluster)) for c in found]
