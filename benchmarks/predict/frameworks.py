@@ -14,8 +14,8 @@ SAID: dict[str, dict[str, float]] = {
     "megatron_deepspeed": {"links.inside.latency_us": 0.5},
     "nanotron": {
         "memory_gb": 80e9 / (1 << 30), "kernels.attention": 0.6, "kernels.moved": 0.35,
-        "overheads.exposed": 1.0, "overheads.near_limit": 3.0, "overheads.reserve_gb": 0.5,
-        "overheads.stall_ms": 430.0,
+        "overheads.exposed": 1.0, "overheads.near_limit": 3.0, "overheads.reserve_gb": 0.2,
+        "overheads.fragments": 0.05, "overheads.stall_ms": 430.0,
     },
     "torchtitan": {},
 }  # fmt: skip

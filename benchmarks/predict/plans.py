@@ -20,7 +20,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.planner.traces import Traces
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Planned:
     """What is kept of the plan of a row.
 

@@ -34,9 +34,9 @@ def write(folder: Path, rows: Sequence[dict[str, str]], plans: dict[str, Planned
     text = [
         "# Predicted and measured",
         "",
-        f"Generated {date.today()} by `python -m benchmarks.predict IN.csv OUT.csv --report benchmarks`: each",
-        "row of the table is a request, planned by the planner that users have, and what is predicted is what",
-        "`show=plan` prints of it.",
+        f"Generated {date.today()} by `python -m benchmarks.predict IN.csv OUT.csv --report benchmarks`:",
+        "each row of the table is a request, planned by the planner that users have, and what is predicted",
+        "is what `show=plan` prints of it.",
         "",
         *_times(times, sources),
         *_memory(rows, plans),

@@ -8,10 +8,10 @@ from math import prod
 from textwrap import TextWrapper
 from typing import TypeVar
 
-from launcher.plan.operators import show_operators
 from launcher.plan.cost.device_memory import tightest
 from launcher.plan.cost.fusion import Group
 from launcher.plan.cost.traffic import KINDS
+from launcher.plan.operators import show_operators
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.stages import Crossing, Stage, covers
 from launcher.plan.plan import Plan

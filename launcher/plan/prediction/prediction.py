@@ -57,7 +57,7 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
     others = costs.step_ms / 1e3 + _stalls(work, speeds)
     together = timeline.makespan + gradients + optimizer + others
 
-    needed = work.memory + int(costs.reserve_gb * GB)
+    needed = int(work.memory * (1 + costs.fragments) + costs.reserve_gb * GB)
     more = together * _near_limit(needed, speeds)
     terms = (
         Term("kernels", timeline.busy[most] - sent),

@@ -29,8 +29,8 @@ def test_more_ranks_than_a_node_has_devices_are_refused(typed: str) -> None:
 
 
 BAD = {
-    "cluster=h100": "cluster: unknown option 'h100', did you mean 'h100_sxm'? (there are: a100_80g, b200, h100_sxm, unknown) "
-    "(try: cluster=h100_sxm)",
+    "cluster=h100": "cluster: unknown option 'h100', did you mean 'h100_sxm'? "
+    "(there are: a100_80g, b200, h100_sxm, unknown) (try: cluster=h100_sxm)",
     "cluster.tflops={bf16: 100}": "cluster: {name:null,memory_gb:null,devices_per_node:null,tflops:{b...: "
     "devices_per_node, efficiency, memory_gb_per_s, links are told together with the other speeds, or none is",
 }
