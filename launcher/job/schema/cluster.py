@@ -54,7 +54,7 @@ class Overheads(Settings):
     crossing_ms: NotNegative = Field(0, description="a collective and rank of tp, once pipelines cross nodes")
     stall_ms: NotNegative = Field(0, description="of a hop between stages on 512 devices; of n: (n/512)**3")
     near_limit: NotNegative = Field(0, description="so many times longer is a step on a full device")
-    fragments: NotNegative = Field(0, description="bytes beside those of tensors that an allocator cannot use")
+    fragments: NotNegative = Field(0, description="share beside tensors that an allocator cannot use")
     reserve_gb: NotNegative = Field(0, description="of a device, for others than the plan's tensors")
 
 
