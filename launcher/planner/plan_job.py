@@ -305,7 +305,9 @@ def _planned(
     if traces is None:
         seen = followed()
     else:
-        hangs_on = (whole, specs, asked.sizes.grid["tp"], asked.sizes.pieces)
+        grid = asked.sizes.grid
+        laid_out = job.parallel.param_strategy.load is not None  # for so many ranks
+        hangs_on = (whole, specs, grid if laid_out else grid["tp"], asked.sizes.pieces)
         seen = traces.followed(hangs_on, job, followed)
 
     # what has become of settings

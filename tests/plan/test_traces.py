@@ -16,6 +16,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"parallel": {"pipeline": {"stages": 2}}, "launch__nproc": 2},
     {"parallel": {"pipeline": {"stages": 2, "micro_batch_num": 4}}, "launch__nproc": 4},
     {"parallel": {"grid": {"tp": 2}, "operators": MEGATRON}, "launch__nproc": 2},
+    {"parallel": {"grid": {"tp": 2}, "operators": MEGATRON}, "launch__nproc": 4, "train__batch_size": 16},
     {"parallel": {"hsdp": {"shard_size": 2, "optimizer_level": "level3"}}, "launch__nproc": 2},
     {"parallel": {"recompute": {"modules": ["layers.0"]}}},
     {"train__precision": "bf16"},
