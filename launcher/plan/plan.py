@@ -77,6 +77,13 @@ class Estimate:
     work: StepWork
     step: Prediction | None
 
+    @property
+    def schedule(self) -> Timeline:
+        """In seconds where they are predicted, else in a time without unit."""
+        if self.step is None:
+            return self.timeline
+        return replace(self.step.timeline, messages=self.timeline.messages)
+
 
 @dataclass(frozen=True)
 class Observed:

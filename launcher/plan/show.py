@@ -106,7 +106,7 @@ def _head(plan: Plan) -> Rows:
 
 
 def _pipeline(plan: Plan) -> Rows:
-    sz, t = plan.sizes, plan.estimate.timeline
+    sz, t = plan.sizes, plan.estimate.schedule
     if sz.grid["pp"] == 1:
         yield "schedule", f"one stage, {many(sz.micros, 'micro batch')} a step"
         return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from launcher.plan.cost import memory_curve, memory_svg
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import chrome, svg
@@ -14,12 +12,10 @@ PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
 
 def pictures(plan: Plan) -> dict[str, str]:
     """Their texts by name; memory over device matrices is not known from action to action."""
-    found, step = plan.estimate, plan.estimate.step
-    if step is None:
-        after, timeline = None, found.timeline
-    else:
+    found, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.schedule
+    after = None
+    if step is not None:
         after = tuple((t.name, t.seconds) for t in step.terms if t.name not in PIPELINE and t.seconds)
-        timeline = replace(step.timeline, messages=found.timeline.messages)
     out = {"timeline.svg": svg(timeline, after), "timeline.json": chrome(timeline, after=after)}
 
     if plan.sharding is None:
