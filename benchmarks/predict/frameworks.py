@@ -37,7 +37,8 @@ FITTED: dict[str, dict[str, float]] = {
     },
     "torchtitan": {},
 }  # fmt: skip
-"""Fitted, five at most, on half of the models: ``python -m benchmarks.predict IN.csv --fit FRAMEWORK``."""
+"""Fitted, five at most, as ``python -m benchmarks.predict IN.csv --fit FRAMEWORK`` does on half of the models;
+``report.BLIND`` says where each is from."""
 
 
 def cluster_for(row: Row, cluster: Cluster) -> Cluster:
