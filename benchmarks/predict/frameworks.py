@@ -37,8 +37,7 @@ FITTED: dict[str, dict[str, float]] = {
     },
     "torchtitan": {},
 }  # fmt: skip
-"""Fitted, five at most, as ``python -m benchmarks.predict IN.csv --fit FRAMEWORK`` does on half of the models;
-``report.BLIND`` says where each is from."""
+"""Fitted, five at most, as ``--fit FRAMEWORK`` does on half of the models; ``report.BLIND``: where each is from."""
 
 
 def cluster_for(row: Row, cluster: Cluster) -> Cluster:

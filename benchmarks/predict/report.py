@@ -21,8 +21,8 @@ ROOM = 80.0
 """GB of a device that rows which failed are held against."""
 BLIND = (
     "What is set by hand was set while looking at all tables, and so was the network of `megatron_deepspeed`",
-    "(`vtrain_multi`); the rest of its constants and those of `megatron` are fitted on half of the models, those of",
-    "`nanotron` on all but `3b`, rounded: the errors above are not blind to them.",
+    "(`vtrain_multi`); the rest of its constants and those of `megatron` are fitted on half of the models,",
+    "those of `nanotron` on all but `3b`, rounded: the errors above are not blind to them.",
 )
 """Where constants are from."""
 
