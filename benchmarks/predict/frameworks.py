@@ -37,7 +37,7 @@ FITTED: dict[str, dict[str, float]] = {
     },
     "torchtitan": {},
 }  # fmt: skip
-"""Fitted, five at most, as ``--fit FRAMEWORK`` does on half of the models; ``report.BLIND``: where each is from."""
+"""Fitted, five at most, as ``--fit FRAMEWORK`` does it; ``report.BLIND`` says on which models."""
 
 
 def cluster_for(row: Row, cluster: Cluster) -> Cluster:
