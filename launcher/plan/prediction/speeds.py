@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.job.schema.cluster import Cluster
+from launcher.job.schema.cluster import Cluster, Links
 from launcher.job.schema.job import Job
 from launcher.plan.values.operations import Operations, Product
 
@@ -19,9 +19,13 @@ TWICE = {"all_reduce": 2.0}
 
 @dataclass(frozen=True)
 class Speeds:
-    """A rank's, in FLOP and bytes a second; ``peak`` of matrix products in the precision of the request."""
+    """A rank's, in FLOP and bytes a second; ``peak`` of matrix products in the precision of the request.
+
+    ``per_node``: ranks of a node, neighbours.
+    """
 
     cluster: Cluster
+    links: Links
     peak: float
     efficiency: float
     memory: float
@@ -52,23 +56,26 @@ class Speeds:
         Between nodes a group has the adapters of its own members on a node.
         """
         n = len(ranks)
-        links = self.cluster.links
-        if n < 2 or links is None:
+        if n < 2:
             return 0.0
-        nodes = len({rank // self.per_node for rank in ranks})
+        latency, rate = self.ring(ranks)
+        return latency + TWICE.get(kind, 1.0) * (n - 1) / n * nbytes / rate
+
+    def ring(self, ranks: Sequence[int]) -> tuple[float, float]:
+        """Seconds of all its steps, and bytes a second that a rank receives."""
+        links, nodes = self.links, len({rank // self.per_node for rank in ranks})
         rate, latency = links.inside.gb_per_s, links.inside.latency_us
         if nodes > 1:
-            rate = min(rate, links.between.gb_per_s * max(1, n // nodes))
+            rate = min(rate, links.between.gb_per_s * max(1, len(ranks) // nodes))
             latency = links.between.latency_us
-        return (n - 1) * latency / 1e6 + TWICE.get(kind, 1.0) * (n - 1) / n * nbytes / (rate * 1e9)
+        return (len(ranks) - 1) * latency / 1e6, rate * 1e9
 
     def message_seconds(self, nbytes: int, sender: int, receiver: int) -> float:
         """From one rank to another."""
-        links = self.cluster.links
-        if sender == receiver or links is None:
+        if sender == receiver:
             return 0.0
         same = sender // self.per_node == receiver // self.per_node
-        link = links.inside if same else links.between
+        link = self.links.inside if same else self.links.between
         return link.latency_us / 1e6 + nbytes / (link.gb_per_s * 1e9)
 
 
@@ -79,11 +86,14 @@ def together(device: float, host: float) -> float:
 
 def speeds(job: Job) -> Speeds | None:
     """Of the cluster of a request; ``None`` where nobody says them."""
-    return speeds_of(job.cluster, job.train.precision)
+    return speeds_of(job.cluster, job.train.precision, job.launch.nproc)
 
 
-def speeds_of(cluster: Cluster, precision: str) -> Speeds | None:
-    """A precision that is not listed is as slow as the slowest."""
+def speeds_of(cluster: Cluster, precision: str, per_node: int | None = None) -> Speeds | None:
+    """With so many ranks ``per_node``, or one for each device.
+
+    A precision that is not listed is as slow as the slowest.
+    """
     if cluster.links is None:
         return None
     assert cluster.tflops is not None
@@ -93,8 +103,9 @@ def speeds_of(cluster: Cluster, precision: str) -> Speeds | None:
     tflops = {str(name): rate for name, rate in cluster.tflops.items()}
     return Speeds(
         cluster=cluster,
+        links=cluster.links,
         peak=tflops.get(precision, min(tflops.values())) * 1e12,
         efficiency=cluster.efficiency,
         memory=cluster.memory_gb_per_s * cluster.kernels.memory * 1e9,
-        per_node=cluster.devices_per_node,
+        per_node=per_node or cluster.devices_per_node,
     )

@@ -82,3 +82,13 @@ def test_alone_nothing_is_sent() -> None:
 def test_messages_go_over_the_link_between_their_ranks() -> None:
     assert speeds().message_seconds(10_000_000, 0, 3) == pytest.approx(2e-6 + 10e6 / 200e9)
     assert speeds().message_seconds(10_000_000, 0, 4) == pytest.approx(50e-6 + 10e6 / 10e9)
+
+
+def test_ranks_are_on_the_nodes_that_they_are_started_on() -> None:
+    """Two a node of four devices: ranks 1 and 2 are on different ones."""
+    sparse = speeds_of(CLUSTER, "bf16", per_node=2)
+    assert sparse is not None
+    assert sparse.message_seconds(10_000_000, 1, 2) == pytest.approx(50e-6 + 10e6 / 10e9)
+    assert sparse.collective_seconds("all_gather", 80_000_000, (0, 1, 2, 3)) == pytest.approx(
+        3 * 50e-6 + 3 / 4 * 80e6 / 20e9
+    )

@@ -44,9 +44,9 @@ def test_what_is_no_cluster_is_refused(typed: str) -> None:
 
 
 def test_costs_are_those_of_the_cluster_over_the_nodes_of_a_stage() -> None:
-    here = job("cluster=h100_sxm", "train.precision=bf16")
+    here = job("cluster=h100_sxm", "train.precision=bf16", "launch.nproc=8", "launch.nnodes=2")
     costs = on_cluster(CostModel(), here, 8)
-    assert (costs.flops_per_second, costs.memory_bytes_per_second) == (989e12 * 0.72, 3350e9)
+    assert (costs.flops_per_second, costs.memory_bytes_per_second) == (989e12 * 0.72, 3350e9 * 0.75)
     assert (costs.latency, costs.bytes_per_second) == (pytest.approx(7 * 3e-6), 370e9)
     across = on_cluster(CostModel(), here, 16)
     assert (across.latency, across.bytes_per_second) == (pytest.approx(15 * 30e-6), 8 * 45e9)
