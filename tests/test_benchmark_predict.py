@@ -41,7 +41,7 @@ def test_the_command_adds_what_is_predicted_or_why_it_is_not(tmp_path: Path) -> 
 
 
 def test_steps_and_bytes_are_about_what_was_measured(plans: dict[str, Planned | str]) -> None:
-    """Each of these rows was within 15 % when this was written; constants that are fitted anew may differ a little."""
+    """Each of these rows was within 18 % when this was written; constants that are fitted anew may differ."""
     for c in compared(ROWS, plans, ("step_time", "tokens_per_s_per_gpu", "memory")):
         assert abs(c.error) < 0.25, (c.raw, c.predicted)
 

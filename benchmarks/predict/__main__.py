@@ -13,7 +13,7 @@ from benchmarks.predict.fit import fit
 from benchmarks.predict.frameworks import FITTED, SAID
 from benchmarks.predict.plans import Planned, key, planned
 from benchmarks.predict.rows import TIMES, read, write
-from benchmarks.predict.values import compared, seconds, value
+from benchmarks.predict.values import seconds, timed, value
 
 MOST_FITTED = 200
 """Rows that constants are fitted to, drawn at random: more take longer and change nothing."""
@@ -48,7 +48,7 @@ def _added(raw: dict[str, str], plan: Planned | str) -> dict[str, str]:
 def _fitted(rows: Sequence[dict[str, str]], framework: str, processes: int) -> str:
     """Constants, and how well they do on the models that they were fitted to and on the others."""
     plans = planned([r for r in rows if r["metric"] in TIMES], processes)
-    found = [c for c in compared(rows, plans, TIMES[:3]) if c.plan.row.framework == framework]
+    found = [c for c in timed(rows, plans) if c.plan.row.framework == framework]
     models = sorted({c.raw["model"] for c in found})
     mine = [c for c in found if c.raw["model"] in models[::2]]
     some = random.Random(0).sample(mine, min(MOST_FITTED, len(mine)))

@@ -11,12 +11,9 @@ from benchmarks.predict import scatter
 from benchmarks.predict.choice import cells, out_of_memory
 from benchmarks.predict.frameworks import FITTED, SAID
 from benchmarks.predict.plans import Planned, key
-from benchmarks.predict.rows import TIMES
-from benchmarks.predict.values import Compared, compared, seconds, step
+from benchmarks.predict.values import Compared, compared, seconds, step, timed
 
 NAME, PICTURES = "predict.md", "results"
-SLOW = 2.0
-"""Runs that take longer than others by this factor say little of what they are predicted to hold."""
 ROOM = 80.0
 """GB of a device that rows which failed are held against."""
 BLIND = (
@@ -30,7 +27,7 @@ BLIND = (
 def write(folder: Path, rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> None:
     """``folder`` gets predict.md, and results/predict_SOURCE.svg of each source with times."""
     (folder / PICTURES).mkdir(parents=True, exist_ok=True)
-    times = [c for c in compared(rows, plans, TIMES[:3]) if c.raw["metric"] != "mfu" or _only_mfu(c)]
+    times = timed(rows, plans)
     sources = sorted({c.raw["source"] for c in times})
     for source in sources:
         found = [c for c in times if c.raw["source"] == source]
@@ -54,11 +51,6 @@ def write(folder: Path, rows: Sequence[dict[str, str]], plans: dict[str, Planned
         *(f"![{source}]({PICTURES}/predict_{source}.svg)" for source in sources),
     ]
     (folder / NAME).write_text("\n".join(text) + "\n")
-
-
-def _only_mfu(c: Compared) -> bool:
-    """Of rows whose time is told too, that is enough; tables that tell a rate only have it as MFU."""
-    return c.raw["source"].startswith("megatron_h100")
 
 
 def _times(times: Sequence[Compared], sources: Sequence[str]) -> Iterator[str]:

@@ -80,6 +80,12 @@ def seconds(c: Compared) -> float:
     return found.seconds * (100 * found.mfu / c.measured)
 
 
+def timed(rows: Iterable[dict[str, str]], plans: dict[str, Planned | str]) -> list[Compared]:
+    """Those that tell how long a step takes. MFU only where nothing else does: formulas differ."""
+    found = compared(rows, plans, TIMES[:3])
+    return [c for c in found if c.raw["metric"] != "mfu" or c.raw["source"] == "megatron_h100"]
+
+
 def compared(
     rows: Iterable[dict[str, str]], plans: dict[str, Planned | str], metrics: Sequence[str]
 ) -> list[Compared]:
@@ -90,8 +96,3 @@ def compared(
         if raw["metric"] in metrics and not isinstance(plan, str):
             out.append(Compared(raw, plan, float(raw["value"]), value(raw, plan)))
     return out
-
-
-def under(found: Sequence[Compared], cluster: Cluster) -> list[Compared]:
-    """The same predicted with other constants."""
-    return [replace(c, predicted=value(c.raw, c.plan, cluster)) for c in found]
