@@ -78,7 +78,7 @@ class Estimate:
     step: Prediction | None
 
     @property
-    def schedule(self) -> Timeline:
+    def simulated(self) -> Timeline:
         """In seconds where they are predicted, else in a time without unit."""
         if self.step is None:
             return self.timeline

@@ -106,7 +106,7 @@ def _head(plan: Plan) -> Rows:
 
 
 def _pipeline(plan: Plan) -> Rows:
-    sz, t = plan.sizes, plan.estimate.schedule
+    sz, t = plan.sizes, plan.estimate.simulated
     if sz.grid["pp"] == 1:
         yield "schedule", f"one stage, {many(sz.micros, 'micro batch')} a step"
         return

@@ -12,7 +12,7 @@ PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
 
 def pictures(plan: Plan) -> dict[str, str]:
     """Their texts by name; memory over device matrices is not known from action to action."""
-    found, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.schedule
+    found, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.simulated
     after = None
     if step is not None:
         after = tuple((t.name, t.seconds) for t in step.terms if t.name not in PIPELINE and t.seconds)

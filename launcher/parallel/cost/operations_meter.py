@@ -22,7 +22,7 @@ FREE = frozenset({
 
 
 class OperationsMeter:
-    """``done``: since the last time that somebody asked for it, or ``mark``."""
+    """What has been seen, from any ``mark`` on."""
 
     def __init__(self) -> None:
         self._seen: list[Operations] = []

@@ -43,7 +43,7 @@ CURE = "name a larger module there, so that this code runs inside it"
 
 
 Cost = tuple[int, int, Operations]
-NOTHING: Cost = (0, 0, Operations())
+NO_COST: Cost = (0, 0, Operations())
 
 
 class Tracer(Capture):
@@ -67,7 +67,7 @@ class Tracer(Capture):
         self.writes: dict[fx.Node, frozenset[int]] = {}
         self.spans: list[tuple[int, fx.Node]] = []
         self.origins: dict[fx.Node, frozenset[Any]] = {}
-        self._last: tuple[Cost, frozenset[int], int] = (NOTHING, frozenset(), 0)
+        self._last: tuple[Cost, frozenset[int], int] = (NO_COST, frozenset(), 0)
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
         """The module that ``node`` calls, and what it is given."""

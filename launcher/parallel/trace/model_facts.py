@@ -20,7 +20,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.parameter_hooks import hooks
 from launcher.parallel.trace.aliasing import memory, trained
 from launcher.parallel.trace.fx_glue import (
-    NOTHING,
+    NO_COST,
     RUNNING,
     Tracer,
     follow,
@@ -193,7 +193,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
 
         specs, packed = _specs(tracer.values[n])
-        saved, flops, operations = tracer.costs.get(n, NOTHING)
+        saved, flops, operations = tracer.costs.get(n, NO_COST)
 
         node = Node(
             name=n.name,
@@ -221,7 +221,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
 
 def _backward(tracer: Tracer, node: fx.Node, backwards: BackwardMeter) -> Backward:
     """What the backward of a node costs."""
-    saved, _, forward = tracer.costs.get(node, NOTHING)
+    saved, _, forward = tracer.costs.get(node, NO_COST)
     if node.op == "call_module":
         seen = backwards.measure(*tracer.called(node))
         return seen.backward if seen is not None else Backward(kept=saved, operations=forward.backward)

@@ -38,9 +38,6 @@ class Operations:
     moved: int = 0
     kernels: int = 0
 
-    def __add__(self, other: Operations) -> Operations:
-        return total((self, other))
-
     def __sub__(self, other: Operations) -> Operations:
         """What is left without ``other``, which is a part of it."""
         left = Counter(dict(self.products))
