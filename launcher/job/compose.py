@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.errors import Problem, RequestError
+from launcher.job import candidates
 from launcher.job.cures.group_override import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
@@ -80,7 +81,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     here = ConfigFiles.of(config_dir)
     texts = sift(overrides, KnownNames(here.groups(), here.options("recipe")), found)
     typed = read(texts, found)
-    configs, typed = _config_files(typed, config_dir, found)
+    configs, typed = _config_files(candidates.all_open(typed), config_dir, found)
     places = tuple(_typed_places(overrides, typed))
 
     # Hydra merges the files of the chosen options
@@ -101,6 +102,10 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     found += _idle(origins)
     found = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in found]
     job = _validated(data, origins, found)
+    if job is not None:
+        found += candidates.wrong(job, data)
+        job, unknown = candidates.named_operators(job, configs)
+        found += unknown
     if job is None or found:
         relevant = _relevant(found, misspelt)
         raise BadRequest(with_group_cures(relevant, typed, origins), origins)

@@ -13,13 +13,25 @@ from typing import TYPE_CHECKING, Any
 from launcher.console import gone, say, tell
 from launcher.errors import DONE, refuse
 from launcher.job.schema.job import Job, Launch
+from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, impossible
 from launcher.plan.show import short
 from launcher.plan.step_order import Phase
 from launcher.plan.values.text import many
 from launcher.plan.verbs import goes_on
 from launcher.planner.plan_job import before_torch, plan_checked, planning
-from launcher.run import execute, launch, layout_files, memory_check, preflight, resume, show, status
+from launcher.run import (
+    best_recipe,
+    execute,
+    launch,
+    layout_files,
+    layout_search,
+    memory_check,
+    preflight,
+    resume,
+    show,
+    status,
+)
 from launcher.run.settle import Settled, home, settle
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
@@ -31,6 +43,9 @@ if TYPE_CHECKING:
     from launcher.run.outer_ranks import Others
     from launcher.runtime.training.metrics import Metrics
     from launcher.runtime.training.progress import SilentProgress
+
+BEST = Path("plan", "best.yaml")
+"""In the folder of a run whose layout was searched for."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,9 @@ class RunRequest:
 
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
+    if request.job.show == "search":
+        say("\n".join(layout_search.shown(memory_check.told(request.job))))
+        return DONE
     if request.job.show is not None:
         say("\n".join(show.shown(request.job, request.overrides)))
         return DONE
@@ -99,7 +117,7 @@ def rehearse(request: Request, planned: bool = True) -> None:
     job = request.job
     if job.show == "config":
         return
-    if job.show is not None and planned:
+    if job.show is not None and planned and job.show != "search":
         list(show.shown(job, request.overrides))
     elif job.show is not None:
         show.check(job)
@@ -108,7 +126,9 @@ def rehearse(request: Request, planned: bool = True) -> None:
 
         asked = settle(job, as_yaml(request.data), request.overrides, None)
         if planned:
-            _decide(asked)
+            _decide(*_settled(asked))
+        elif layout_search.open_ended(asked.job):
+            layout_search.check(asked.job)
         else:
             refuse(impossible(before_torch(asked.job, preflight.before_plan(asked)).asked))
 
@@ -117,8 +137,8 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
     """Returns the figures of the steps."""
     with stoppable(), _saved(request.job):
         # What is meant here, what can be refused, what will happen.
-        asked = settle(request.job, request.config, request.overrides, others)
-        start, plan = _decide(asked)
+        asked, chosen = _settled(settle(request.job, request.config, request.overrides, others))
+        start, plan = _decide(asked, chosen)
 
         with _opened(asked, others) as at:
             # What an earlier start has left to do.
@@ -130,13 +150,21 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
             if left:
                 goes_on_from = _source(asked, plan, at, left)
                 run = execute.Run(asked.job, plan, at, start, others=others, resume=goes_on_from)
+                if chosen:
+                    best_recipe.write(at / BEST, asked.job, tuple(map(str, chosen)))
                 _run(run, left, record, request)
             else:
                 _already_done(record)
             return record.results
 
 
-def _decide(asked: Settled) -> tuple[launch.Start, Plan]:
+def _settled(asked: Settled) -> tuple[Settled, tuple[Note, ...]]:
+    """With the layout that is found where one is left open, and what was chosen."""
+    job, chosen = layout_search.settled(asked.job)
+    return replace(asked, job=job), chosen
+
+
+def _decide(asked: Settled, chosen: Sequence[Note] = ()) -> tuple[launch.Start, Plan]:
     """How the ranks start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
     # What can be refused without torch, all of it at once.
     checked = before_torch(asked.job, preflight.before_plan(asked))
@@ -150,7 +178,7 @@ def _decide(asked: Settled) -> tuple[launch.Start, Plan]:
         found, notes = preflight.after_plan(asked, plan)
         refuse(found)
         start = memory_check.checked(asked.job, plan, start)
-    return start, replace(plan, notes=(*plan.notes, *notes))
+    return start, replace(plan, notes=(*plan.notes, *chosen, *notes))
 
 
 @contextmanager

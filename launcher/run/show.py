@@ -12,19 +12,19 @@ from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.show import SHORT, short, text
 from launcher.plan.step_order import alone
 from launcher.planner.plan_job import before_torch, plan_job, planning, settled
-from launcher.run import memory_check, preflight, resume
+from launcher.run import layout_search, memory_check, preflight, resume
 
 
 def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
     """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
-    job = memory_check.told(job)
+    job, chosen = layout_search.settled(memory_check.told(job))
     transforms = preflight.previews(job)
     if not (transforms and alone(job.steps)):
         plan = plan_job(job)
         with planning():
             since = resume.shown(job, plan, overrides)
             notes = preflight.pending(job, plan)
-        plan = replace(plan, notes=(*plan.notes, *since))
+        plan = replace(plan, notes=(*plan.notes, *chosen, *since))
 
         if job.show == "timeline":
             yield drawn(plan.estimate.timeline)
@@ -39,5 +39,7 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
 
 def check(job: Job) -> None:
     """Raises ``RequestError`` for what would keep it from being shown, as far as is known without torch."""
-    if not (preflight.previews(job) and alone(job.steps)):
+    if layout_search.open_ended(job) or job.show == "search":
+        layout_search.check(job)
+    elif not (preflight.previews(job) and alone(job.steps)):
         refuse(impossible(before_torch(settled(memory_check.told(job))).asked))

@@ -33,7 +33,8 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
             # another choice replaces its section, all else is merged into it
             chooses = isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
             another = key in CHOSEN and chooses
-            OmegaConf.update(cfg, key, value, merge=not another, force_add=True)
+            merged = isinstance(value, Mapping) and not another  # a list of candidates is instead of it
+            OmegaConf.update(cfg, key, value, merge=merged, force_add=True)
     except OmegaConfBaseException as error:
         return Problem(key, f"{redacted(override.text)}: {_first_line(error)}")
     return None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Model, Optim, Schedule
 from launcher.job.schema.parallel import Parallel
+from launcher.job.schema.search import Search, lifted
 from launcher.job.schema.steps import Step, named
 
 
@@ -118,13 +120,14 @@ class Job(Settings):
     recipe: str | None = None
     runs: str = "runs"
     run_dir: str | None = None
-    show: Literal["config", "plan", "plan-full", "timeline"] | None = None
+    show: Literal["config", "plan", "plan-full", "timeline", "search"] | None = None
     model: Model
     data: Data
     optim: Optim
     schedule: Schedule
     train: Train
     parallel: Parallel = Parallel()
+    search: Search = Search()
     launch: Launch = Launch()
     cluster: Cluster = Cluster()
     checkpoint: Checkpoint = Checkpoint()
@@ -132,3 +135,9 @@ class Job(Settings):
     logger: Logger = Logger()
     debug: Debug = Debug()
     security: Security = Security()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _searched(cls, data: Any) -> Any:
+        """What is left open at its key is candidates of a search."""
+        return lifted(data) if isinstance(data, Mapping) else data

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.plan.schedule.actions import Action, Row
@@ -84,6 +85,16 @@ class Moment:
     def total(self) -> int:
         return self.grads + self.gathered + self.activations
 
+    def __add__(self, other: Moment) -> Moment:
+        return Moment(
+            self.grads + other.grads, self.gathered + other.gathered, self.activations + other.activations
+        )
+
+    def __sub__(self, other: Moment) -> Moment:
+        return Moment(
+            self.grads - other.grads, self.gathered - other.gathered, self.activations - other.activations
+        )
+
 
 @dataclass(frozen=True)
 class Habits:
@@ -113,8 +124,7 @@ def fullest(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Moment:
 
 def levels(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Iterator[Level]:
     """Before the first action, of each action, and after the last one."""
-    for moments, after in _Walk(loads, habits).moments(row):
-        yield Level(max(moments, key=lambda m: m.total), after)
+    return _Walk(loads, habits).levels(row)
 
 
 @dataclass
@@ -131,27 +141,46 @@ class _Walk:
     dropped: set[tuple[int, int]] = field(default_factory=set)
     lingering: int = 0
     last: bool = False
+    known: dict[Hashable, tuple[Moment, Moment, int]] = field(default_factory=dict)
 
     def now(self, *, gathered: int = 0, activations: int = 0) -> Moment:
         return Moment(self.grads, self.gathered + gathered, self.activations + activations)
 
-    def moments(self, row: Row) -> Iterator[tuple[list[Moment], Moment]]:
-        """Before the first action, of each action, and after the last one: moments, and what is left then."""
+    def levels(self, row: Row) -> Iterator[Level]:
+        """Before the first action, of each action, and after the last one."""
         self.activations += sum(load.buffers for load in self.loads.values())
         self.gathered += sum(load.repeated_modules for load in self.loads.values())
         if not self.habits.again:
             self.gathered += sum(g.whole for load in self.loads.values() for g in load.gathers)
-        left = {s: sum(a.stage == s and a.kind in "BW" for a in row) for s in self.loads}
-        yield [self.now()], self.now()
+        left = Counter(a.stage for a in row if a.kind in "BW")
+        yield Level(self.now(), self.now())
         for a in row:
-            load = self.loads[a.stage]
             self.last = left[a.stage] == 1
-            moments = [*self._act(a, load, a.micro % len(load.passes))]
             left[a.stage] -= a.kind in "BW"
-            if not left[a.stage] and a.kind != "F":
-                moments += self._finish(a.stage)
-            yield moments, self.now()
-        yield [self.now(activations=self.habits.copied)], self.now()
+            yield self._level(a, over=not left[a.stage] and a.kind != "F")
+        yield Level(self.now(activations=self.habits.copied), self.now())
+
+    def _level(self, a: Action, over: bool) -> Level:
+        """Of one action: what an equal one had that found the same; ``over``: it is the last of its stage."""
+        load = self.loads[a.stage]
+        piece = a.micro % len(load.passes)
+        there = (self._grown(), frozenset(self.unreduced))
+        key = (a.kind, a.stage, piece, self.last, over, self.lingering, there)
+        before = self.now()
+        if key not in self.known:
+            moments = [*self._act(a, load, piece), *(self._finish(a.stage) if over else ())]
+            most, after = max(moments, key=lambda m: m.total), self.now()
+            if (self._grown(), frozenset(self.unreduced)) == there:
+                self.known[key] = most - before, after - before, self.lingering
+            return Level(most, after)
+        most, change, self.lingering = self.known[key]
+        after = before + change
+        self.grads, self.gathered, self.activations = after.grads, after.gathered, after.activations
+        return Level(before + most, after)
+
+    def _grown(self) -> tuple[int, ...]:
+        """Nothing leaves these: of as many it is the same."""
+        return tuple(len(grown) for grown in (self.reduced, self.summed, self.begun, self.dropped))
 
     def _act(self, a: Action, load: StageLoad, piece: int) -> Iterator[Moment]:
         one = load.passes[piece]

@@ -1,0 +1,206 @@
+"""What a layout takes at least: in seconds and in bytes, without a plan of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.job.schema.job import Job
+from launcher.job.schema.search import AUTO
+from launcher.plan import recompute_auto
+from launcher.plan.plan import GB, Plan
+from launcher.plan.prediction.speeds import Speeds, together
+from launcher.plan.prediction.step_seconds import collectives
+from launcher.plan.schedule.schedules import RULES
+from launcher.plan.values.facts import ITEMSIZE
+from launcher.planner.search.layout import Layout
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The whole model on one rank of ``tp``: seconds and bytes of a micro batch of one sample.
+
+    ``device``: of its kernels, ``again``: those of a forward, ``late``: those of a backward that may be put
+    off. ``sent``: on the links between ranks of tp, ``host``: of launching it all, however many samples.
+    ``saved``: what a backward needs of a forward, ``handed``: what a stage hands on. ``params``,
+    ``optimizer``: bytes as they are kept; ``low``: share of ``params`` that is computed with. ``blocks``:
+    how many there are that are alike, and the share of all flops that one has.
+    """
+
+    device: float
+    again: float
+    late: float
+    sent: float
+    host: float
+    saved: int
+    handed: int
+    keeps_messages: bool
+    params: int
+    optimizer: int
+    low: float
+    blocks: int
+    block: float
+    batch_dependent: bool
+
+
+def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
+    """Of a plan with micro batches of one sample, unsharded weights, and nothing that runs again."""
+    work, grid = plan.estimate.work, plan.sizes.grid
+    memory = plan.estimate.memory
+    rows = [memory[grid.ranks(pp=pp)[0]] for pp in range(grid["pp"])]
+    trained = [p for p in plan.params if p.trainable] or list(plan.params)
+    backward = [(speeds.device_seconds(s.backward.kernels, True), s.weight) for s in work.stages]
+    forward = sum(speeds.device_seconds(s.forward.kernels) for s in work.stages)
+    passes = [one for s in work.stages for one in (s.forward, s.backward)]
+    blocks = set(recompute_auto.blocks(plan))
+    alike = [s for load in plan.estimate.loads for _, one in load.stages for s in one.passes[0].segments]
+    return Whole(
+        device=forward + sum(seconds for seconds, _ in backward),
+        again=forward,
+        late=sum(seconds * share for seconds, share in backward),
+        sent=sum(collectives(one.sent, grid.peers(0, "tp"), speeds) for one in passes),
+        host=sum(speeds.host_seconds(one.kernels.kernels) for one in passes),
+        saved=sum(s.saved for s in work.stages),
+        handed=min(work.crossings, default=0),
+        keeps_messages=keeps_messages,
+        params=sum(m.params for m in rows),
+        optimizer=sum(m.optimizer for m in rows),
+        low=min(ITEMSIZE[p.compute] / ITEMSIZE[p.spec.dtype] for p in trained),
+        blocks=len(blocks),
+        block=_least_share([s.saved for s in alike if s.module in blocks], sum(s.saved for s in alike)),
+        batch_dependent=plan.observed.batch_dependent,
+    )
+
+
+def _least_share(parts: Sequence[int], of: int) -> float:
+    return min(parts, default=0) / max(of, 1)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """About what a layout takes at least: of stages that are as alike as whole blocks let them be.
+
+    ``pipeline``: seconds until its last action is over, ``forward``: of all forwards in it; ``rest``: of what
+    comes after it. Bytes: ``states``, what is ``kept`` for backwards, and what of it is ``handed`` on and so
+    kept in any case; ``room`` for all of it where blocks run again so that it fits.
+    """
+
+    pipeline: float
+    forward: float
+    rest: float
+    states: float
+    kept: float
+    handed: float
+    room: float | None
+
+    def seconds(self, uneven: Uneven, policies: Policies) -> float:
+        """Of pipelines of a shape that is so ``uneven``."""
+        again = 0.0
+        if self.room is not None:
+            kept = self.kept * uneven.bytes
+            need = max(0.0, self.states + kept - self.room) / max(kept - self.handed, 1.0)
+            again = _again(need, policies) * self.forward
+        return uneven.seconds * (self.pipeline + again) + self.rest
+
+    @property
+    def nbytes(self) -> float:
+        """At least, whatever runs again."""
+        return self.states + (self.kept if self.room is None else min(self.kept, self.handed))
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """So many times longer a pipeline of one shape takes, and more its fullest rank keeps."""
+
+    seconds: float = 1.0
+    bytes: float = 1.0
+
+
+def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
+    """Without what only a plan knows: transfers, uneven stages, an allocator near its limit."""
+    costs = speeds.cluster.overheads
+    device = layout.micro * (of.device + costs.exposed_tp * of.sent)
+    share = max(1 / layout.stages, -(-of.blocks // layout.stages) * of.block)
+    slots = 2 * layout.chunks * costs.slot_ms / 1e3
+    one = together(device, of.host) * share + slots
+    states, kept, handed = _bytes(layout, of)
+    shard = 1 if layout.hsdp is None else layout.hsdp.shard_size
+    state = (3 * of.params + 2 * of.optimizer) / (layout.stages * shard) / speeds.memory
+    gb = job.cluster.memory_gb
+    return Bound(
+        pipeline=layout.micros * one + _fill(layout, of, one),
+        forward=layout.micros * layout.micro * of.again * share,
+        rest=_network(layout, of, speeds) + state + costs.step_ms / 1e3,
+        states=states,
+        kept=kept,
+        handed=handed,
+        room=gb * GB if gb is not None and layout.recompute == AUTO else None,
+    )
+
+
+Policies = tuple[tuple[float, float], ...]
+"""Of what a forward keeps the share that a policy frees, and the share of it that then runs again."""
+UNSEEN: Policies = ((0.6, 0.25), (1.0, 1.0))
+"""What is frugal and what is thorough, as long as no plan has shown it: little for much."""
+
+
+def _again(need: float, policies: Policies) -> float:
+    """The share of a forward that runs again at least, where so much of what it keeps has no room."""
+    freed, cost = 0.0, 0.0
+    for more, dearer in sorted(policies):
+        if need <= more:
+            return cost + (need - freed) / max(more - freed, 1e-9) * (dearer - cost)
+        freed, cost = more, dearer
+    return cost
+
+
+def _fill(layout: Layout, of: Whole, one: float) -> float:
+    """Seconds in which a pipeline is not full; ``one``: of a micro batch on a stage."""
+    stages = layout.stages - 1
+    if RULES[layout.scheduler].v:
+        return 0.0
+    if RULES[layout.scheduler].split:
+        return stages * max(0.0, one * (1 - 2 * of.late / max(of.device, 1e-12)))
+    return stages * one / layout.chunks
+
+
+def _bytes(layout: Layout, of: Whole) -> tuple[float, float, float]:
+    """Of a rank on the mean: states, what is kept for backwards, and of that what is kept in any case."""
+    hsdp, stages, chunks = layout.hsdp, layout.stages, layout.chunks
+    shard = 1 if hsdp is None else hsdp.shard_size
+    states = (of.params + of.optimizer + of.low * of.params) / shard  # with gradients
+    if hsdp is not None and hsdp.optimizer_level != "level3":
+        states += of.low * of.params
+
+    # micro batches on the first rank, those of its chunks counted one by one
+    ahead = min(stages, layout.micros) * chunks
+    if chunks > 1:
+        ahead = min(layout.micros * chunks, stages * (chunks - 1) + 2 * stages - 1)
+    kept = ahead / (stages * chunks) * layout.micro * of.saved
+    handed = (min(stages, layout.micros) if stages > 1 else 0) * layout.micro * of.handed
+    if of.keeps_messages and stages > 1:
+        handed = 2 * layout.micros * layout.micro * of.handed
+        kept += handed
+    return states / stages, kept, handed
+
+
+def _network(layout: Layout, of: Whole, speeds: Speeds) -> float:
+    """Of gradients and weights on a rank of the mean."""
+    if layout.replicas == 1:
+        return 0.0
+    costs = speeds.cluster.overheads
+    nbytes = of.low * of.params / layout.stages
+    copies = range(0, layout.replicas * layout.tp, layout.tp)
+    if layout.hsdp is None:
+        return costs.exposed_sums * 2 * _stream(nbytes, copies, speeds)
+    level = layout.hsdp.optimizer_level
+    gathers = 2 * layout.micros if level == "level3" else 1
+    scatters = 1 if level == "level1" else layout.micros
+    shards = copies[: layout.hsdp.shard_size]
+    return costs.exposed * (gathers + scatters) * _stream(nbytes, shards, speeds)
+
+
+def _stream(nbytes: float, ranks: Sequence[int], speeds: Speeds) -> float:
+    """Around a ring; without what each collective takes to begin: how many there are only a plan knows."""
+    _, rate = speeds.ring(ranks)
+    return (len(ranks) - 1) / len(ranks) * nbytes / rate

@@ -1,0 +1,205 @@
+"""The layouts that a request leaves open, and those that cannot be, counted by reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Hsdp, Recompute
+from launcher.job.schema.search import AUTO
+from launcher.plan.schedule.schedules import RULES
+from launcher.plan.values.text import many
+from launcher.planner.search.layout import Candidates, Layout
+
+STAGES, TP, MICROS = "parallel.pipeline.stages", "parallel.grid.tp", "parallel.pipeline.micro_batch_num"
+SCHEDULER, INTERLEAVE = "parallel.pipeline.scheduler", "parallel.pipeline.interleave"
+CHUNKS, HSDP, OPERATORS = "parallel.pipeline.chunks", "parallel.hsdp", "parallel.operators"
+SHARD, LEVEL, RECOMPUTE = "parallel.hsdp.shard_size", "parallel.hsdp.optimizer_level", "parallel.recompute"
+LEVELS = ("level1", "level2", "level3")
+SCHEDULERS = ("1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
+"""Those that auto means: gpipe takes as long as 1f1b and holds more, seq* ones cut sequences."""
+MOST_CHUNKS = 8
+ASKED = "as asked"
+"""The one candidate of a setting that is not searched for."""
+
+
+@dataclass
+class Space:
+    """``layouts`` of a request, and how many others there were, by what is wrong with them."""
+
+    layouts: list[Layout]
+    named: Candidates
+    out: Counter[str] = field(default_factory=Counter)
+
+
+def space(job: Job) -> Space:
+    """All that ``search.over`` leaves open; a setting that is not in it stays as it is."""
+    open_ = _Open(job)
+    named = Candidates(open_.operators(), open_.recompute())
+    found = Space([], named)
+    for tp in open_.tps():
+        for operators in open_.operators_of(tp, named.operators, found.out):
+            for stages in open_.stages(tp):
+                for layout in _of_grid(open_, tp, operators, stages, found):
+                    found.layouts.append(layout)
+    return found
+
+
+def _of_grid(open_: _Open, tp: int, operators: str, stages: int, found: Space) -> Iterator[Layout]:
+    """Layouts of this grid."""
+    world, batch = open_.world, open_.job.train.batch_size
+    if world % (stages * tp):
+        found.out[f"{many(world, 'rank')} cannot be cut evenly into {stages} x {tp}"] += 1
+        return
+    replicas = world // (stages * tp)
+    if batch % replicas:
+        found.out[f"train.batch_size {batch} cannot be cut evenly over {replicas} data-parallel ranks"] += 1
+        return
+    local = batch // replicas
+    for micros in open_.micros(stages, local, found.out):
+        for scheduler, chunks in open_.schedules(stages):
+            for hsdp in open_.sharing(replicas):
+                for recompute in found.named.recompute:
+                    pipe = (stages, scheduler, chunks, micros)
+                    yield Layout(tp, operators, *pipe, hsdp, recompute, replicas, local // micros)
+
+
+def impossible(job: Job) -> list[Problem]:
+    """Why nothing can be searched for; found without torch and without a model."""
+    over = job.search.over
+    found = []
+    if job.cluster.links is None:
+        text = "nobody says how fast the devices are that layouts are compared on"
+        found.append(Problem("cluster", text, "cluster=h100_sxm"))
+    if job.launch.nproc is None:
+        text = "null: a search needs to know how many ranks there are"
+        found.append(Problem("launch.nproc", text, "launch.nproc=8"))
+    par = job.parallel
+    sums = {
+        "parallel.pipeline.loss_reduction": (par.pipeline.loss_reduction == "sum", "sum", "mean"),
+        "parallel.gradients_mean": (not par.gradients_mean, "false", "true"),
+        "parallel.loss_repeated_mean": (not par.loss_repeated_mean, "false", "true"),
+    }
+    for key, (wrong, value, cure) in sums.items():
+        if wrong:
+            text = f"{value}: the size of a step would hang on the layout that is found"
+            found.append(Problem(key, text, f"{key}={cure}"))
+    if over.get(OPERATORS) == AUTO:
+        found.append(Problem(OPERATORS, "auto: only a composed request has options of operators"))
+    return found
+
+
+class _Open:
+    """The values of each setting that ``job`` allows."""
+
+    def __init__(self, job: Job) -> None:
+        assert job.launch.nproc is not None
+        self.job = job
+        self.over: Mapping[str, Any] = job.search.over
+        self.a_node = job.launch.nproc
+        self.world = job.launch.nproc * job.launch.nnodes
+
+    def _values(self, key: str, auto: Sequence[Any], asked: Any) -> list[Any]:
+        return _values(self.over, key, auto, asked)
+
+    def tps(self) -> list[int]:
+        """Over ranks of a node alone: its links are the fast ones."""
+        asked = self.job.parallel.grid.tp or 1
+        return self._values(TP, _divisors(self.a_node), asked)
+
+    def operators(self) -> Mapping[str, Any]:
+        found = self.over.get(OPERATORS)
+        return {ASKED: self.job.parallel.operators} if found is None else found
+
+    def operators_of(self, tp: int, named: Mapping[str, Any], out: Counter[str]) -> Iterator[str]:
+        """Those that cut something where there is something to cut over, and else one that cuts nothing."""
+        if tp == 1 and len(named) > 1:
+            yield min(named, key=lambda name: (bool(named[name]), name))
+            return
+        for name, cut in named.items():
+            if tp > 1 and not cut and len(named) > 1:
+                continue
+            yield name
+
+    def stages(self, tp: int) -> list[int]:
+        return self._values(STAGES, _divisors(self.world // tp), self.job.parallel.pipeline.stages)
+
+    def micros(self, stages: int, local: int, out: Counter[str]) -> Iterator[int]:
+        asked = self.job.parallel.pipeline.micro_batch_num or stages
+        for n in self._values(MICROS, _divisors(local), asked):
+            if local % n:
+                out[f"{local} samples of a rank cannot be cut evenly into {n} micro batches"] += 1
+            elif n < stages:
+                out["fewer micro batches than stages"] += 1
+            else:
+                yield n
+
+    def schedules(self, stages: int) -> Iterator[tuple[str, int]]:
+        """A scheduler, and its virtual stages a rank: 1 where it has its own way."""
+        pipe = self.job.parallel.pipeline
+        if stages == 1:
+            yield "1f1b", 1
+            return
+        both = self._values(INTERLEAVE, (False, True), pipe.interleave)
+        for scheduler in self._values(SCHEDULER, SCHEDULERS, pipe.scheduler):
+            for interleave in both:
+                if not interleave:
+                    yield scheduler, 1
+                elif not (RULES[scheduler].single or RULES[scheduler].v):
+                    for chunks in self._values(CHUNKS, range(2, MOST_CHUNKS + 1), pipe.chunks):
+                        yield scheduler, chunks
+
+    def sharing(self, replicas: int) -> Iterator[Hsdp | None]:
+        """``None``: every rank has all weights of its stage."""
+        if replicas == 1:
+            yield None
+            return
+        left_open = self.over.get(HSDP) == AUTO
+        whole = self._values(HSDP, (None, Hsdp()), self.job.parallel.hsdp)
+        if not left_open and {SHARD, LEVEL} & self.over.keys():
+            whole = [one or Hsdp() for one in whole]
+        for one in whole:
+            if one is None:
+                yield None
+                continue
+            base = one if isinstance(one, Hsdp) else Hsdp.model_validate(one)
+            every = dict.fromkeys((SHARD, LEVEL), AUTO) if left_open else {}
+            over = {**every, **self.over}
+            for shard in _values(over, SHARD, _divisors(replicas)[1:], base.shard_size):
+                for level in _values(over, LEVEL, LEVELS, base.optimizer_level):
+                    yield base.model_copy(update={"shard_size": shard, "optimizer_level": level})
+
+    def recompute(self) -> Mapping[str, Recompute | None]:
+        found = self.over.get(RECOMPUTE)
+        if found is None:
+            return {ASKED: self.job.parallel.recompute}
+        if found == AUTO:
+            return {AUTO: None if self.job.cluster.memory_gb is None else Recompute(modules=AUTO)}
+        return {str(n): _recompute(one) for n, one in enumerate(found, 1)}
+
+
+def _recompute(value: Any) -> Recompute | None:
+    if value == AUTO:
+        return Recompute(modules=AUTO)
+    return None if value is None else Recompute.model_validate(value)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _values(over: Mapping[str, Any], key: str, auto: Sequence[Any], asked: Any) -> list[Any]:
+    """Candidates for a key: what it means by auto, those that are listed, or what was asked for."""
+    found = over.get(key)
+    if found is None:
+        return [asked]
+    return list(auto) if found == AUTO else _once(found)
+
+
+def _once(values: Sequence[Any]) -> list[Any]:
+    """Without repetitions; dicts among them are not hashable."""
+    return [v for n, v in enumerate(values) if v not in values[:n]]

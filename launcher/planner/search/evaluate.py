@@ -1,0 +1,165 @@
+"""What the plan of one layout predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.plan import recompute_auto
+from launcher.plan.cost.device_memory import tightest
+from launcher.plan.plan import GB, Plan
+from launcher.plan.prediction.speeds import Speeds
+from launcher.planner.plan_job import plan_job
+from launcher.planner.search.layout import Candidates, Layout, job_of
+from launcher.planner.traces import Traces
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A layout that no plan can be made of."""
+
+    layout: Layout
+    why: str
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """``nbytes`` on the ``ranks`` that need most. ``count`` of samples or tokens a step; ``terms``: what its
+    seconds go to.
+
+    ``again``: share of the blocks that run again so that it fits, where that is left to the plan, and by
+    which policy; seconds and bytes are then between those of plans of none and of all. ``pipeline``:
+    seconds until the last action is over, and ``plain`` bytes, with none; ``tried``:
+    bytes, and seconds more, with all blocks under each policy.
+    """
+
+    layout: Layout
+    seconds: float
+    nbytes: int
+    ranks: tuple[int, ...]
+    mfu: float
+    count: int
+    unit: str
+    pipeline: float
+    plain: int
+    terms: tuple[tuple[str, float], ...]
+    again: float = 0.0
+    policy: str = ""
+    tried: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """The fastest first; of equally fast ones the leanest, then the plainest."""
+        return (self.seconds, self.nbytes, self.layout.order)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What all layouts of a search have in common."""
+
+    job: Job
+    named: Candidates
+    speeds: Speeds
+
+    @property
+    def room(self) -> int | None:
+        gb = self.job.cluster.memory_gb
+        return None if gb is None else int(gb * GB)
+
+    def of(self, layout: Layout) -> Job:
+        """The request of this layout."""
+        fuses = "parallel.comm_fusion" in self.job.search.over
+        return job_of(self.job, layout, self.named, self.speeds if fuses else None)
+
+
+def evaluate(asked: Question, layout: Layout, traces: Traces) -> Predicted | Refused:
+    """By a plan; by plans of none and all blocks where as few as fit run again."""
+    job = asked.of(layout)
+    choosing = recompute_auto.asked(job)
+    try:
+        plain = plan_job(recompute_auto.under(job, {}) if choosing else job, traces)
+        if plain.estimate.step is None:
+            return Refused(layout, "over device matrices no seconds are predicted")
+        found = predicted(layout, plain)
+        if not choosing or asked.room is None or found.nbytes <= asked.room:
+            return found
+        return _fitted(found, job, plain, asked.room, traces=traces)
+    except RequestError as error:
+        return Refused(layout, "; ".join(f"{p.key}: {p.text}" for p in error.problems[:1]))
+
+
+def predicted(layout: Layout, plan: Plan) -> Predicted:
+    """``plan`` is that of ``layout``, with seconds."""
+    step = plan.estimate.step
+    assert step is not None
+    most = tightest(plan.estimate.memory, 0)
+    count, unit = (step.samples, "samples") if step.tokens is None else (step.tokens, "tokens")
+    return Predicted(
+        layout=layout,
+        seconds=step.seconds,
+        nbytes=most.needed,
+        ranks=most.ranks,
+        mfu=step.mfu,
+        count=count,
+        unit=unit,
+        pipeline=step.timeline.makespan,
+        plain=most.needed,
+        terms=tuple((t.name, t.seconds) for t in step.terms),
+    )
+
+
+def _fitted(plain: Predicted, job: Job, plan: Plan, room: int, *, traces: Traces) -> Predicted:
+    """As fast as it gets in ``room``; the leanest where nothing fits."""
+    blocks = recompute_auto.blocks(plan)
+    tried: list[Predicted] = []
+    for policy in recompute_auto.POLICIES[1:] if blocks else ():
+        try:
+            all_again = plan_job(recompute_auto.under(job, dict.fromkeys(blocks, policy)), traces)
+        except RequestError:  # this policy is not for this model; the other may be
+            continue
+        found = replace(predicted(plain.layout, all_again), policy=policy, again=1.0)
+        tried.append(replace(found, pipeline=plain.pipeline, plain=plain.plain))
+    shown = tuple((one.nbytes, one.seconds - plain.seconds) for one in tried)
+    tried = [replace(one, tried=shown) for one in tried]
+    fitting = [_between(plain, all_again, room) for all_again in tried if all_again.nbytes <= room]
+    if fitting:
+        return min(fitting, key=lambda one: one.order)
+    return min([plain, *tried], key=lambda one: one.nbytes)
+
+
+def _between(none: Predicted, every: Predicted, room: int) -> Predicted:
+    """With the share of blocks running again that leaves no more than ``room``."""
+    share = (none.nbytes - room) / (none.nbytes - every.nbytes)
+    seconds = none.seconds + share * (every.seconds - none.seconds)
+    both = zip(none.terms, every.terms, strict=True)
+    terms = tuple((name, took + share * (more - took)) for (name, took), (_, more) in both)
+    mfu = none.mfu * none.seconds / seconds
+    return replace(every, seconds=seconds, mfu=mfu, nbytes=room, again=share, terms=terms)
+
+
+def fits(found: Predicted, room: int | None) -> bool:
+    return room is None or found.nbytes <= room
+
+
+def best(found: Sequence[Predicted], room: int | None) -> list[Predicted]:
+    """Those that fit, in their order."""
+    return sorted((p for p in found if fits(p, room)), key=lambda p: p.order)
+
+
+def chosen(asked: Question, found: Predicted, traces: Traces) -> tuple[Job, Predicted]:
+    """The request of a layout, with the blocks that run again, and what its plan says.
+
+    Raises ``RequestError`` where it does not fit after all.
+    """
+    job = asked.of(found.layout)
+    if not recompute_auto.asked(job):
+        return job, found
+    if not found.again:
+        return recompute_auto.under(job, {}), found
+    plan = plan_job(job, traces)
+    modules = {r.module: "selective" if r.keep else "full" for r in plan.recomputed}
+    share = len(modules) / max(len(recompute_auto.blocks(plan)), 1)
+    exact = replace(predicted(found.layout, plan), again=share, policy=found.policy)
+    return recompute_auto.under(job, modules), exact

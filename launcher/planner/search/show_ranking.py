@@ -1,0 +1,151 @@
+"""A search as text: the best layouts, what others lose, and why each setting is what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import shorten
+
+from launcher.errors import Problem
+from launcher.plan.partition.sizes import Note
+from launcher.plan.values.text import bytes_text, many, scaled, spans
+from launcher.planner.search.evaluate import Predicted
+from launcher.planner.search.layout import KEYS
+from launcher.planner.search.ranking import Ranking
+from launcher.planner.search.single_change import Change
+
+SHOWN = 10
+"""Layouts of a table."""
+OTHERS = 3
+"""Other values of a setting that a note compares with."""
+REASONS = 5
+WIDTH = 90
+"""Of a reason, in characters."""
+
+
+def text(ranking: Ranking) -> Iterator[str]:
+    """A table of the best, the front of time against memory, and what was left out."""
+    best = ranking.best[:SHOWN]
+    cluster = ranking.question.speeds.cluster.name or "the cluster"
+    yield f"search over {ranking.layouts:,} layouts on {cluster}, predicted"
+    rows: list[tuple[str, ...]] = [("", "time", f"{best[0].unit}/s", "MFU", "memory", "layout", "slower by")]
+    rows += [_row(n, one, best[0]) for n, one in enumerate(best, 1)]
+    yield from _table(rows)
+    if any(one.again for one in best[1:]):
+        yield "  * between plans of no and of all blocks running again"
+    leaner = [f"{_took(p.seconds)} in {bytes_text(p.nbytes)}" for p in ranking.front[:SHOWN]]
+    yield f"  front      {', '.join(leaner)}"
+    yield from (f"  {'chosen' if not n else '':<10} {note}" for n, note in enumerate(notes(ranking)))
+    yield from _counted(ranking)
+
+
+def _row(n: int, one: Predicted, first: Predicted) -> tuple[str, ...]:
+    number, prefix = scaled(one.count / one.seconds)
+    star = "*" if one.again and one is not first else ""
+    cells = (f"{star}{n}", _took(one.seconds), f"{number}{prefix}", f"{one.mfu:.1%}", bytes_text(one.nbytes))
+    return (*cells, _layout(one), _slower(one, first))
+
+
+def _layout(one: Predicted) -> str:
+    """In few words: what is not there is not named."""
+    it = one.layout
+    words = [f"tp {it.tp} {it.operators}"] if it.tp > 1 else []
+    if it.stages > 1:
+        chunks = f" x {it.chunks}" if it.chunks > 1 else ""
+        words.append(f"{it.stages}{chunks} stages {it.scheduler}")
+    words.append(f"{it.micros} x {it.micro}")
+    if it.hsdp is not None:
+        words.append(f"{it.hsdp.optimizer_level} {it.hsdp.shard_size} of {it.replicas}")
+    elif it.replicas > 1:
+        words.append(f"{it.replicas} copies")
+    if one.again:
+        words.append(f"{one.again:.0%} again, {one.policy}")
+    return ", ".join(words)
+
+
+def _slower(one: Predicted, first: Predicted) -> str:
+    """What it takes longer for than the first, most of all."""
+    before = dict(first.terms)
+    name, more = max(((name, took - before[name]) for name, took in one.terms), key=lambda term: term[1])
+    if one is first or more <= 0:
+        return ""
+    return f"{one.seconds / first.seconds - 1:.1%}: {name}"
+
+
+def _took(seconds: float) -> str:
+    """
+    >>> _took(20.704), _took(0.01234)
+    ('20.70 s', '12.34 ms')
+    """
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        left = [f"{cell:>{w}}" for cell, w in zip(row[:5], widths[:5], strict=True)]
+        yield f"  {'  '.join(left)}  {row[5]:<{widths[5]}}  {row[6]}".rstrip()
+
+
+def notes(ranking: Ranking) -> Iterator[Note]:
+    """What each setting that was left open has become, and what the next best values would cost."""
+    best = ranking.best
+    first = best[0]
+    for name in _searched(ranking):
+        chosen = first.layout.shown()[name]
+        others: dict[str, float] = {}
+        for one in best:
+            others.setdefault(one.layout.shown()[name], one.seconds)
+        others.pop(chosen)
+        text = f"auto -> {_value(name, first)}: {_took(first.seconds)} a step"
+        compared = [f"{_took(took)} with {value}" for value, took in list(others.items())[:OTHERS]]
+        if compared:
+            text = f"{text}, {', '.join(compared)}"
+        else:
+            text = f"{text}; nothing else that was planned fits, or may be as fast"
+        yield Note(KEYS[name], text)
+
+
+def _value(name: str, one: Predicted) -> str:
+    if name == "recompute":
+        return f"{one.again:.0%} of the blocks, {one.policy}" if one.again else "null"
+    return one.layout.shown()[name]
+
+
+def _searched(ranking: Ranking) -> Iterator[str]:
+    """Names of the fields that a request has left open."""
+    over = ranking.question.job.search.over
+    for name, key in KEYS.items():
+        below = key if name != "chunks" else "parallel.pipeline.interleave"
+        if any(k in (key, below) or k.startswith(f"{key}.") for k in over):
+            yield name
+
+
+def _counted(ranking: Ranking) -> Iterator[str]:
+    parts = [f"{len(ranking.found):,} planned"]
+    if ranking.beyond:
+        parts.append(f"{ranking.beyond:,} take longer at least")
+    if ranking.too_large:
+        parts.append(f"{len(ranking.too_large):,} need more memory at least")
+    if ranking.left:
+        parts.append(f"{ranking.left:,} not looked at")
+    yield f"  looked at  {ranking.layouts:,}: {', '.join(parts)}"
+    for why, n in ranking.refused.most_common(REASONS):
+        yield f"             {n:,} cannot be: {shorten(why, WIDTH, placeholder=' ...')}"
+
+
+def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
+    """Why there is no layout: none fits, or none can be. ``other``: what helps most, and its bytes."""
+    key = next(iter(ranking.question.job.search.over))
+    if not ranking.found:
+        why = "; ".join(f"{n:,} x {text}" for text, n in ranking.refused.most_common(REASONS))
+        return Problem(key, f"auto: none of {many(ranking.layouts, 'layout')} can be: {why}")
+    assert ranking.question.room is not None
+    least = min(ranking.found, key=lambda one: (one.nbytes, one.layout.order))
+    needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on ranks {spans(least.ranks)}"
+    text = f"auto: none of {many(ranking.layouts, 'layout')} fits; the leanest that was planned needs {needs}"
+    text = f"{text}: {_layout(least)}"
+    if other is None:
+        return Problem(key, text)
+    change, nbytes = other
+    text = f"{text}; of single changes {change.words} helps most: {bytes_text(nbytes)}"
+    return Problem(key, text, change.words if nbytes <= ranking.question.room else "")

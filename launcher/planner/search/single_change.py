@@ -1,0 +1,50 @@
+"""Where nothing fits: the one change of a request that saves most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from launcher.job.schema.job import Job
+from launcher.job.schema.search import AUTO
+from launcher.planner.search import candidates
+
+LEFT_OPEN = (
+    candidates.RECOMPUTE,
+    candidates.HSDP,
+    candidates.STAGES,
+    candidates.MICROS,
+    candidates.TP,
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """``words`` that make it, and the request that comes of it."""
+
+    words: str
+    job: Job
+
+
+def changes(job: Job) -> Iterator[Change]:
+    """Another setting left open, or twice the nodes; none changes what is trained."""
+    over = job.search.over
+    for key in LEFT_OPEN:
+        if any(k == key or k.startswith(f"{key}.") for k in over):
+            continue
+        if key == candidates.TP and not (job.parallel.operators or over.get(candidates.OPERATORS)):
+            continue  # nothing is cut over it
+        search = job.search.model_copy(update={"over": {**over, key: AUTO}})
+        yield Change(f"{key}={AUTO}", job.model_copy(update={"search": search}))
+    nodes = 2 * job.launch.nnodes
+    launch = job.launch.model_copy(update={"nnodes": nodes})
+    yield Change(f"launch.nnodes={nodes}", job.model_copy(update={"launch": launch}))
+
+
+def best(job: Job, leanest: Callable[[Job], int | None]) -> tuple[Change, int] | None:
+    """The one whose leanest layout needs fewest bytes; of equals the first."""
+    found = [(nbytes, n, change) for n, change in enumerate(changes(job)) if (nbytes := leanest(change.job))]
+    if not found:
+        return None
+    nbytes, _, change = min(found, key=lambda one: one[:2])
+    return change, nbytes

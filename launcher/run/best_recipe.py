@@ -1,0 +1,54 @@
+"""A request that a search has settled, as a recipe that runs as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.checkpoint.tensorfile.durable import write_bytes
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.job.schema.search import Search
+from launcher.runtime import folder
+
+KEY = "search.best"
+WRITTEN = "# Written by a search."
+GROUPS = ("model", "data", "optim", "schedule", "steps")
+"""Sections that are one option out of several: all of their keys are written."""
+ASIDE = {"recipe", "show", "run_dir", "search"}
+
+
+def text(job: Job, said: tuple[str, ...]) -> str:
+    """All that is not at its default; ``said``: of the search, as comments."""
+    whole = job.model_dump(mode="json", by_alias=True)
+    changed = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    data: dict[str, Any] = {"defaults": [{f"override /{group}": None} for group in GROUPS]}
+    for section, value in whole.items():
+        if section in ASIDE:
+            continue
+        if section in GROUPS:
+            data[section] = value
+        elif section in changed:
+            data[section] = changed[section]
+    lines = [WRITTEN, *(f"# {line}" for line in said)]
+    return "\n".join([*lines, yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)])
+
+
+def unwritable(path: Path) -> Problem | None:
+    """Why it cannot be written; only what a search has written is replaced."""
+    if path.is_dir():
+        return Problem(KEY, f"{path}: is a folder, not a file")
+    if path.suffix != ".yaml":
+        return Problem(KEY, f"{path}: a recipe's name ends in .yaml", f"{KEY}={path}.yaml")
+    if path.is_file() and not path.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN):
+        return Problem(KEY, f"{path}: is there, and no search has written it", f"{KEY}=null")
+    return folder.check_writable(path.parent, KEY, "the folder of this file")
+
+
+def write(path: Path, job: Job, said: tuple[str, ...] = ()) -> None:
+    """In one piece."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    settled = job.model_copy(update={"search": Search()})
+    write_bytes(path, text(settled, said).encode())
