@@ -62,9 +62,7 @@ def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[
         if settled is None:
             _leanest(ranking, work)
     if settled is None:
-        other = (
-            single_change.best(job, lambda changed: _least_bytes(changed, known)) if ranking.found else None
-        )
+        other = single_change.best(job, partial(_least_bytes, traces=known)) if ranking.found else None
         raise RequestError((nothing(ranking, other),))
     return settled, ranking
 
