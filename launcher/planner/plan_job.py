@@ -168,7 +168,7 @@ def _made(job: Job, asked: Asked, traces: Traces | None) -> Plan:
     """The plan, once it is settled what runs again."""
     if recompute_auto.asked(job):
         once = traces or Traces(own=False)
-        return solved(job, lambda other: _cut(other, ask(other), once))
+        return solved(job, lambda job, like=None: _cut(job, replace(ask(job), like=like), once))
     try:
         return _cut(job, asked, traces)
     except RequestError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from launcher.errors import Problem, RequestError
@@ -14,7 +15,9 @@ from launcher.plan.partition import stage_config, stages
 from launcher.plan.partition.inseparable import components, together, why
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stages import Stage
-from launcher.plan.settings import pipeline
+from launcher.plan.prediction.balanced_stages import balanced_stages
+from launcher.plan.settings import cluster, pipeline
+from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import Graph, Skeleton
 from launcher.plan.values.text import many
@@ -26,13 +29,29 @@ Config = Mapping[str, int]
 
 
 def cut(
-    job: Job, sizes: Sizes, config: Config | None, model: TracedModel
+    job: Job,
+    sizes: Sizes,
+    config: Config | None,
+    model: TracedModel,
+    *,
+    optimizer: int,
+    like: Config | None = None,
 ) -> tuple[tuple[Stage, ...], list[Note]]:
     """The stages of ``model`` and how they came about; ``config`` is ``None`` for auto.
 
-    Raises ``RequestError`` for stages that cannot be.
+    ``optimizer``: copies that it keeps of each parameter; ``like``: what auto is to choose, where that is
+    settled. Raises ``RequestError`` for stages that cannot be.
     """
-    told, notes = _told(job, sizes, config, model)
+    called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
+    notes: list[Note] = []
+    if model.leaves is None:
+        told = dict.fromkeys(called, 0)
+    elif config is None:
+        told, notes = automatic(job, sizes, model, called, optimizer=optimizer, like=like)
+    else:
+        glued = {n.target for n in model.graph.nodes if n.kind == "param"}
+        told = _as_asked(config, called, glued, model.skeleton)
+
     at, found = stages.place(model.graph, told, sizes.virtual - 1)
     made: tuple[Stage, ...] = ()
     if not found:
@@ -43,19 +62,6 @@ def cut(
     if found:
         raise RequestError(tuple(found))
     return made, notes
-
-
-def _told(
-    job: Job, sizes: Sizes, config: Config | None, model: TracedModel
-) -> tuple[dict[str, int], list[Note]]:
-    """The stage of each called module, and of each parameter in the glue, that has one."""
-    called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
-    if model.leaves is None:
-        return dict.fromkeys(called, 0), []
-    if config is None:
-        return automatic(job, sizes, model, called)
-    glued = {n.target for n in model.graph.nodes if n.kind == "param"}
-    return _as_asked(config, called, glued, model.skeleton), []
 
 
 def _as_asked(
@@ -98,21 +104,33 @@ def _output(graph: Graph) -> list[Problem]:
 
 
 def automatic(
-    job: Job, sizes: Sizes, model: TracedModel, called: Sequence[str]
+    job: Job,
+    sizes: Sizes,
+    model: TracedModel,
+    called: Sequence[str],
+    *,
+    optimizer: int,
+    like: Config | None = None,
 ) -> tuple[dict[str, int], list[Note]]:
-    """The stage of each of the ``called`` modules that has parameters, in runs of about as many bytes.
+    """The stage of each of the ``called`` modules that has parameters, so that a step is short and fits.
 
-    Runs are cut only where data flows one way. Raises ``RequestError`` for too few modules.
+    Stages are cut only where data flows one way. Raises ``RequestError`` for too few modules.
     """
     nbytes = _bytes(model.skeleton)
-    weight = {m: nbytes[m] for m in called}
-    groups = components(model.graph, [m for m in called if weight[m]])
+    groups = components(model.graph, [m for m in called if nbytes[m]])
     if len(groups) < sizes.virtual:
         raise RequestError((_too_few(job, sizes, model, groups),))
 
-    balanced = stages.balance(tuple(sum(weight[m] for m in group) for group in groups), sizes.virtual)
-    told = {m: stage for group, stage in zip(groups, balanced, strict=True) for m in group}
-    notes = [Note(KEY, "auto -> the stages above: balanced by parameter bytes")]
+    if like is None:
+        room = None if over_device_matrix(job) else cluster.room(job)
+        found = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
+        runs = enumerate(pairwise(found.cut))
+        told = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}
+        how = found.text
+    else:
+        told = {m: like[m] for group in groups for m in group}
+        how = "balanced as if nothing ran again"
+    notes = [Note(KEY, f"auto -> the stages above: {how}")]
     for group in groups:
         if len(group) > 1:
             notes.append(Note(KEY, f"auto: {together(group)} on one stage, for {why(model.graph, group)}"))
