@@ -44,6 +44,7 @@ from launcher.plan.settings import (
 )
 from launcher.plan.settings.numbers import loss_repeated_mean
 from launcher.plan.settings.pipeline import ScheduleChoice
+from launcher.plan.settings.pipeline_stage_config import Asked
 from launcher.plan.sharding.stage_sharding import Sharding
 from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel
@@ -175,18 +176,6 @@ class Plan:
         return roles(self.reading, self.sizes.grid, first=places[0], last=places[-1], rank=rank)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What is known before the model is read: the sizes, the explicit stage of each module name, if any.
-
-    ``like``: the stages that auto is to choose, where another plan has settled them.
-    """
-
-    sizes: Sizes
-    config: dict[str, int] | None
-    like: dict[str, int] | None = None
-
-
 def ask(job: Job, found: Sequence[Problem] = ()) -> Asked:
     """All that can be decided, and refused, without a model; ``found`` was wrong already.
 
@@ -227,10 +216,7 @@ def plan(
     """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
     # the stages, and the order in which they work
     par, graph = job.parallel, model.graph
-    kept = copies(job.optim, traits)
-    cut, balanced = pipeline_stage_config.cut(
-        job, asked.sizes, asked.config, model, optimizer=kept, like=asked.like
-    )
+    cut, balanced = pipeline_stage_config.cut(job, asked, model, copies(job.optim, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
 
     # where parameters are, and what travels together

@@ -20,10 +20,11 @@ from launcher.models.defaults import resolve as resolve_model
 from launcher.plan import recompute_auto, sample_checks
 from launcher.plan.partition import stage_config
 from launcher.plan.partition.sizes import Note
-from launcher.plan.plan import Asked, Plan, ask, leaves, plan
+from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import own_optimizer
 from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
+from launcher.plan.settings.pipeline_stage_config import Asked
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits

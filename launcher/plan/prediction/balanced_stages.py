@@ -45,12 +45,13 @@ FEWEST, MOST = 8, 400
 class Balanced:
     """``cut``: the part that each stage begins with, and how many there are; ``text``: how it came about.
 
-    ``held``: bytes that each rank of the pipeline needs, about.
+    ``held``: bytes that each rank of the pipeline needs, about; ``step``: how long the schedule takes.
     """
 
     cut: Cut
     text: str
     held: tuple[int, ...]
+    step: float
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def balanced_stages(
     if room is not None and found.cut != found.fastest:
         text = f"{text}; {_decided(row, found.cut, found.fastest, room)}"
     held = tuple(row.bytes_of(found.cut, rank) for rank in range(len(row.ranks)))
-    return Balanced(found.cut, text, held)
+    return Balanced(found.cut, text, held, row.step(found.cut))
 
 
 def _scheduler(job: Job, sizes: Sizes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -28,26 +28,30 @@ Config = Mapping[str, int]
 """The stage of each name that a request gives one."""
 
 
-def cut(
-    job: Job,
-    sizes: Sizes,
-    config: Config | None,
-    model: TracedModel,
-    *,
-    optimizer: int,
-    like: Config | None = None,
-) -> tuple[tuple[Stage, ...], list[Note]]:
-    """The stages of ``model`` and how they came about; ``config`` is ``None`` for auto.
+@dataclass(frozen=True)
+class Asked:
+    """What is known before the model is read: the sizes, the explicit stage of each module name, if any.
 
-    ``optimizer``: copies that it keeps of each parameter; ``like``: what auto is to choose, where that is
-    settled. Raises ``RequestError`` for stages that cannot be.
+    ``like``: the stages that auto is to choose, where another plan has settled them.
     """
+
+    sizes: Sizes
+    config: dict[str, int] | None
+    like: dict[str, int] | None = None
+
+
+def cut(job: Job, asked: Asked, model: TracedModel, optimizer: int) -> tuple[tuple[Stage, ...], list[Note]]:
+    """The stages of ``model`` and how they came about; ``optimizer``: copies that it keeps of each parameter.
+
+    Raises ``RequestError`` for stages that cannot be.
+    """
+    sizes, config = asked.sizes, asked.config
     called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
     notes: list[Note] = []
     if model.leaves is None:
         told = dict.fromkeys(called, 0)
     elif config is None:
-        told, notes = automatic(job, sizes, model, called, optimizer=optimizer, like=like)
+        told, notes = automatic(job, asked, model, called, optimizer)
     else:
         glued = {n.target for n in model.graph.nodes if n.kind == "param"}
         told = _as_asked(config, called, glued, model.skeleton)
@@ -104,24 +108,18 @@ def _output(graph: Graph) -> list[Problem]:
 
 
 def automatic(
-    job: Job,
-    sizes: Sizes,
-    model: TracedModel,
-    called: Sequence[str],
-    *,
-    optimizer: int,
-    like: Config | None = None,
+    job: Job, asked: Asked, model: TracedModel, called: Sequence[str], optimizer: int
 ) -> tuple[dict[str, int], list[Note]]:
     """The stage of each of the ``called`` modules that has parameters, so that a step is short and fits.
 
     Stages are cut only where data flows one way. Raises ``RequestError`` for too few modules.
     """
-    nbytes = _bytes(model.skeleton)
+    sizes, like, nbytes = asked.sizes, asked.like, _bytes(model.skeleton)
     groups = components(model.graph, [m for m in called if nbytes[m]])
     if len(groups) < sizes.virtual:
         raise RequestError((_too_few(job, sizes, model, groups),))
 
-    if like is None:
+    if like is None or any(m not in like for group in groups for m in group):
         room = None if over_device_matrix(job) else cluster.room(job)
         found = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
         runs = enumerate(pairwise(found.cut))
