@@ -23,7 +23,9 @@ def test_layers_inside_a_module_are_spread_over_the_stages():
     assert [s.modules for s in plan.stages] == [
         ("m.body.embed", *blocks[:3]), (*blocks[3:], "m.body.norm", "m.head"),
     ]  # fmt: skip
-    assert auto(plan) == ["auto -> the stages above: balanced by parameter bytes"]
+    assert auto(plan) == [
+        "auto -> the stages above: balanced by flops and bytes written, the slowest rank 14.8% above the mean"
+    ]
 
 
 def test_layers_that_cannot_be_cut_stay_in_one_piece_and_the_plan_says_why():
