@@ -15,7 +15,8 @@ from launcher.planner.plan_job import plan_job
 
 LM = [
     "recipe=lm_single", "cluster=h100_sxm", "model.layers=10", "model.dim=256", "model.heads=4",
-    "model.vocab_size=8000", "data.vocab_size=8000", "data.seq_len=256", "train.batch_size=64", "train.precision=bf16", "launch.nproc=4",
+    "model.vocab_size=8000", "data.vocab_size=8000", "data.seq_len=256",
+    "train.batch_size=64", "train.precision=bf16", "launch.nproc=4",
     "parallel.pipeline={stages: 4, micro_batch_num: 16}", "steps=[train]",
 ]  # fmt: skip
 PIPE = "parallel.pipeline."
