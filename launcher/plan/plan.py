@@ -32,6 +32,7 @@ from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Schedule
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.settings import (
+    cluster,
     comm_fusion,
     compile,
     dataset_strategy,
@@ -43,6 +44,7 @@ from launcher.plan.settings import (
 )
 from launcher.plan.settings.numbers import loss_repeated_mean
 from launcher.plan.settings.pipeline import ScheduleChoice
+from launcher.plan.settings.pipeline_stage_config import Asked
 from launcher.plan.sharding.stage_sharding import Sharding
 from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel
@@ -174,14 +176,6 @@ class Plan:
         return roles(self.reading, self.sizes.grid, first=places[0], last=places[-1], rank=rank)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What is known before the model is read: the sizes, the explicit stage of each module name, if any."""
-
-    sizes: Sizes
-    config: dict[str, int] | None
-
-
 def ask(job: Job, found: Sequence[Problem] = ()) -> Asked:
     """All that can be decided, and refused, without a model; ``found`` was wrong already.
 
@@ -222,7 +216,7 @@ def plan(
     """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
     # the stages, and the order in which they work
     par, graph = job.parallel, model.graph
-    cut, balanced = pipeline_stage_config.cut(job, asked.sizes, asked.config, model)
+    cut, balanced = pipeline_stage_config.cut(job, asked, model, copies(job.optim, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
 
     # where parameters are, and what travels together
@@ -356,7 +350,6 @@ def _estimate(
     early = transformer_opt.reduces_early(job) and fused.limits.scatter is None
     loads = rank_loads(at, fused.sums, early)
     moments = tuple(load.fullest for load in loads)
-    gb = job.cluster.memory_gb
     rows = memory(at.params, at.sizes, copies(job.optim, traits), moments)
     flops = step_flops(at.graphs, at.sizes)
     work, fast = step_work(at, fused, rows, flops), speeds(job)
@@ -367,7 +360,7 @@ def _estimate(
         flops=flops,
         rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
         loads=loads,
-        room=None if gb is None else int(gb * GB),
+        room=cluster.room(job),
         work=work,
         step=None if fast is None else predict(work, fast),
     )

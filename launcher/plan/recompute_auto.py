@@ -48,6 +48,11 @@ def blocks(plan: Plan) -> tuple[str, ...]:
     return tuple(module for module in once if beside[module.rpartition(".")[0]] > 1)
 
 
+def stage_of_modules(plan: Plan) -> dict[str, int]:
+    """The stage of each module that is called."""
+    return {module: stage.index for stage in plan.stages for module in stage.modules}
+
+
 @dataclass(frozen=True)
 class Trials:
     """The plans of one request with all ``blocks`` under each policy; ``margin``: bytes to leave free."""

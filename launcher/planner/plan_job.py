@@ -20,10 +20,11 @@ from launcher.models.defaults import resolve as resolve_model
 from launcher.plan import recompute_auto, sample_checks
 from launcher.plan.partition import stage_config
 from launcher.plan.partition.sizes import Note
-from launcher.plan.plan import Asked, Plan, ask, leaves, plan
+from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import own_optimizer
 from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
+from launcher.plan.settings.pipeline_stage_config import Asked
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
@@ -168,7 +169,7 @@ def _made(job: Job, asked: Asked, traces: Traces | None) -> Plan:
     """The plan, once it is settled what runs again."""
     if recompute_auto.asked(job):
         once = traces or Traces(own=False)
-        return solved(job, lambda other: _cut(other, ask(other), once))
+        return solved(job, lambda job, like=None: _cut(job, replace(ask(job), like=like), once))
     try:
         return _cut(job, asked, traces)
     except RequestError as error:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.capacity import lighter
 from launcher.plan.cost.device_memory import tightest
 from launcher.plan.plan import GB, Plan
-from launcher.plan.recompute_auto import NONE, POLICIES, Trials, blocks, note, too_little, under
+from launcher.plan.recompute_auto import (
+    NONE,
+    POLICIES,
+    Trials,
+    blocks,
+    note,
+    stage_of_modules,
+    too_little,
+    under,
+)
 
 TRIES = 4
 """A plan may hold a little more than its blocks one by one: that is a margin for the next choice."""
 
 
-def solved(job: Job, planned: Callable[[Job], Plan]) -> Plan:
+class Planned(Protocol):
+    """The plan of a request, with stages ``like`` those where it leaves them to the plan."""
+
+    def __call__(self, job: Job, like: dict[str, int] | None = None) -> Plan: ...
+
+
+def solved(job: Job, planned: Planned) -> Plan:
     """The plan of ``job`` with as few blocks running again as fit; ``planned``: without auto.
 
     Raises ``RequestError`` where none fits.
@@ -26,6 +42,7 @@ def solved(job: Job, planned: Callable[[Job], Plan]) -> Plan:
     if tightest(plain.estimate.memory, room).fits:
         return _noted(plain, blocks(plain), room)
 
+    planned, plain = _same_stages(job, planned)
     trials = _trials(job, planned, plain, room)
     made = list(trials.plans.values())
     for _ in range(TRIES):
@@ -40,6 +57,17 @@ def solved(job: Job, planned: Callable[[Job], Plan]) -> Plan:
     raise RequestError((too_little(made, room, _cure(job, plain, planned, room)),))
 
 
+def _same_stages(job: Job, planned: Planned) -> tuple[Planned, Plan]:
+    """``planned`` with the stages of the shortest step, whatever runs again, and its plan where nothing does.
+
+    Memory is no reason for other stages: that is what blocks run again for.
+    """
+    ample = job.model_copy(update={"cluster": job.cluster.model_copy(update={"memory_gb": None})})
+    like = stage_of_modules(planned(under(ample, {})))
+    stay = partial(planned, like=like)
+    return stay, stay(under(job, {}))
+
+
 def _room(job: Job) -> int:
     assert job.cluster.memory_gb is not None
     return int(job.cluster.memory_gb * GB)
@@ -49,7 +77,7 @@ def _noted(plan: Plan, blocks: tuple[str, ...], room: int) -> Plan:
     return replace(plan, notes=(*plan.notes, note(plan, blocks, room)))
 
 
-def _trials(job: Job, planned: Callable[[Job], Plan], plain: Plan, room: int) -> Trials:
+def _trials(job: Job, planned: Planned, plain: Plan, room: int) -> Trials:
     """Of the blocks that can run again."""
     names = blocks(plain)
     while names:
@@ -65,12 +93,12 @@ def _trials(job: Job, planned: Callable[[Job], Plan], plain: Plan, room: int) ->
     return Trials({NONE: plain}, (), room)
 
 
-def _cure(job: Job, plain: Plan, planned: Callable[[Job], Plan], room: int) -> str:
+def _cure(job: Job, plain: Plan, planned: Planned, room: int) -> str:
     """The first lighter layout that fits with all of its blocks running again."""
     for change in lighter(job, plain):
         try:
-            names = blocks(planned(under(change.of(job), {})))
-            full = planned(under(change.of(job), dict.fromkeys(names, "full")))
+            stay, light = _same_stages(change.of(job), planned)
+            full = stay(under(change.of(job), dict.fromkeys(blocks(light), "full")))
         except RequestError:  # not for this model, or beside what else was asked for
             continue
         if tightest(full.estimate.memory, room).fits:

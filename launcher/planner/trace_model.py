@@ -14,11 +14,12 @@ from launcher.job.schema.job import Job
 from launcher.plan.operators import param_layouts
 from launcher.plan.operators.resolve import Flow, Operator, resolve, splits, uncalled
 from launcher.plan.partition.sequence_chunks import Pieces, grain
-from launcher.plan.plan import Asked, Plan
+from launcher.plan.plan import Plan
 from launcher.plan.refusals import model_effects
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.settings.pipeline_stage_config import Asked
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.grid import Grid

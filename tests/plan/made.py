@@ -10,7 +10,8 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.plan.plan import Asked, Plan, ask, leaves, plan
+from launcher.plan.plan import Plan, ask, leaves, plan
+from launcher.plan.settings.pipeline_stage_config import Asked
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import Graph, Node, Param, Skeleton, TensorSpec
 

@@ -104,16 +104,17 @@ def test_a_glob_may_name_parameters_of_the_root() -> None:
     assert [s.params for s in made.stages] == [("a.weight",), ("pos_a", "b.weight")]
 
 
-def test_automatic_stages_are_balanced_by_bytes_and_say_so() -> None:
+def test_automatic_stages_are_balanced_by_what_is_known_and_say_so() -> None:
     model = skeleton({"a.weight": (30, 64), "b.weight": W, "c.weight": (20, 64)})
     made = planned(job(*PP2), model, chain("a", "b", "c"))
     assert [s.modules for s in made.stages] == [("a",), ("b", "c")] or [s.modules for s in made.stages] == [
         ("a", "b"),
         ("c",),
     ]
-    assert "parallel.pipeline.stage_config auto -> the stages above: balanced by parameter bytes" in map(
-        str, made.notes
-    )
+    assert (
+        "parallel.pipeline.stage_config auto -> the stages above: balanced by flops and bytes written, the slowest "
+        "rank 33.3% above the mean"
+    ) in map(str, made.notes)
 
 
 TOO_FEW = {

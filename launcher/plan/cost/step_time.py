@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.plan.partition.stages import Stage
 from launcher.plan.schedule.simulate import Cost
-from launcher.plan.values.facts import Graph
+from launcher.plan.values.facts import Graph, Node
 
 FLOPS_A_BYTE = 16
 """Operations in the time of writing one byte: about what CPUs and GPUs do in fp32."""
@@ -20,7 +21,7 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
     ``graphs``: one, or one a piece.
     """
     passes = [(stage, graph) for stage in stages for graph in graphs]
-    forward = tuple(_forward(stage, graph) for stage, graph in passes)
+    forward = tuple(forward_time([graph[n] for n in stage.nodes]) for stage, graph in passes)
     backward = [[graph[n].backward for n in stage.nodes] for stage, graph in passes]
     again = [sum(b.again for b in nodes) for nodes in backward]
 
@@ -54,7 +55,7 @@ def rerun(stage: Stage, graphs: tuple[Graph, ...]) -> Rerun:
     return Rerun(sum(b.spared for b in backwards), sum(b.again for b in backwards), sent)
 
 
-def _forward(stage: Stage, graph: Graph) -> float:
-    nodes = [graph[n] for n in stage.nodes]
+def forward_time(nodes: Sequence[Node]) -> float:
+    """In flops, with the bytes that the nodes write."""
     written = sum(t.nbytes for n in nodes if n.kind in ("module", "glue") for t in n.out or ())
     return float(max(sum(n.flops for n in nodes) + FLOPS_A_BYTE * written, 1))

@@ -297,30 +297,3 @@ def boundary(graph: Graph, stages: tuple[Stage, ...], index: int) -> tuple[Cross
     later = [graph[n] for s in stages[index + 1 :] for n in s.nodes]
     trains = frozenset[str]().union(*(n.trains for n in later))
     return tuple(Crossing(n, graph[n].out or (), graph[n].packed, n in trains) for n in stages[index].sends)
-
-
-def balance(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:
-    """Cut a row of weights into ``parts`` runs, none empty, with the smallest possible heaviest run.
-
-    Returns the run of each item. Among equals the earliest runs are the longest.
-
-    >>> balance((1, 1, 1, 5), 2)
-    (0, 0, 0, 1)
-    """
-    low, high = max(weights), sum(weights)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if max(_fill(weights, parts, middle)) < parts else (middle + 1, high)
-    return _fill(weights, parts, low)
-
-
-def _fill(weights: tuple[int, ...], parts: int, limit: int) -> tuple[int, ...]:
-    """The run of each item when each takes what fits below ``limit``, but leaves every later run an item."""
-    out: list[int] = []
-    run = held = 0
-    for at, w in enumerate(weights):
-        if at and (held + w > limit or len(weights) - at < parts - run):
-            run, held = run + 1, 0
-        out.append(run)
-        held += w
-    return tuple(out)

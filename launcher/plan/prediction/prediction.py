@@ -89,7 +89,7 @@ def _sent(stage: list[StageSeconds]) -> float:
 
 def _stalls(work: StepWork, speeds: Speeds) -> float:
     """Hops between stages on several nodes wait besides, the more often the more devices there are."""
-    if not crosses_nodes(work, speeds):
+    if not crosses_nodes(work.grid, speeds):
         return 0.0
     stages = work.grid["pp"]
     hops = (work.micros + stages - 1) * min(2, stages - 1)

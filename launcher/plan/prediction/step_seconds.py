@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from launcher.plan.prediction.speeds import Speeds, together
 from launcher.plan.prediction.step_work import Pass, RankWork, Sent, StepWork
 from launcher.plan.schedule.simulate import Cost
+from launcher.plan.values.grid import Grid
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds
 
     def action(one: Pass, backward: bool) -> Action:
         if (one, backward) not in known:
-            known[one, backward] = _action(one, work, speeds, backward)
+            known[one, backward] = load(one, work.grid, speeds, backward).action
         return known[one, backward]
 
     each = [StageSeconds(action(w.forward, False), action(w.backward, True)) for w in work.stages]
@@ -50,14 +51,31 @@ def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds
     return {s: each[s * n : (s + 1) * n] for s in range(len(work.places))}
 
 
-def _action(one: Pass, work: StepWork, speeds: Speeds, backward: bool) -> Action:
+@dataclass(frozen=True)
+class Load:
+    """Seconds of an action that add up; ``crossing``: of the host, once pipelines cross nodes."""
+
+    device: float
+    sent: float
+    host: float
+    crossing: float = 0.0
+
+    @property
+    def action(self) -> Action:
+        return Action(self.device, self.sent, max(self.host, self.crossing))
+
+
+def load(one: Pass, grid: Grid, speeds: Speeds, backward: bool) -> Load:
+    """Of one action on these devices."""
     costs = speeds.cluster.overheads
-    sent = collectives(one.sent, work.grid.peers(0, "tp"), speeds)
-    host = speeds.host_seconds(one.kernels.kernels)
-    if crosses_nodes(work, speeds):
-        times = sum(n for *_, n in one.sent)
-        host = max(host, times * work.grid["tp"] * costs.crossing_ms / 1e3)
-    return Action(speeds.device_seconds(one.kernels, backward), costs.exposed_tp * sent, host)
+    sent = collectives(one.sent, grid.peers(0, "tp"), speeds)
+    times = sum(n for *_, n in one.sent) if crosses_nodes(grid, speeds) else 0
+    return Load(
+        speeds.device_seconds(one.kernels, backward),
+        costs.exposed_tp * sent,
+        speeds.host_seconds(one.kernels.kernels),
+        times * grid["tp"] * costs.crossing_ms / 1e3,
+    )
 
 
 def collectives(sent: Iterable[Sent], ranks: tuple[int, ...], speeds: Speeds) -> float:
@@ -91,9 +109,9 @@ def transfers(work: StepWork, speeds: Speeds) -> tuple[float, ...]:
     )
 
 
-def crosses_nodes(work: StepWork, speeds: Speeds) -> bool:
+def crosses_nodes(grid: Grid, speeds: Speeds) -> bool:
     """Whether stages are on several nodes."""
-    return work.grid["pp"] > 1 and work.grid.size > speeds.per_node
+    return grid["pp"] > 1 and grid.size > speeds.per_node
 
 
 def exposed(work: StepWork, rank: RankWork, pp: int, busy: float, speeds: Speeds) -> float:

@@ -14,7 +14,7 @@ from launcher.plan.cost.traffic import between_copies, between_replicas
 from launcher.plan.operators.resolve import Spread
 from launcher.plan.partition.stages import Stage, covers
 from launcher.plan.schedule.actions import Schedule
-from launcher.plan.values.facts import Graph
+from launcher.plan.values.facts import Graph, Node
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.operations import Operations, total
 
@@ -121,13 +121,20 @@ def _tokens(graphs: Sequence[Graph], samples: int) -> int | None:
 
 
 def _stage(at: CutModel, stage: Stage, graph: Graph, spreads: Sequence[Spread]) -> StageWork:
-    nodes = [graph[n] for n in stage.nodes]
     last = stage.index == len(at.stages) - 1
-    backward = total([*(n.backward.operations for n in nodes), *([_loss(graph)] if last else [])])
+    here = [s for s in spreads if _runs(at, stage, s.operator.module)]
+    nodes = [graph[n] for n in stage.nodes]
+    return work_of(nodes, here, pieces=len(at.graphs), loss=loss(graph) if last else None)
+
+
+def work_of(
+    nodes: Sequence[Node], spreads: Sequence[Spread], *, pieces: int, loss: Operations | None
+) -> StageWork:
+    """Of these ``nodes``, among them all operators that ``spreads`` has; ``loss``: what comes after them."""
+    backward = total([*(n.backward.operations for n in nodes), *([loss] if loss else [])])
 
     # what its operators send, and what running again sends once more
-    here = [s for s in spreads if _runs(at, stage, s.operator.module)]
-    sent = [(c.phase, c.op, c.nbytes // len(at.graphs)) for s in here for c in s.comms]
+    sent = [(c.phase, c.op, c.nbytes // pieces) for s in spreads for c in s.comms]
     sent += [("backward", op, nbytes) for n in nodes for op, nbytes in n.backward.sent]
     return StageWork(
         Pass(total(n.operations for n in nodes), _counted(s[1:] for s in sent if s[0] == "forward")),
@@ -142,7 +149,7 @@ def _runs(at: CutModel, stage: Stage, module: str) -> bool:
     return len(at.stages) == 1 or any(covers(m, module) for m in stage.modules)
 
 
-def _loss(graph: Graph) -> Operations:
+def loss(graph: Graph) -> Operations:
     """Of the logits that the model returns."""
     logits = sum(prod(t.shape) for t in (graph.nodes[-1].out or ())[:1])
     return Operations(moved=LOSS.moved * logits, kernels=LOSS.kernels)

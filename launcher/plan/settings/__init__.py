@@ -42,6 +42,7 @@ __all__ = [
     "dataset_strategy",
     "device_matrix",
     "hsdp",
+    "pipeline_stage_config",
     "recompute",
     "steps",
     "transformer_opt",

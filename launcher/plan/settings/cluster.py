@@ -8,6 +8,12 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 
 
+def room(job: Job) -> int | None:
+    """Bytes of a rank's device; ``None`` where nobody says them."""
+    gb = job.cluster.memory_gb
+    return None if gb is None else int(gb * (1 << 30))
+
+
 def refused(job: Job) -> Iterator[Problem]:
     """More ranks a node than it has devices."""
     cluster, launch = job.cluster, job.launch

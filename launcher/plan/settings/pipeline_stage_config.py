@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from launcher.errors import Problem, RequestError
@@ -14,7 +15,9 @@ from launcher.plan.partition import stage_config, stages
 from launcher.plan.partition.inseparable import components, together, why
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stages import Stage
-from launcher.plan.settings import pipeline
+from launcher.plan.prediction.balanced_stages import balanced_stages
+from launcher.plan.settings import cluster, pipeline
+from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import Graph, Skeleton
 from launcher.plan.values.text import many
@@ -25,14 +28,34 @@ Config = Mapping[str, int]
 """The stage of each name that a request gives one."""
 
 
-def cut(
-    job: Job, sizes: Sizes, config: Config | None, model: TracedModel
-) -> tuple[tuple[Stage, ...], list[Note]]:
-    """The stages of ``model`` and how they came about; ``config`` is ``None`` for auto.
+@dataclass(frozen=True)
+class Asked:
+    """What is known before the model is read: the sizes, the explicit stage of each module name, if any.
+
+    ``like``: the stages that auto is to choose, where another plan has settled them.
+    """
+
+    sizes: Sizes
+    config: dict[str, int] | None
+    like: dict[str, int] | None = None
+
+
+def cut(job: Job, asked: Asked, model: TracedModel, optimizer: int) -> tuple[tuple[Stage, ...], list[Note]]:
+    """The stages of ``model`` and how they came about; ``optimizer``: copies that it keeps of each parameter.
 
     Raises ``RequestError`` for stages that cannot be.
     """
-    told, notes = _told(job, sizes, config, model)
+    sizes, config = asked.sizes, asked.config
+    called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
+    notes: list[Note] = []
+    if model.leaves is None:
+        told = dict.fromkeys(called, 0)
+    elif config is None:
+        told, notes = automatic(job, asked, model, called, optimizer)
+    else:
+        glued = {n.target for n in model.graph.nodes if n.kind == "param"}
+        told = _as_asked(config, called, glued, model.skeleton)
+
     at, found = stages.place(model.graph, told, sizes.virtual - 1)
     made: tuple[Stage, ...] = ()
     if not found:
@@ -43,19 +66,6 @@ def cut(
     if found:
         raise RequestError(tuple(found))
     return made, notes
-
-
-def _told(
-    job: Job, sizes: Sizes, config: Config | None, model: TracedModel
-) -> tuple[dict[str, int], list[Note]]:
-    """The stage of each called module, and of each parameter in the glue, that has one."""
-    called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
-    if model.leaves is None:
-        return dict.fromkeys(called, 0), []
-    if config is None:
-        return automatic(job, sizes, model, called)
-    glued = {n.target for n in model.graph.nodes if n.kind == "param"}
-    return _as_asked(config, called, glued, model.skeleton), []
 
 
 def _as_asked(
@@ -98,21 +108,27 @@ def _output(graph: Graph) -> list[Problem]:
 
 
 def automatic(
-    job: Job, sizes: Sizes, model: TracedModel, called: Sequence[str]
+    job: Job, asked: Asked, model: TracedModel, called: Sequence[str], optimizer: int
 ) -> tuple[dict[str, int], list[Note]]:
-    """The stage of each of the ``called`` modules that has parameters, in runs of about as many bytes.
+    """The stage of each of the ``called`` modules that has parameters, so that a step is short and fits.
 
-    Runs are cut only where data flows one way. Raises ``RequestError`` for too few modules.
+    Stages are cut only where data flows one way. Raises ``RequestError`` for too few modules.
     """
-    nbytes = _bytes(model.skeleton)
-    weight = {m: nbytes[m] for m in called}
-    groups = components(model.graph, [m for m in called if weight[m]])
+    sizes, like, nbytes = asked.sizes, asked.like, _bytes(model.skeleton)
+    groups = components(model.graph, [m for m in called if nbytes[m]])
     if len(groups) < sizes.virtual:
         raise RequestError((_too_few(job, sizes, model, groups),))
 
-    balanced = stages.balance(tuple(sum(weight[m] for m in group) for group in groups), sizes.virtual)
-    told = {m: stage for group, stage in zip(groups, balanced, strict=True) for m in group}
-    notes = [Note(KEY, "auto -> the stages above: balanced by parameter bytes")]
+    if like is None or any(m not in like for group in groups for m in group):
+        room = None if over_device_matrix(job) else cluster.room(job)
+        found = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
+        runs = enumerate(pairwise(found.cut))
+        told = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}
+        how = found.text
+    else:
+        told = {m: like[m] for group in groups for m in group}
+        how = "balanced as if nothing ran again"
+    notes = [Note(KEY, f"auto -> the stages above: {how}")]
     for group in groups:
         if len(group) > 1:
             notes.append(Note(KEY, f"auto: {together(group)} on one stage, for {why(model.graph, group)}"))

@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-from itertools import combinations, pairwise
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-from launcher.plan.partition.stages import Stage, balance, boundary, covers, cut, place
+from launcher.plan.partition.stages import Stage, boundary, covers, cut, place
 from launcher.plan.values.facts import Graph, Skeleton
 from tests.plan.made import chain, graph, skeleton, spec
 
@@ -165,33 +160,3 @@ def test_tensors_that_the_forward_never_uses_would_be_on_no_stage() -> None:
 def test_a_tied_name_that_is_never_called_is_held_under_its_other_name() -> None:
     model = skeleton({"a.weight": (4,), "b.weight": (4,), "unused.weight": (4,)}, same={"unused.weight": "a.weight"})
     stages(chain("a", "b"), {"a": 0, "b": 1}, 2, model)
-
-
-weights = st.lists(st.integers(0, 30), min_size=1, max_size=9).flatmap(
-    lambda w: st.tuples(st.just(tuple(w)), st.integers(1, len(w)))
-)
-
-
-def heaviest(weights: tuple[int, ...], runs: tuple[int, ...]) -> int:
-    return max(sum(w for w, r in zip(weights, runs, strict=True) if r == run) for run in set(runs))
-
-
-def cuts(n: int, parts: int) -> list[tuple[int, ...]]:
-    """Every way to cut ``n`` items into ``parts`` runs, none empty."""
-    places = ((0, *inner, n) for inner in combinations(range(1, n), parts - 1))
-    return [tuple(run for run, (a, b) in enumerate(pairwise(at)) for _ in range(a, b)) for at in places]
-
-
-@given(weights)
-def test_no_cut_has_a_lighter_heaviest_run(case: tuple[tuple[int, ...], int]) -> None:
-    row, parts = case
-    runs = balance(row, parts)
-    every = cuts(len(row), parts)
-    best = min(heaviest(row, c) for c in every)
-    assert heaviest(row, runs) == best
-    assert runs == min(c for c in every if heaviest(row, c) == best)  # the earliest runs are the longest
-
-
-def test_a_thousand_modules_are_balanced_at_once() -> None:
-    runs = balance(tuple(range(1000)), 64)
-    assert set(runs) == set(range(64))

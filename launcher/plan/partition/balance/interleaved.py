@@ -1,0 +1,191 @@
+"""Cuts for several stages a rank: a beam over the stages, and then step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from launcher.plan.partition.balance.row import Cut, Row, shortest
+
+MANY = 12
+"""Of more stages, only some changes of a cut are looked at, and cuts of stages that are not too unlike."""
+WORK = 4_000
+"""Runs that are looked at, about."""
+NARROWEST, WIDEST = 2, 64
+"""Cuts that are kept of those that are at the same part."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """The first stages of a cut, and what each rank has so far: time, and bytes.
+
+    ``squares`` of the times, and ``products`` with the stages to come of each rank.
+    """
+
+    cut: Cut
+    loads: tuple[float, ...]
+    nbytes: tuple[float, ...]
+    squares: float
+    products: float
+
+
+def promising(row: Row, room: int | None) -> list[Cut]:
+    """Cuts within ``room`` that may have the shortest step."""
+
+    def key(cut: Cut) -> Key:
+        return _key(row, cut, room)
+
+    def fits(cut: Cut) -> bool:
+        return room is None or row.memory(cut) <= room
+
+    def in_step(cut: Cut) -> Key:
+        return _in_step(row, cut, room)
+
+    found = sorted(_beam(row, room), key=key)
+    begin = [*found[:1], shortest(row)]
+    likely = [_refined(row, cut, by) for cut in begin for by in (key, in_step)]
+    every = list(dict.fromkeys(filter(fits, (*likely, shortest(row), *found))))
+    return _around(row, every[: max(4, row.tries // 2)], room)
+
+
+def leanest(row: Row) -> Cut:
+    """A cut with little memory on its fullest rank."""
+
+    def key(cut: Cut) -> Key:
+        held = row.near_bytes(cut)
+        return 0, max(held), sum(n**2 for n in held)
+
+    begin = sorted([*_beam(row, None, lean=True), shortest(row)], key=key)[:2]
+    return min((_refined(row, cut, key) for cut in begin), key=row.memory)
+
+
+def _beam(row: Row, room: int | None, lean: bool = False) -> list[Cut]:
+    """Stage after stage: of all cuts that are at the same part, those whose ranks will be most alike.
+
+    ``lean``: those whose fullest rank has least bytes.
+    """
+    width = NARROWEST
+    rest = tuple(row.near_rest)
+    begun = [_Begun((0,), (0.0,) * len(rest), rest, 0.0, 0.0)]
+    for stage in range(row.stages):
+        cells: dict[int, list[tuple[float, Cut, _Begun]]] = {}
+        for one in begun:
+            for longer in _longer(row, one, room, lean):
+                worth = max(longer.nbytes) if lean else _uneven(row, longer)
+                cells.setdefault(longer.cut[-1], []).append((worth, longer.cut, longer))
+
+        # those that are about where equal stages would be, and as many as there is time for
+        wanted = row.both[-1] * (stage + 1) / row.stages
+        order = sorted(cells, key=lambda end: abs(row.both[end] - wanted))
+        kept = order if row.stages <= MANY else order[: max(4, WORK // (4 * NARROWEST * row.stages))]
+        width = max(width, min(WIDEST, WORK // (row.stages * max(1, len(kept)) ** 2)))
+        begun = [one for end in kept for _, _, one in sorted(cells[end], key=_first)[:width]]
+    return [one.cut for one in begun]
+
+
+def _first(found: tuple[float, Cut, _Begun]) -> tuple[float, Cut]:
+    return found[:2]
+
+
+def _longer(row: Row, begun: _Begun, room: int | None, lean: bool) -> Iterator[_Begun]:
+    """With one more stage."""
+    stage, start = len(begun.cut) - 1, begun.cut[-1]
+    rank, loads, nbytes = row.places[stage], begun.loads, begun.nbytes
+    to_come = row.coming[stage + 1][rank]
+    first, last = start + 1, row.parts - row.stages + stage + 1
+    for end in range(last if stage == row.stages - 1 else first, last + 1):
+        time = row.both[end] - row.both[start]
+        if end > first and time > row.long and not (lean and row.stages <= MANY):
+            return
+        held = nbytes[rank] + row.near_run(stage, start, end)
+        if room is not None and held > room:
+            return
+        now = loads[rank] + time
+        yield _Begun(
+            (*begun.cut, end),
+            (*loads[:rank], now, *loads[rank + 1 :]),
+            (*nbytes[:rank], held, *nbytes[rank + 1 :]),
+            begun.squares + now**2 - loads[rank] ** 2,
+            begun.products + now * to_come - loads[rank] * (to_come + 1),
+        )
+
+
+def _uneven(row: Row, begun: _Begun) -> float:
+    """How unlike the ranks will be if all stages to come are alike: the squares of their times then."""
+    left = row.stages - len(begun.cut) + 1
+    each = (row.both[-1] - row.both[begun.cut[-1]]) / max(1, left)
+    return begun.squares + 2 * each * begun.products
+
+
+Key = tuple[float, float, float]
+
+
+def _key(row: Row, cut: Cut, room: int | None) -> Key:
+    """What is over ``room``; the slowest rank, with the way to its first stage; how uneven stages are."""
+    times = row.times(cut)
+    slowest = max(row.both[cut[mine[0]]] + row.micros * sum([times[s] for s in mine]) for mine in row.ranks)
+    return _over(row, cut, room), slowest, sum([t * t for t in times])
+
+
+def _in_step(row: Row, cut: Cut, room: int | None) -> Key:
+    """As if ranks waited for each other at every stage, as they do where none runs far ahead."""
+    times = row.times(cut)
+    rounds = sum([max([times[s] for s in stages]) for stages in zip(*row.ranks, strict=True)])
+    return _over(row, cut, room), rounds, sum([t * t for t in times])
+
+
+def _over(row: Row, cut: Cut, room: int | None) -> float:
+    """Bytes for which there is no room."""
+    return 0.0 if room is None else sum(max(0.0, n - room) for n in row.near_bytes(cut))
+
+
+def _refined(row: Row, cut: Cut, key: Callable[[Cut], Key]) -> Cut:
+    """Parts go from one stage to another as long as that is better by ``key``."""
+    now = key(cut)
+    while True:
+        found = min(((key(c), c) for c in _shifts(row, cut)), default=(now, cut))
+        if found[0] >= now:
+            return cut
+        now, cut = found
+
+
+def _shifts(row: Row, cut: Cut) -> Iterator[Cut]:
+    """Cuts in which one stage has a part less, and another one more.
+
+    Of many stages only some: from those of the slowest ranks to those of the fastest, and to neighbours.
+    """
+    few = row.stages <= MANY
+    loads = row.loads(cut)
+    order = sorted(range(len(loads)), key=lambda rank: -loads[rank])
+    slow, fast = (order, order) if few else (order[:2], order[-3:])
+    for source in (s for rank in slow for s in row.ranks[rank] if cut[s + 1] - cut[s] > 1):
+        near = () if few else (source - 1, source + 1)
+        targets = {*near, *(t for rank in fast for t in row.ranks[rank])}
+        for target in sorted(targets & {*range(row.stages)} - {source}):
+            yield _shifted(cut, source, target)
+
+
+def _shifted(cut: Cut, source: int, target: int) -> Cut:
+    """What lies between them moves on by one part.
+
+    >>> _shifted((0, 3, 5, 6), 0, 2), _shifted((0, 1, 2, 6), 2, 0)
+    ((0, 2, 4, 6), (0, 2, 3, 6))
+    """
+    first, last = min(source, target) + 1, max(source, target) + 1
+    step = -1 if source < target else 1
+    return (*cut[:first], *(i + step for i in cut[first:last]), *cut[last:])
+
+
+def _around(row: Row, found: Sequence[Cut], room: int | None) -> list[Cut]:
+    """The cuts that were found, and while there are tries left those near the best of them."""
+    tried = {cut: row.step(cut) for cut in found}
+    while 0 < len(tried) < row.tries:
+        best = min(tried, key=lambda c: tried[c])
+        near = sorted((_key(row, c, room), c) for c in _shifts(row, best) if c not in tried)
+        fitting = (c for _, c in near if room is None or row.memory(c) <= room)
+        more = list(islice(fitting, row.tries - len(tried)))
+        tried |= {c: row.step(c) for c in more}
+        if not more or min(tried[c] for c in more) >= tried[best]:
+            break
+    return list(tried)

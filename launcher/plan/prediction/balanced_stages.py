@@ -1,0 +1,225 @@
+"""``stage_config: auto``: of the stages that a model can have, those with the shortest step that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from launcher.job.schema.job import Job
+from launcher.plan.cost.part_memory import (
+    Crossing,
+    Moment,
+    PartMemory,
+    crossings,
+    kept,
+    logits,
+    moments,
+    tensor,
+)
+from launcher.plan.operators.resolve import splits
+from launcher.plan.partition import stages
+from launcher.plan.partition.balance.row import Cut, Row
+from launcher.plan.partition.balance.solve import balanced
+from launcher.plan.partition.params import placed
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.partition.stage_config import owner
+from launcher.plan.partition.stages import Stage
+from launcher.plan.prediction.part_times import Parts, PartTimes, predicted, unitless
+from launcher.plan.prediction.speeds import speeds
+from launcher.plan.refusals import model_effects
+from launcher.plan.schedule import schedules
+from launcher.plan.schedule.actions import Schedule
+from launcher.plan.schedule.makespan import Order, makespan, order
+from launcher.plan.traced_model import TracedModel
+from launcher.plan.values.precision import precision
+from launcher.plan.values.text import bytes_text
+
+TRIED = 80_000
+"""Actions of schedules that are run on paper to compare cuts, about; so few cuts of large pipelines."""
+FEWEST, MOST = 8, 400
+"""Cuts."""
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """``cut``: the part that each stage begins with, and how many there are; ``text``: how it came about.
+
+    ``held``: bytes that each rank of the pipeline needs, about; ``step``: how long the schedule takes.
+    """
+
+    cut: Cut
+    text: str
+    held: tuple[int, ...]
+    step: float
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What cuts of a pipeline have in common, whatever they cost."""
+
+    order: Order
+    ahead: tuple[int, ...]
+    moments: tuple[tuple[Mapping[tuple[int, int], Moment], ...], ...]
+
+
+def balanced_stages(
+    job: Job,
+    sizes: Sizes,
+    model: TracedModel,
+    groups: Sequence[Sequence[str]],
+    *,
+    optimizer: int,
+    room: int | None,
+) -> Balanced:
+    """Runs of ``groups``, modules in the order of the data, each with the code that is placed with it.
+
+    ``optimizer``: copies that it keeps of each parameter; ``room``: bytes of a rank's device.
+    """
+    told = {m: part for part, group in enumerate(groups) for m in group}
+    at, _ = stages.place(model.graph, told, len(groups) - 1)
+    nodes = [[n.name for n in model.graph.nodes if at[n.name] == part] for part in range(len(groups))]
+    crossing = tuple(crossings(g, at, len(groups)) for g in model.graphs)
+
+    rows = _rows(_scheduler(job, sizes), sizes, job.parallel.pipeline.less_memory)
+    times = _times(job, sizes, model, nodes, crossing)
+    memory = _memory(job, sizes, model, at, crossing=crossing, optimizer=optimizer, rows=rows, nodes=nodes)
+    forward, backward = times.each
+    row = Row(
+        forward=forward,
+        backward=backward,
+        places=sizes.places,
+        micros=sizes.micros * sizes.pieces,
+        ahead=rows.ahead,
+        split=schedules.RULES[_scheduler(job, sizes)].split,
+        state=memory.state,
+        saved=memory.saved,
+        flying=memory.flying,
+        step=lambda cut: makespan(rows.order, times.cost(cut)),
+        held=memory.held,
+        tries=min(MOST, max(FEWEST, TRIED // len(rows.order.steps))),
+    )
+    found = balanced(row, room)
+    known = "predicted seconds" if speeds(job) else "flops and bytes written"
+    text = f"balanced by {known}{'' if room is None else ' and memory'}"
+    text = f"{text}, the slowest rank {_above(times, sizes, found.cut):.1%} above the mean"
+    if room is not None and found.cut != found.fastest:
+        text = f"{text}; {_decided(row, found.cut, found.fastest, room)}"
+    held = tuple(row.bytes_of(found.cut, rank) for rank in range(len(row.ranks)))
+    return Balanced(found.cut, text, held, row.step(found.cut))
+
+
+def _scheduler(job: Job, sizes: Sizes) -> str:
+    """``auto`` compares schedules of stages that are there already."""
+    named = job.parallel.pipeline.scheduler
+    if named != "auto":
+        return named
+    return "seqpipe" if sizes.pieces > 1 else "1f1b"
+
+
+def _rows(scheduler: str, sizes: Sizes, less_memory: bool) -> _Rows:
+    return _of_schedule(scheduler, sizes.places, sizes.chunks, sizes.micros, less_memory, sizes.pieces)
+
+
+@lru_cache(maxsize=64)  # a search asks for the same few again and again
+def _of_schedule(
+    scheduler: str, places: tuple[int, ...], chunks: int, micros: int, less_memory: bool, pieces: int
+) -> _Rows:
+    schedule = schedules.build(scheduler, max(places) + 1, chunks, micros, less_memory, pieces)
+    ahead = tuple(_ahead(schedule, stage, rank) for stage, rank in enumerate(places))
+    return _Rows(order(schedule, places, pieces), ahead, moments(schedule, pieces))
+
+
+def _ahead(schedule: Schedule, stage: int, rank: int) -> int:
+    """Forwards of a stage before its first backward."""
+    kinds = [a.kind for a in schedule[rank] if a.stage == stage]
+    return next((i for i, kind in enumerate(kinds) if kind != "F"), len(kinds))
+
+
+def _times(
+    job: Job, sizes: Sizes, model: TracedModel, nodes: Parts, crossing: Sequence[Sequence[Crossing]]
+) -> PartTimes:
+    sent = tuple(sum(c.nbytes for c in part) for part in zip(*crossing, strict=True))
+    fast = speeds(job)
+    if fast is None:
+        return unitless(model.graphs, nodes, sent)
+    return predicted(
+        model.graphs,
+        nodes,
+        sent,
+        spreads=model.operators.spreads,
+        grid=sizes.grid,
+        places=sizes.places,
+        speeds=fast,
+    )
+
+
+def _memory(
+    job: Job,
+    sizes: Sizes,
+    model: TracedModel,
+    at: Mapping[str, int],
+    *,
+    crossing: tuple[tuple[Crossing, ...], ...],
+    optimizer: int,
+    rows: _Rows,
+    nodes: Parts,
+) -> PartMemory:
+    """As if all was on one stage, to know how each tensor lies on a rank; then by the parts that use it."""
+    par, dtypes = job.parallel, precision(job)
+    names = tuple(p.name for p in model.skeleton.params)
+    whole = Stage(0, (), (), (), (), names, 0, 0)
+    over_tp = splits([s.operator for s in model.operators.spreads])
+    apart = model_effects.whole(model.graph, sizes)
+    every = placed(model.skeleton, (whole,), sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=apart)
+    level = par.hsdp.optimizer_level if par.hsdp else None
+
+    users = _users(model, at)
+    used = ((p, frozenset[int]().union(*(users[n] for n in p.names))) for p in every)
+    return PartMemory(
+        tensors=tuple(tensor(p, parts, optimizer, level) for p, parts in used if parts),
+        kept=tuple(tuple(kept([g[n] for n in part]) for part in nodes) for g in model.graphs),
+        crossings=crossing,
+        logits=logits(model.graphs[-1]),
+        places=sizes.places,
+        moments=rows.moments,
+        micros=sizes.micros,
+        keeps_messages=model.keeps_messages,
+    )
+
+
+def _users(model: TracedModel, at: Mapping[str, int]) -> dict[str, frozenset[int]]:
+    """The parts that use each parameter: those that call a module around it, or have code that takes it."""
+    called: dict[str, set[int]] = {}
+    direct: dict[str, set[int]] = {}
+    for n in model.graph.nodes:
+        if n.kind == "module":
+            called.setdefault(n.target, set()).add(at[n.name])
+        for m in n.inputs:
+            if model.graph[m].kind == "param":
+                direct.setdefault(model.graph[m].target, set()).add(at[n.name])
+    out = {}
+    for p in model.skeleton.params:
+        around = (called.get(module, set()) for module in stages.around(owner(p.name)))
+        out[p.name] = frozenset(direct.get(p.name, set()).union(*around))
+    return out
+
+
+def _above(times: PartTimes, sizes: Sizes, cut: Cut) -> float:
+    """How much more than the mean the slowest rank has to do."""
+    cost = times.cost(cut)
+    loads = [0.0] * sizes.grid["pp"]
+    for i, time in enumerate(f + b for f, b in zip(cost.forward, cost.backward, strict=True)):
+        loads[sizes.places[i // sizes.pieces]] += time
+    return max(loads) * len(loads) / (sum(loads) or 1.0) - 1
+
+
+def _decided(row: Row, cut: Cut, fastest: Cut, room: int) -> str:
+    """What memory has changed."""
+    needed = f"of {bytes_text(room)}"
+    if row.memory(cut) > room:
+        return f"no stages fit in {bytes_text(room)}, these need least"
+    longer = row.step(cut) / row.step(fastest) - 1
+    return (
+        f"for memory: the fastest ones, {longer:.1%} faster, need {bytes_text(row.memory(fastest))} {needed}"
+    )

@@ -1,0 +1,142 @@
+"""How long the parts of a model take that it may be cut between, and any run of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from launcher.plan.cost.step_time import forward_time
+from launcher.plan.operators.resolve import Spread
+from launcher.plan.partition.stages import covers
+from launcher.plan.prediction.speeds import Speeds
+from launcher.plan.prediction.step_seconds import Load, load
+from launcher.plan.prediction.step_work import loss, work_of
+from launcher.plan.schedule.simulate import Cost
+from launcher.plan.values.facts import Graph, Node
+from launcher.plan.values.grid import Grid
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """One micro batch, or a piece of one, through a part.
+
+    ``late`` of ``whole``: the share of its backward that a split one puts off.
+    """
+
+    forward: Load
+    backward: Load
+    late: float
+    whole: float
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return (*astuple(self.forward), *astuple(self.backward), self.late, self.whole)
+
+
+@dataclass(frozen=True)
+class PartTimes:
+    """``times``: of each piece, its parts in their row. ``slot``: of every action besides.
+
+    ``crossings``: bytes that leave each part for a later one; ``message``: how long so many take from one
+    stage to the next.
+    """
+
+    times: tuple[tuple[PartTime, ...], ...]
+    slot: float
+    crossings: tuple[int, ...]
+    message: Callable[[int, int], float]
+
+    @cached_property
+    def _sums(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """Of each piece, for each part what all before it come to."""
+        none = (0.0,) * 10
+        return tuple(tuple(accumulate((t.numbers for t in row), _plus, initial=none)) for row in self.times)
+
+    @property
+    def each(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Forwards and backwards of the parts by themselves, a piece on average."""
+        n = len(self.times)
+        alone = [[self._pass(*ends)[:2] for ends in pairwise(sums)] for sums in self._sums]
+        forward = tuple(sum(f for f, _ in part) / n for part in zip(*alone, strict=True))
+        return forward, tuple(sum(b for _, b in part) / n for part in zip(*alone, strict=True))
+
+    def cost(self, cut: Sequence[int]) -> Cost:
+        """What schedules of this cut are simulated with: ``cut`` has the first part of each stage."""
+        passes = [self._pass(sums[i], sums[j]) for i, j in pairwise(cut) for sums in self._sums]
+        return Cost(
+            forward=tuple(forward for forward, _, _ in passes),
+            backward=tuple(backward for _, backward, _ in passes),
+            activation=(0,) * len(passes),
+            transfer=max(
+                (self.message(s, self.crossings[i - 1]) for s, i in enumerate(cut[1:-1])), default=0.0
+            ),
+            weight=tuple(late for _, _, late in passes),
+            pieces=len(self.times),
+        )
+
+    def _pass(self, before: tuple[float, ...], until: tuple[float, ...]) -> tuple[float, float, float]:
+        """Forward, backward, and what of that may come later."""
+        n = [b - a for a, b in zip(before, until, strict=True)]
+        backward = Load(*n[4:8]).action.seconds + self.slot
+        return Load(*n[:4]).action.seconds + self.slot, backward, backward * n[8] / max(n[9], 1.0)
+
+
+def _plus(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(map(sum, zip(a, b, strict=True)))
+
+
+Parts = Sequence[Sequence[str]]
+"""The nodes of each part."""
+
+
+def unitless(graphs: Sequence[Graph], parts: Parts, crossings: tuple[int, ...]) -> PartTimes:
+    """As ``cost.step_time`` has it."""
+    times = tuple(tuple(_unitless([g[n] for n in part]) for part in parts) for g in graphs)
+    return PartTimes(times, 0.0, crossings, lambda stage, nbytes: 0.0)
+
+
+def _unitless(nodes: Sequence[Node]) -> PartTime:
+    forward = forward_time(nodes)
+    backward = 2 * forward + sum(n.backward.again for n in nodes)
+    late = sum(n.backward.deferred for n in nodes)
+    return PartTime(Load(forward, 0.0, 0.0), Load(backward, 0.0, 0.0), late, backward)
+
+
+def predicted(
+    graphs: Sequence[Graph],
+    parts: Parts,
+    crossings: tuple[int, ...],
+    *,
+    spreads: Sequence[Spread],
+    grid: Grid,
+    places: tuple[int, ...],
+    speeds: Speeds,
+) -> PartTimes:
+    """In seconds, as a plan's step is predicted; ``places``: the pipeline rank of each stage."""
+    firsts = [grid.ranks(pp=pp)[0] for pp in places]
+
+    def message(stage: int, nbytes: int) -> float:
+        return speeds.message_seconds(nbytes // len(graphs), firsts[stage], firsts[stage + 1])
+
+    rows = []
+    for graph in graphs:
+        row = []
+        for at, part in enumerate(parts):
+            nodes = [graph[n] for n in part]
+            called = [n.target for n in nodes if n.kind == "module"]
+            here = [s for s in spreads if any(covers(m, s.operator.module) for m in called)]
+            last = loss(graph) if at == len(parts) - 1 else None
+            work = work_of(nodes, here, pieces=len(graphs), loss=last)
+            row.append(
+                PartTime(
+                    load(work.forward, grid, speeds, backward=False),
+                    load(work.backward, grid, speeds, backward=True),
+                    late=sum(n.backward.deferred for n in nodes),
+                    whole=work.backward.kernels.flops,
+                )
+            )
+        rows.append(tuple(row))
+    slot = speeds.cluster.overheads.slot_ms / 1e3
+    return PartTimes(tuple(rows), slot, crossings, message)
