@@ -103,7 +103,9 @@ def balanced_stages(
     known = "predicted seconds" if speeds(job) else "flops and bytes written"
     text = f"balanced by {known}{'' if room is None else ' and memory'}"
     text = f"{text}, the slowest rank {_above(times, sizes, found.cut):.1%} above the mean"
-    if room is not None and found.cut != found.fastest:
+    if room is not None and row.memory(found.cut) > room:
+        text = f"{text}; none fits in {bytes_text(room)}"
+    elif room is not None and found.cut != found.fastest:
         text = f"{text}; {_decided(row, found.cut, found.fastest, room)}"
     held = tuple(row.bytes_of(found.cut, rank) for rank in range(len(row.ranks)))
     return Balanced(found.cut, text, held, row.step(found.cut))
@@ -217,8 +219,6 @@ def _above(times: PartTimes, sizes: Sizes, cut: Cut) -> float:
 def _decided(row: Row, cut: Cut, fastest: Cut, room: int) -> str:
     """What memory has changed."""
     needed = f"of {bytes_text(room)}"
-    if row.memory(cut) > room:
-        return f"no stages fit in {bytes_text(room)}, these need least"
     longer = row.step(cut) / row.step(fastest) - 1
     return (
         f"for memory: the fastest ones, {longer:.1%} faster, need {bytes_text(row.memory(fastest))} {needed}"

@@ -49,31 +49,16 @@ def promising(row: Row, room: int | None) -> list[Cut]:
     return _around(row, every[: max(4, row.tries // 2)], room)
 
 
-def leanest(row: Row) -> Cut:
-    """A cut with little memory on its fullest rank."""
-
-    def key(cut: Cut) -> Key:
-        held = row.near_bytes(cut)
-        return 0, max(held), sum(n**2 for n in held)
-
-    begin = sorted([*_beam(row, None, lean=True), shortest(row)], key=key)[:2]
-    return min((_refined(row, cut, key) for cut in begin), key=row.memory)
-
-
-def _beam(row: Row, room: int | None, lean: bool = False) -> list[Cut]:
-    """Stage after stage: of all cuts that are at the same part, those whose ranks will be most alike.
-
-    ``lean``: those whose fullest rank has least bytes.
-    """
+def _beam(row: Row, room: int | None) -> list[Cut]:
+    """Stage after stage: of all cuts that are at the same part, those whose ranks will be most alike."""
     width = NARROWEST
     rest = tuple(row.near_rest)
     begun = [_Begun((0,), (0.0,) * len(rest), rest, 0.0, 0.0)]
     for stage in range(row.stages):
         cells: dict[int, list[tuple[float, Cut, _Begun]]] = {}
         for one in begun:
-            for longer in _longer(row, one, room, lean):
-                worth = max(longer.nbytes) if lean else _uneven(row, longer)
-                cells.setdefault(longer.cut[-1], []).append((worth, longer.cut, longer))
+            for longer in _longer(row, one, room):
+                cells.setdefault(longer.cut[-1], []).append((_uneven(row, longer), longer.cut, longer))
 
         # those that are about where equal stages would be, and as many as there is time for
         wanted = row.both[-1] * (stage + 1) / row.stages
@@ -88,7 +73,7 @@ def _first(found: tuple[float, Cut, _Begun]) -> tuple[float, Cut]:
     return found[:2]
 
 
-def _longer(row: Row, begun: _Begun, room: int | None, lean: bool) -> Iterator[_Begun]:
+def _longer(row: Row, begun: _Begun, room: int | None) -> Iterator[_Begun]:
     """With one more stage."""
     stage, start = len(begun.cut) - 1, begun.cut[-1]
     rank, loads, nbytes = row.places[stage], begun.loads, begun.nbytes
@@ -96,7 +81,7 @@ def _longer(row: Row, begun: _Begun, room: int | None, lean: bool) -> Iterator[_
     first, last = start + 1, row.parts - row.stages + stage + 1
     for end in range(last if stage == row.stages - 1 else first, last + 1):
         time = row.both[end] - row.both[start]
-        if end > first and time > row.long and not (lean and row.stages <= MANY):
+        if end > first and time > row.long:
             return
         held = nbytes[rank] + row.near_run(stage, start, end)
         if room is not None and held > room:

@@ -123,9 +123,3 @@ def _ways(row: Row, runs: list[dict[int, dict[int, float]]]) -> list[dict[int, f
             if found:
                 ways[stage][start] = min(found)
     return ways
-
-
-def leanest(row: Row) -> Cut:
-    """A cut with the least memory on its fullest rank."""
-    enough = row.memory(shortest(row))
-    return next(cut for _, cut in by_bound(row, lambda s, i, j: row.held(s, ((s, i, j),)), enough))

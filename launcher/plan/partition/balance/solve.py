@@ -27,8 +27,8 @@ def balanced(row: Row, room: int | None = None) -> Balance:
     """The cut with the shortest step of those that need no more bytes than ``room`` on any rank.
 
     Of steps as short as the shortest one that with the fewest stages that have next to nothing to do, then
-    that with the least memory. Where nothing fits: of the cuts that need least memory. There are at least as
-    many parts as stages.
+    that with the least memory. Where nothing fits it is the fastest. There are at least as many parts as
+    stages.
     """
     row = replace(row, step=cache(row.step), held=cache(row.held))
     fastest = _best(row, _promising(row, None))
@@ -36,11 +36,7 @@ def balanced(row: Row, room: int | None = None) -> Balance:
     if room is None or row.memory(fastest) <= room:
         return Balance(fastest, fastest)
 
-    found = _best(row, _promising(row, room))
-    if found is None:
-        leanest = _leanest(row)
-        found = _best(row, [leanest, *_promising(row, row.memory(leanest))])
-    return Balance(found or fastest, fastest)
+    return Balance(_best(row, _promising(row, room)) or fastest, fastest)
 
 
 def _promising(row: Row, room: int | None) -> list[Cut]:
@@ -50,13 +46,6 @@ def _promising(row: Row, room: int | None) -> list[Cut]:
     if row.stages == len(row.ranks):
         return single.promising(row, room)
     return interleaved.promising(row, room)
-
-
-def _leanest(row: Row) -> Cut:
-    """A cut with the least memory on its fullest rank."""
-    if comb(row.parts - 1, row.stages - 1) <= row.tries:
-        return min(_all(row), key=lambda cut: (row.memory(cut), row.step(cut)))
-    return single.leanest(row) if row.stages == len(row.ranks) else interleaved.leanest(row)
 
 
 def _all(row: Row) -> Iterator[Cut]:
