@@ -24,7 +24,8 @@ class Whole:
     off. ``sent``: on the links between ranks of tp, ``host``: of launching it all, however many samples.
     ``saved``: what a backward needs of a forward, ``handed``: what a stage hands on. ``params``,
     ``optimizer``: bytes as they are kept; ``low``: share of ``params`` that is computed with. ``blocks``:
-    how many there are that are alike, and the share of all flops that one has.
+    how many there are that are alike, and the share of all flops that one has. ``grows``: what each sample
+    more takes of the seconds of one: kernels are slow where they are small.
     """
 
     device: float
@@ -41,6 +42,11 @@ class Whole:
     blocks: int
     block: float
     batch_dependent: bool
+    grows: float = 1.0
+
+    def samples(self, n: int) -> float:
+        """Times that a micro batch of so many takes as long as one of one."""
+        return 1 + (n - 1) * self.grows
 
 
 def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
@@ -72,8 +78,24 @@ def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
     )
 
 
+def growth(one: Plan, two: Plan, speeds: Speeds) -> float:
+    """Of plans with micro batches of one sample and of two, as ``Whole.grows``; all else in a line."""
+    first, second = (_device(plan, speeds) for plan in (one, two))
+    return min(1.0, max(0.0, second - first) / max(first, 1e-12))
+
+
+def _device(plan: Plan, speeds: Speeds) -> float:
+    stages = plan.estimate.work.stages
+    backward = sum(speeds.device_seconds(s.backward.kernels, True) for s in stages)
+    return backward + sum(speeds.device_seconds(s.forward.kernels) for s in stages)
+
+
 def _least_share(parts: Sequence[int], of: int) -> float:
     return min(parts, default=0) / max(of, 1)
+
+
+MARGIN = 0.95
+"""What is worked out for one layout by another is not exact."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +122,7 @@ class Bound:
             kept = self.kept * uneven.bytes
             need = max(0.0, self.states + kept - self.room) / max(kept - self.handed, 1.0)
             again = _again(need, policies) * self.forward
-        return uneven.seconds * (self.pipeline + again) + self.rest
+        return MARGIN * uneven.seconds * (self.pipeline + again) + self.rest
 
     @property
     def nbytes(self) -> float:
@@ -119,7 +141,8 @@ class Uneven:
 def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
     """Without what only a plan knows: transfers, uneven stages, an allocator near its limit."""
     costs = speeds.cluster.overheads
-    device = layout.micro * (of.device + costs.exposed_tp * of.sent)
+    times = of.samples(layout.micro)
+    device = times * (of.device + costs.exposed_tp * of.sent)
     share = max(1 / layout.stages, -(-of.blocks // layout.stages) * of.block)
     slots = 2 * layout.chunks * costs.slot_ms / 1e3
     one = together(device, of.host) * share + slots
@@ -129,7 +152,7 @@ def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
     gb = job.cluster.memory_gb
     return Bound(
         pipeline=layout.micros * one + _fill(layout, of, one),
-        forward=layout.micros * layout.micro * of.again * share,
+        forward=layout.micros * times * of.again * share,
         rest=_network(layout, of, speeds) + state + costs.step_ms / 1e3,
         states=states,
         kept=kept,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import AUTO
+from launcher.plan.plan import Plan
 from launcher.plan.prediction.speeds import speeds
 from launcher.plan.schedule.schedules import RULES
 from launcher.planner.plan_job import plan_job
 from launcher.planner.search import candidates, single_change
-from launcher.planner.search.bounds import UNSEEN, Bound, Policies, Uneven, Whole, bound, whole
+from launcher.planner.search.bounds import UNSEEN, Bound, Policies, Uneven, Whole, bound, growth, whole
 from launcher.planner.search.evaluate import Predicted, Question, Refused, chosen
 from launcher.planner.search.layout import Layout, job_of
 from launcher.planner.search.ranking import Ranking
@@ -113,32 +114,44 @@ def _wholes(asked: Question, layouts: Sequence[Layout], traces: Traces) -> dict[
     by_cut: dict[Cut, list[Layout]] = defaultdict(list)
     for layout in layouts:
         by_cut[layout.tp, layout.operators].append(layout)
-    return {cut: _whole(asked, mine, traces) for cut, mine in by_cut.items()}
+    kept = traces.keeps_messages
+    keeps = keeps_messages() if kept is None else kept
+
+    # what larger micro batches take is as in the first that can be planned
+    out: dict[Cut, Whole | str] = {}
+    grows = None
+    for cut, mine in by_cut.items():
+        plan = _one_sample(asked, mine, traces)
+        if isinstance(plan, str):
+            out[cut] = plan
+            continue
+        if grows is None and any(layout.micro > 1 for layout in layouts):
+            one = next(x for x in mine if x.stages == plan.sizes.grid["pp"])
+            grows = growth(plan, plan_job(_unsharded(asked, one, 2), traces), asked.speeds)
+        out[cut] = replace(whole(plan, asked.speeds, keeps), grows=1.0 if grows is None else grows)
+    return out
 
 
-def _whole(asked: Question, layouts: Sequence[Layout], traces: Traces) -> Whole | str:
+def _one_sample(asked: Question, layouts: Sequence[Layout], traces: Traces) -> Plan | str:
     """By the fewest stages that these layouts have and that a plan can have; several, if there are."""
     why = ""
     for stages in sorted({layout.stages for layout in layouts}, key=lambda n: (n == 1, n)):
         one = next(layout for layout in layouts if layout.stages == stages)
         try:
-            plan = plan_job(_unsharded(asked, one), traces)
+            return plan_job(_unsharded(asked, one), traces)
         except RequestError as error:
             why = f"{error.problems[0].key}: {error.problems[0].text}"
-        else:
-            kept = traces.keeps_messages
-            return whole(plan, asked.speeds, keeps_messages() if kept is None else kept)
     return why
 
 
-def _unsharded(asked: Question, layout: Layout) -> Job:
-    """As ``layout``, with whole weights, nothing run again, and micro batches of one sample."""
+def _unsharded(asked: Question, layout: Layout, micro: int = 1) -> Job:
+    """As ``layout``, with whole weights, nothing run again, and micro batches of so many samples."""
     job = job_of(asked.job, layout, asked.named)
     pipe = job.parallel.pipeline.model_copy(
         update={"micro_batch_num": layout.stages, "scheduler": "1f1b", "interleave": False}
     )
     parallel = job.parallel.model_copy(update={"pipeline": pipe, "hsdp": None, "recompute": None})
-    train = job.train.model_copy(update={"batch_size": layout.replicas * layout.stages})
+    train = job.train.model_copy(update={"batch_size": layout.replicas * layout.stages * micro})
     return job.model_copy(update={"parallel": parallel, "train": train})
 
 

@@ -141,7 +141,9 @@ def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Proble
         return Problem(key, f"auto: none of {many(ranking.layouts, 'layout')} can be: {why}")
     assert ranking.question.room is not None
     least = min(ranking.found, key=lambda one: (one.nbytes, one.layout.order))
-    needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on ranks {spans(least.ranks)}"
+    alone = len(least.ranks) == 1
+    who = f"rank{'' if alone else 's'} {spans(least.ranks)}"
+    needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on {who}"
     text = f"auto: none of {many(ranking.layouts, 'layout')} fits; the leanest that was planned needs {needs}"
     text = f"{text}: {_layout(least)}"
     if other is None:

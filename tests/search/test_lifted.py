@@ -1,0 +1,113 @@
+"""What is auto, or a list of candidates, at a key of ``parallel`` becomes ``search.over``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.compose import compose
+from launcher.job.schema.job import Job
+from launcher.job.schema.search import AXES, lifted
+
+
+def over(**parallel: Any) -> dict[str, Any]:
+    found: dict[str, Any] = lifted({"parallel": parallel}).get("search", {}).get("over", {})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parallel", "found"),
+    [
+        ({}, {}),
+        ({"pipeline": {"stages": 2, "stage_config": "auto"}}, {}),
+        ({"pipeline": {"stages": "auto"}}, {"parallel.pipeline.stages": "auto"}),
+        ({"pipeline": {"stages": [2, 4]}}, {"parallel.pipeline.stages": (2, 4)}),
+        ({"hsdp": {"optimizer_level": "auto"}}, {"parallel.hsdp.optimizer_level": "auto"}),
+        ({"hsdp": [None, {"shard_size": 2}]}, {"parallel.hsdp": (None, {"shard_size": 2})}),
+        ({"grid": {"pp": [1, 2], "tp": 2}}, {"parallel.pipeline.stages": (1, 2)}),
+        (
+            {"grid": "auto"},
+            {
+                "parallel.grid.tp": "auto",
+                "parallel.pipeline.stages": "auto",
+                "parallel.hsdp.shard_size": "auto",
+            },
+        ),
+    ],
+)
+def test_each_form(parallel: dict[str, Any], found: dict[str, Any]) -> None:
+    assert over(**parallel) == found
+
+
+def test_a_plan_settles_a_scheduler_and_what_runs_again_where_nothing_else_is_open() -> None:
+    own = {"pipeline": {"scheduler": "auto"}, "recompute": "auto"}
+    assert over(**own) == {}
+    assert over(**own, grid={"tp": "auto"}) == {
+        "parallel.grid.tp": "auto",
+        "parallel.pipeline.scheduler": "auto",
+        "parallel.recompute": "auto",
+    }
+
+
+def test_lifting_changes_no_data_and_twice_is_once() -> None:
+    data = {"parallel": {"pipeline": {"stages": "auto", "chunks": 4}}}
+    once = lifted(data)
+    assert data == {"parallel": {"pipeline": {"stages": "auto", "chunks": 4}}}
+    assert once["parallel"] == {"pipeline": {"chunks": 4}, "grid": {}} or once["parallel"] == {
+        "pipeline": {"chunks": 4}
+    }
+    assert lifted(once) == once
+
+
+def test_all_of_it_on_the_command_line_and_what_is_closed_again() -> None:
+    asked = compose(["recipe=lm_tied_pp2_hsdp2", "parallel=auto", "parallel.pipeline.stages=2"]).job
+    assert set(asked.search.over) == set(AXES) - {
+        "parallel.pipeline.stages",
+        "parallel.hsdp.shard_size",
+        "parallel.hsdp.optimizer_level",
+    }
+    assert asked.parallel.pipeline.stages == 2
+    assert asked.parallel.pipeline.stage_config == "auto"
+    assert sorted(asked.search.over["parallel.operators"]) == ["megatron", "none", "sequence"]
+
+
+def test_in_a_file_it_is_every_key() -> None:
+    data = compose(["recipe=lm_single"]).data | {"parallel": "auto"}
+    assert set(Job.model_validate(data).search.over) == set(AXES)
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        (
+            "parallel.pipeline.stages=[2,x]",
+            "parallel.pipeline.stages: [2,x]: x is no value of this key, and no candidate "
+            "(try: 'parallel.pipeline.stages=[2]')",
+        ),
+        (
+            "parallel.hsdp=[null,{optimizer_level: level9}]",
+            "parallel.hsdp: [null,{optimizer_level:level9}]: {optimizer_level:level9} is no value of this key, "
+            "and no candidate (try: 'parallel.hsdp=[null]')",
+        ),
+        (
+            "parallel.pipeline.stages=[]",
+            "parallel.pipeline.stages: []: a list of candidates, and there is none "
+            "(try: parallel.pipeline.stages=auto)",
+        ),
+        (
+            "parallel.operators=[megatron,foo]",
+            "parallel.operators: foo: neither an option of operators (megatron, none, sequence) nor strategies "
+            "by module",
+        ),
+        (
+            "+search.over={train.steps: [1, 2]}",
+            f"search.over.train.steps: no key that is searched for; those are {', '.join(AXES)}",
+        ),
+    ],
+)
+def test_candidates_that_are_none(override: str, text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        compose(["recipe=lm_single", override])
+    assert str(caught.value) == text

@@ -1,0 +1,149 @@
+"""The layout that is found is the best of all, by plans of each that share no code with the search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.compose import compose
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Parallel
+from launcher.plan.cost.device_memory import tightest
+from launcher.planner.plan_job import plan_job
+from launcher.planner.search.candidates import space
+from launcher.planner.search.layout import Layout
+from launcher.planner.search.ranking import Ranking
+from launcher.planner.search.search import search
+from launcher.planner.search.show_ranking import notes, text
+from launcher.planner.traces import Traces
+
+HERE = ("recipe=lm_single", "cluster=h100_sxm", "launch.nproc=4", "train.batch_size=16")
+GB = 1 << 30
+
+
+def job(*overrides: str) -> Job:
+    return compose([*HERE, *overrides]).job
+
+
+def by_hand(asked: Job, layout: Layout) -> Job:
+    """The request of one layout, written out as a person would."""
+    pipeline: dict[str, Any] = {
+        "stages": layout.stages,
+        "scheduler": layout.scheduler,
+        "micro_batch_num": layout.micros,
+    }
+    if layout.chunks > 1:
+        pipeline |= {"interleave": True, "chunks": layout.chunks}
+    parallel = {
+        "pipeline": pipeline,
+        "grid": {"tp": layout.tp},
+        "operators": asked.search.over["parallel.operators"][layout.operators] if layout.tp > 1 else {},
+        "hsdp": None if layout.hsdp is None else layout.hsdp.model_dump(),
+    }
+    search = type(asked.search)()
+    return asked.model_copy(update={"parallel": Parallel.model_validate(parallel), "search": search})
+
+
+def brute(asked: Job, traces: Traces) -> list[tuple[float, int, Layout]]:
+    """Seconds and bytes of every layout that can be planned."""
+    out = []
+    for layout in space(asked).layouts:
+        try:
+            plan = plan_job(by_hand(asked, layout), traces)
+        except RequestError:
+            continue
+        assert plan.estimate.step is not None
+        out.append((plan.estimate.step.seconds, tightest(plan.estimate.memory, 0).needed, layout))
+    return out
+
+
+OPEN = (
+    "parallel=auto", "parallel.recompute=null", "parallel.comm_fusion={}",
+    "parallel.pipeline.scheduler=[1f1b,zero_bubble_h1]", "parallel.pipeline.chunks=[2]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "batch", [(), ("train.batch_size=64", "model.dim=512", "model.heads=8"), ("data.seq_len=512",)]
+)
+def test_nothing_is_faster_of_all_that_fit(batch: tuple[str, ...]) -> None:
+    traces = Traces()
+    asked = job(*OPEN, *batch)
+    every = brute(asked, traces)
+    sizes = sorted(nbytes for _, nbytes, _ in every)
+    for room in (sizes[-1], sizes[len(sizes) // 2], sizes[len(sizes) // 8]):
+        cluster = asked.cluster.model_copy(update={"memory_gb": (room + 1) / GB})
+        _, ranking = search(asked.model_copy(update={"cluster": cluster}), traces=traces)
+        best = min(seconds for seconds, nbytes, _ in every if nbytes <= room)
+        assert ranking.best[0].seconds <= 1.01 * best
+        assert len(ranking.found) < len(every)
+
+
+def found(*overrides: str) -> tuple[Job, Ranking]:
+    return search(job(*overrides))
+
+
+def test_what_is_found_is_planned_as_it_was_predicted() -> None:
+    settled, ranking = found("parallel=auto", "cluster.memory_gb=0.02")
+    first = ranking.best[0]
+    plan = plan_job(settled)
+    assert not settled.search.over
+    assert plan.estimate.step is not None
+    assert plan.estimate.step.seconds == pytest.approx(first.seconds)
+    assert tightest(plan.estimate.memory, 0).needed == first.nbytes <= 0.02 * GB
+
+
+def test_by_two_processes_it_is_the_same() -> None:
+    asked = job("parallel=auto", "cluster.memory_gb=0.02")
+    one, other = search(asked, 1), search(asked, 2)
+    assert one[0] == other[0]
+    assert list(text(one[1])) == list(text(other[1]))
+
+
+def test_every_setting_that_was_open_has_a_note() -> None:
+    _, ranking = found("parallel.pipeline.stages=[1,2]", "parallel.hsdp.optimizer_level=auto")
+    stages, hsdp = notes(ranking)
+    first, *others = ranking.best
+    level = first.layout.shown()["hsdp"]
+    next_level = next(x for x in others if x.layout.shown()["hsdp"] != level)
+    assert str(stages) == (
+        f"parallel.pipeline.stages auto -> 1: {first.seconds * 1e3:.2f} ms a step; nothing else that was "
+        "planned fits, or may be as fast"
+    )
+    assert str(hsdp).startswith(
+        f"parallel.hsdp auto -> {level}: {first.seconds * 1e3:.2f} ms a step, "
+        f"{next_level.seconds * 1e3:.2f} ms with {next_level.layout.shown()['hsdp']}"
+    )
+
+
+def test_micro_batches_that_mean_something_are_no_matter_of_speed() -> None:
+    asked = ("recipe=resnet50_cifar_pp2", "parallel.pipeline.micro_batch_num=auto", "cluster=h100_sxm")
+    with pytest.raises(RequestError) as caught:
+        search(compose(asked).job)
+    assert str(caught.value) == (
+        "parallel.pipeline.micro_batch_num: auto: what this model computes hangs on the samples of a micro "
+        "batch, and these layouts have 1, 2, 4, 8, 16 of them"
+    )
+
+
+def test_where_nothing_fits_the_change_that_helps_most_is_named_and_holds() -> None:
+    asked = job("parallel.pipeline.stages=[1,2,4]", "cluster.memory_gb=0.02")
+    with pytest.raises(RequestError) as caught:
+        search(asked)
+    (problem,) = caught.value.problems
+    assert problem.key == "parallel.pipeline.stages"
+    assert problem.text.startswith("auto: none of 3 layouts fits; the leanest that was planned needs ")
+    assert "; of single changes " in problem.text
+    assert problem.cure
+    search(job("parallel.pipeline.stages=[1,2,4]", "cluster.memory_gb=0.02", *problem.cure.split()))
+
+
+def test_where_nothing_can_be_each_reason_is_counted() -> None:
+    with pytest.raises(RequestError) as caught:
+        found("parallel.pipeline.stages=[3,5]")
+    assert str(caught.value) == (
+        "parallel.pipeline.stages: auto: none of 2 layouts can be: "
+        "1 x 4 ranks cannot be cut evenly into 3 x 1; 1 x 4 ranks cannot be cut evenly into 5 x 1"
+    )
