@@ -137,7 +137,7 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
     """Returns the figures of the steps."""
     with stoppable(), _saved(request.job):
         # What is meant here, what can be refused, what will happen.
-        asked, chosen = _settled(settle(request.job, request.config, request.overrides, others))
+        asked, chosen = _settled(settle(request.job, request.config, request.overrides, others), measure=True)
         start, plan = _decide(asked, chosen)
 
         with _opened(asked, others) as at:
@@ -158,9 +158,9 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
             return record.results
 
 
-def _settled(asked: Settled) -> tuple[Settled, tuple[Note, ...]]:
+def _settled(asked: Settled, measure: bool = False) -> tuple[Settled, tuple[Note, ...]]:
     """With the layout that is found where one is left open, and what was chosen."""
-    job, chosen = layout_search.settled(asked.job)
+    job, chosen = layout_search.settled(asked.job, measure)
     return replace(asked, job=job), chosen
 
 

@@ -44,8 +44,18 @@ MOST = 400
 Work = Callable[[Sequence[Layout]], list[Predicted | Refused]]
 
 
-def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[Job, Ranking]:
-    """``job`` with all that is left open settled, and what was looked at; the same by any ``processes``.
+@dataclass(frozen=True)
+class Finalist:
+    """``job``: the request, with nothing left open; ``predicted``: by its plan."""
+
+    job: Job
+    predicted: Predicted
+
+
+def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[list[Finalist], Ranking]:
+    """The best layout, or as many as ``search.measure`` asks for, and what was looked at.
+
+    It is the same by any number of ``processes``.
 
     Raises ``RequestError`` where nothing can be searched for, and where nothing fits.
     """
@@ -59,13 +69,13 @@ def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[
     waiting = _waiting(asked, there.layouts, ranking, known)
     with workers(asked, known, processes if len(waiting.heap) > FEW else 1) as work:
         _look(waiting, ranking, work)
-        settled = _settled(ranking, known)
-        if settled is None:
+        first = _finalists(ranking, known, max(1, job.search.measure))
+        if not first:
             _leanest(ranking, work)
-    if settled is None:
+    if not first:
         other = single_change.best(job, partial(_least_bytes, traces=known)) if ranking.found else None
         raise RequestError((nothing(ranking, other),))
-    return settled, ranking
+    return first, ranking
 
 
 def _least_bytes(job: Job, traces: Traces) -> int | None:
@@ -264,17 +274,19 @@ def _look(waiting: Waiting, ranking: Ranking, work: Work) -> None:
     ranking.beyond = len(waiting.heap)
 
 
-def _settled(ranking: Ranking, traces: Traces) -> Job | None:
-    """The request of the first that fits, once it is settled which of its blocks run again."""
+def _finalists(ranking: Ranking, traces: Traces, count: int) -> list[Finalist]:
+    """The first ``count`` of those that fit, once it is settled which of their blocks run again."""
+    settled: dict[Layout, Job] = {}
     while ranking.best:
-        first = ranking.best[0]
+        first = ranking.best[:count]
+        one = next((one for one in first if one.layout not in settled), None)
+        if one is None:
+            return [Finalist(settled[one.layout], one) for one in first]
         try:
-            job, exact = chosen(ranking.question, first, traces)
+            settled[one.layout], exact = chosen(ranking.question, one, traces)
         except RequestError as error:
-            ranking.found.remove(first)
+            ranking.found.remove(one)
             ranking.refused[error.problems[0].text] += 1
-            continue
-        ranking.found[ranking.found.index(first)] = exact
-        if ranking.best and ranking.best[0].layout == first.layout:
-            return job
-    return None
+        else:
+            ranking.found[ranking.found.index(one)] = exact
+    return []

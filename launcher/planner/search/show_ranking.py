@@ -32,7 +32,7 @@ def text(ranking: Ranking) -> Iterator[str]:
     yield from _table(rows)
     if any(one.again for one in best[1:]):
         yield "  * between plans of no and of all blocks running again"
-    leaner = [f"{_took(p.seconds)} in {bytes_text(p.nbytes)}" for p in ranking.front[:SHOWN]]
+    leaner = [f"{took(p.seconds)} in {bytes_text(p.nbytes)}" for p in ranking.front[:SHOWN]]
     yield f"  front      {', '.join(leaner)}"
     yield from (f"  {'chosen' if not n else '':<10} {note}" for n, note in enumerate(notes(ranking)))
     yield from _counted(ranking)
@@ -41,11 +41,11 @@ def text(ranking: Ranking) -> Iterator[str]:
 def _row(n: int, one: Predicted, first: Predicted) -> tuple[str, ...]:
     number, prefix = scaled(one.count / one.seconds)
     star = "*" if one.again and one is not first else ""
-    cells = (f"{star}{n}", _took(one.seconds), f"{number}{prefix}", f"{one.mfu:.1%}", bytes_text(one.nbytes))
-    return (*cells, _layout(one), _slower(one, first))
+    cells = (f"{star}{n}", took(one.seconds), f"{number}{prefix}", f"{one.mfu:.1%}", bytes_text(one.nbytes))
+    return (*cells, layout(one), _slower(one, first))
 
 
-def _layout(one: Predicted) -> str:
+def layout(one: Predicted) -> str:
     """In few words: what is not there is not named."""
     it = one.layout
     words = [f"tp {it.tp} {it.operators}"] if it.tp > 1 else []
@@ -71,9 +71,9 @@ def _slower(one: Predicted, first: Predicted) -> str:
     return f"{one.seconds / first.seconds - 1:.1%}: {name}"
 
 
-def _took(seconds: float) -> str:
+def took(seconds: float) -> str:
     """
-    >>> _took(20.704), _took(0.01234)
+    >>> took(20.704), took(0.01234)
     ('20.70 s', '12.34 ms')
     """
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
@@ -86,18 +86,21 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield f"  {'  '.join(left)}  {row[5]:<{widths[5]}}  {row[6]}".rstrip()
 
 
-def notes(ranking: Ranking) -> Iterator[Note]:
-    """What each setting that was left open has become, and what the next best values would cost."""
+def notes(ranking: Ranking, taken: Predicted | None = None) -> Iterator[Note]:
+    """What each setting that was left open has become, and what the next best values would cost.
+
+    ``taken``: the layout that was, if not the first.
+    """
     best = ranking.best
-    first = best[0]
+    first = taken or best[0]
     for name in _searched(ranking):
         chosen = first.layout.shown()[name]
         others: dict[str, float] = {}
         for one in best:
             others.setdefault(one.layout.shown()[name], one.seconds)
         others.pop(chosen)
-        text = f"auto -> {_value(name, first)}: {_took(first.seconds)} a step"
-        compared = [f"{_took(took)} with {value}" for value, took in list(others.items())[:OTHERS]]
+        text = f"auto -> {_value(name, first)}: {took(first.seconds)} a step"
+        compared = [f"{took(seconds)} with {value}" for value, seconds in list(others.items())[:OTHERS]]
         if compared:
             text = f"{text}, {', '.join(compared)}"
         else:
@@ -145,7 +148,7 @@ def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Proble
     who = f"rank{'' if alone else 's'} {spans(least.ranks)}"
     needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on {who}"
     text = f"auto: none of {many(ranking.layouts, 'layout')} fits; the leanest that was planned needs {needs}"
-    text = f"{text}: {_layout(least)}"
+    text = f"{text}: {layout(least)}"
     if other is None:
         return Problem(key, text)
     change, nbytes = other

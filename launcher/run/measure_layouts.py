@@ -1,0 +1,93 @@
+"""The few best layouts of a search, each trained for some steps where the job would run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from launcher.console import say
+from launcher.errors import Problem, RunError
+from launcher.job.schema.job import Checkpoint, Debug, Job, Logger
+from launcher.job.schema.search import Search
+from launcher.job.schema.steps import Train as TrainStep
+from launcher.planner.plan_job import plan_job
+from launcher.planner.search.search import Finalist
+from launcher.run import execute, launch
+from launcher.runtime.scratch import scratch
+
+WARM = 2
+"""Steps that are not counted: memory is asked for, and caches are filled."""
+
+
+@dataclass(frozen=True)
+class MeasuredLayout:
+    """``seconds`` of a step, the median; ``None`` where it did not run, ``why`` then says why."""
+
+    finalist: Finalist
+    seconds: float | None
+    why: str = ""
+
+
+def refused(job: Job) -> list[Problem]:
+    """What cannot be measured, before anything is started."""
+    key, found = "search.measure", []
+    if not job.search.measure:
+        return []
+    if launch.mode(job, launch.outer_size()) == "external" or job.launch.nnodes > 1:
+        text = (
+            f"{job.search.measure}: layouts are measured on the ranks of one machine that this process starts"
+        )
+        found.append(Problem(key, text, f"{key}=0"))
+    if job.search.steps <= WARM:
+        text = f"{job.search.steps}: the first {WARM} of them do not count"
+        found.append(Problem("search.steps", text, f"search.steps={WARM + 6}"))
+    return found
+
+
+def measured(job: Job, finalists: Sequence[Finalist]) -> list[MeasuredLayout]:
+    """All of them, the fastest first; those that did not run last. Raises ``RunError`` if none did."""
+    found = []
+    for n, one in enumerate(finalists, 1):
+        say(f"search: measuring layout {n} of {len(finalists)}")
+        found.append(_measured(one, job.search.steps))
+    if all(one.seconds is None for one in found):
+        raise RunError(f"none of the {len(found)} best layouts ran: {found[0].why}")
+    return sorted(found, key=lambda one: math.inf if one.seconds is None else one.seconds)
+
+
+def _measured(one: Finalist, steps: int) -> MeasuredLayout:
+    job = _short(one.job, steps)
+    plan = plan_job(job)
+    took: list[float] = []
+
+    def hear(rank: int, news: object) -> None:
+        if rank == 0 and isinstance(news, dict) and "step_ms" in news:
+            took.append(news["step_ms"] / 1e3)
+
+    with scratch() as folder:
+        start = launch.start(job, None, plan.sizes.grid.size)
+        run = execute.Run(job, plan, folder, start, others=None, resume=None)
+        try:
+            for phase in plan.phases:
+                execute.do(run, phase, {}, hear)
+        except RunError as error:
+            return MeasuredLayout(one, None, str(error).splitlines()[0])
+    return MeasuredLayout(one, median(took[WARM:]))
+
+
+def _short(job: Job, steps: int) -> Job:
+    """Nothing but its first steps; nothing is kept of them."""
+    train = job.train.model_copy(
+        update={"steps": max(steps, job.train.steps), "eval_every": None, "log_every": 1}
+    )
+    changed = {
+        "train": train,
+        "steps": {"train": TrainStep(kind="train")},
+        "debug": Debug(limit=steps),
+        "checkpoint": Checkpoint(resume="never"),
+        "logger": Logger(progress="off"),
+        "search": Search(),
+    }
+    return job.model_copy(update=changed)
