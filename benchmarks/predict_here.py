@@ -1,0 +1,206 @@
+"""Seconds and bytes that a plan predicts on a cluster, against those of the same training on this machine.
+
+A language model in 12 layouts on 1, 2 and 4 ranks. Those of as many ranks train in the same processes, a step
+of one after a step of the other: what else the machine does meets all of them. Measure the cluster first, and
+run it on an idle machine:
+
+    python -m launcher launch.nproc=4 'steps=[calibrate]' steps.calibrate.to=mine/cluster/mine.yaml
+    python benchmarks/predict_here.py --config-dir mine --cluster mine [--steps 12] [--write benchmarks/results]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from launcher.job.compose import compose
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
+
+MODEL = (
+    "recipe=lm_single", "data=random_tokens", "data.vocab_size=1024", "data.seq_len=128",
+    "model.dim=256", "model.layers=8", "model.heads=4", "model.tied=false",
+    "train.batch_size=16", "train.precision=fp32", "steps=[train]",
+)  # fmt: skip
+TWO = "parallel.pipeline.stages=2"
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "1 rank": ("launch.nproc=1",),
+    "2 replicas": ("launch.nproc=2",),
+    "tp 2": ("launch.nproc=2", "parallel.grid.tp=2", "operators=megatron"),
+    **{f"2 shards, {n}": ("launch.nproc=2", "parallel.hsdp={shard_size: 2, threshold: 1}",
+                          f"parallel.hsdp.optimizer_level={n}")
+       for n in ("level1", "level2", "level3")},
+    **{f"2 stages, {n}": ("launch.nproc=2", TWO, "parallel.pipeline.micro_batch_num=4", *more)
+       for n, more in {"gpipe": ("parallel.pipeline.scheduler=gpipe",), "1f1b": (),
+                       "interleaved": ("parallel.pipeline.interleave=true",),
+                       "zero_bubble_h1": ("parallel.pipeline.scheduler=zero_bubble_h1",)}.items()},
+    "4 stages, 1f1b": ("launch.nproc=4", "parallel.pipeline={stages: 4, micro_batch_num: 8}"),
+    "2 stages x 2 shards, level1": (
+        "launch.nproc=4", TWO, "parallel.pipeline.micro_batch_num=4",
+        "parallel.hsdp={shard_size: 2, threshold: 1}",
+    ),
+}  # fmt: skip
+TIME, MEMORY = 0.10, 0.05
+"""How far predicted and measured may be apart."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``ms`` of each step on rank 0; ``held``: bytes at the fullest moment of a step, a rank."""
+
+    ms: tuple[float, ...]
+    held: tuple[int, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ms)
+
+    @property
+    def spread(self) -> float:
+        """Between the quartiles, of the median."""
+        low, middle, high = statistics.quantiles(self.ms, n=4)
+        return (high - low) / middle
+
+
+def job_of(layout: Sequence[str], cluster: str, config_dir: Path | None = None) -> Job:
+    return compose([*MODEL, *layout, f"cluster={cluster}"], config_dir=config_dir).job
+
+
+def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], Callable[[], int]]:
+    """Both train a step, as the loop does it: one returns its milliseconds, one its bytes."""
+    from launcher.runtime.training.loop import step
+    from launcher.steps.model import build_session
+    from launcher.testing.measured_memory import MeasuredMemory
+
+    live = build_session.build(world, job, plan, Path())
+
+    def timed() -> float:
+        began = time.perf_counter()
+        step(live, job.train.clip_norm)
+        live.step += 1
+        return (time.perf_counter() - began) * 1e3
+
+    def weighed() -> int:
+        states = [v for state in live.optimizer.state.values() for v in state.values()]
+        with MeasuredMemory([*(t for _, t in live.model.named()), *states]) as held:
+            timed()
+        return held.peak
+
+    return timed, weighed
+
+
+def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, tuple[list[float], int]]:
+    """Of every case, on this rank: milliseconds of ``steps`` steps after two of warming up; bytes."""
+    import torch.distributed as dist
+
+    each = {name: training(world, job, plan) for name, (job, plan) in cases.items()}
+    for timed, _ in each.values():
+        timed()
+    held = {name: weighed() for name, (_, weighed) in each.items()}
+    ms: dict[str, list[float]] = {name: [] for name in each}
+    for _ in range(steps):
+        for name, (timed, _) in each.items():
+            dist.barrier()
+            ms[name].append(timed())
+    return {name: (ms[name], held[name]) for name in each}
+
+
+def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Measured]:
+    """Layouts of as many ranks together."""
+    out = {}
+    for size in sorted({p.sizes.grid.size for _, p in plans.values()}):
+        cases = {n: c for n, c in plans.items() if c[1].sizes.grid.size == size}
+        ranks = run_ranks(partial(work, cases=cases, steps=steps), size)
+        for name in cases:
+            out[name] = Measured(tuple(ranks[0][name][0]), tuple(r[name][1] for r in ranks))
+    return {name: out[name] for name in plans}
+
+
+def rows(plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]) -> Iterator[tuple[str, float, float]]:
+    """A line of the table, and how far seconds and bytes are apart in it."""
+    for name, (_, plan) in plans.items():
+        step, m = plan.estimate.step, found[name]
+        assert step is not None, "the cluster has no speeds"
+        off = step.seconds * 1e3 / m.median - 1
+        pairs = zip(plan.estimate.memory, m.held, strict=True)
+        planned, held = max(((p.total, n) for p, n in pairs), key=lambda pair: abs(pair[0] / pair[1] - 1))
+        heavy = planned / held - 1
+        said = (f"{step.seconds * 1e3:.0f}", f"{m.median:.0f}", f"{off:+.1%}", f"{m.spread:.1%}")
+        said += (f"{planned / 1e6:.1f}", f"{held / 1e6:.1f}", f"{heavy:+.1%}")
+        yield f"| {name} | {' | '.join(said)} |", abs(off), abs(heavy)
+
+
+HEAD = (
+    "| layout | predicted ms | measured ms | error | spread | predicted MB | measured MB | error |",
+    "|---|---|---|---|---|---|---|---|",
+)
+
+
+def page(plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]) -> tuple[list[str], float, float]:
+    """Its lines, and the largest errors."""
+    import torch
+
+    lines, times, bytes_ = zip(*rows(plans, found), strict=True)
+    steps = len(next(iter(found.values())).ms)
+    cluster = next(iter(plans.values()))[0].cluster.name
+    said = [
+        "# Predicted and measured on one machine",
+        "",
+        f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of {steps} steps, layouts of as many",
+        "ranks in turn; the spread is that between the quartiles. Bytes are those of the rank that is furthest off.",
+        "",
+        *HEAD,
+        *lines,
+        "",
+        f"Largest error: time {max(times):.1%}, memory {max(bytes_):.1%}; mean of time "
+        f"{statistics.mean(times):.1%}.",
+        f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, gloo.",
+    ]
+    return said, max(times), max(bytes_)
+
+
+def kept(path: Path | None, measured: Callable[[], dict[str, Measured]]) -> dict[str, Measured]:
+    """What ``path`` has, else what is measured now and left there."""
+    if path is not None and path.exists():
+        read: dict[str, Any] = json.loads(path.read_text())
+        return {n: Measured(tuple(m["ms"]), tuple(m["held"])) for n, m in read.items()}
+    found = measured()
+    if path is not None:
+        path.write_text(json.dumps({n: asdict(m) for n, m in found.items()}))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cluster", default="here")
+    parser.add_argument("--config-dir", type=Path, help="a folder with cluster/NAME.yaml")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--only", default="", help="layouts whose name contains it")
+    parser.add_argument("--measured", type=Path, help="a JSON file to keep measurements in; one that is there is read")
+    parser.add_argument("--write", type=Path, help="a folder that gets predict_here.md")
+    args = parser.parse_args()
+
+    jobs = {n: job_of(layout, args.cluster, args.config_dir) for n, layout in LAYOUTS.items() if args.only in n}
+    plans = {n: (job, plan_job(job)) for n, job in jobs.items()}
+    lines, time_off, memory_off = page(plans, kept(args.measured, partial(measure, plans, args.steps)))
+    print("\n".join(lines))
+    if args.write is not None:
+        args.write.mkdir(parents=True, exist_ok=True)
+        (args.write / "predict_here.md").write_text("\n".join(lines) + "\n")
+    if time_off > TIME or memory_off > MEMORY:
+        raise SystemExit(f"more than {TIME:.0%} of the time or {MEMORY:.0%} of the memory apart")
+
+
+if __name__ == "__main__":
+    main()
