@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.plan.prediction.speeds import Speeds, together
 from launcher.plan.prediction.step_work import Pass, RankWork, Sent, StepWork
+from launcher.plan.schedule.shared_cores import Cores
 from launcher.plan.schedule.simulate import Cost
 
 
@@ -57,7 +59,10 @@ def _action(one: Pass, work: StepWork, speeds: Speeds, backward: bool) -> Action
     if crosses_nodes(work, speeds):
         times = sum(n for *_, n in one.sent)
         host = max(host, times * work.grid["tp"] * costs.crossing_ms / 1e3)
-    return Action(speeds.device_seconds(one.kernels, backward), costs.exposed_tp * sent, host)
+    device = speeds.device_seconds(one.kernels, backward)
+    if speeds.cores is not None:  # it launches on the core that computes
+        device, host = device + host, 0.0
+    return Action(device, costs.exposed_tp * sent, host)
 
 
 def collectives(sent: Iterable[Sent], ranks: tuple[int, ...], speeds: Speeds) -> float:
@@ -79,6 +84,15 @@ def cost(work: StepWork, seconds: dict[int, list[StageSeconds]], speeds: Speeds)
         waits=tuple(w.waits for w in work.stages),
         pieces=work.pieces,
     )
+
+
+def shared_cores(work: StepWork, speeds: Speeds) -> Cores | None:
+    """Who shares the cores of each node; ``None``: nobody does."""
+    if speeds.cores is None:
+        return None
+    rows = (work.grid.ranks(pp=pp) for pp in range(work.grid["pp"]))
+    nodes = (Counter(rank // speeds.per_node for rank in ranks) for ranks in rows)
+    return Cores(speeds.cores, tuple(tuple(sorted(n.items())) for n in nodes))
 
 
 def transfers(work: StepWork, speeds: Speeds) -> tuple[float, ...]:
