@@ -5,7 +5,7 @@ of one after a step of the other: what else the machine does meets all of them. 
 run it on an idle machine:
 
     python -m launcher launch.nproc=4 'steps=[calibrate]' steps.calibrate.to=mine/cluster/mine.yaml
-    python benchmarks/predict_here.py --config-dir mine --cluster mine [--steps 12] [--write benchmarks/results]
+    python benchmarks/predict_here.py --config-dir mine --cluster mine [--steps 12] [--write FOLDER]
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], C
     return timed, weighed
 
 
-def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, tuple[list[float], int]]:
+def work(
+    world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int
+) -> dict[str, tuple[list[float], int]]:
     """Of every case, on this rank: milliseconds of ``steps`` steps after two of warming up; bytes."""
     import torch.distributed as dist
 
@@ -127,7 +129,9 @@ def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Meas
     return {name: out[name] for name in plans}
 
 
-def rows(plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]) -> Iterator[tuple[str, float, float]]:
+def rows(
+    plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]
+) -> Iterator[tuple[str, float, float]]:
     """A line of the table, and how far seconds and bytes are apart in it."""
     for name, (_, plan) in plans.items():
         step, m = plan.estimate.step, found[name]
@@ -147,7 +151,9 @@ HEAD = (
 )
 
 
-def page(plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]) -> tuple[list[str], float, float]:
+def page(
+    plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]
+) -> tuple[list[str], float, float]:
     """Its lines, and the largest errors."""
     import torch
 
@@ -157,8 +163,8 @@ def page(plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]) -
     said = [
         "# Predicted and measured on one machine",
         "",
-        f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of {steps} steps, layouts of as many",
-        "ranks in turn; the spread is that between the quartiles. Bytes are those of the rank that is furthest off.",
+        f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of {steps} steps, layouts of as",
+        "many ranks in turn; the spread is that between the quartiles. Bytes: of the rank furthest off.",
         "",
         *HEAD,
         *lines,
@@ -187,11 +193,15 @@ def main() -> None:
     parser.add_argument("--config-dir", type=Path, help="a folder with cluster/NAME.yaml")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--only", default="", help="layouts whose name contains it")
-    parser.add_argument("--measured", type=Path, help="a JSON file to keep measurements in; one that is there is read")
+    parser.add_argument(
+        "--measured", type=Path, help="a JSON file to keep measurements in; one that is there is read"
+    )
     parser.add_argument("--write", type=Path, help="a folder that gets predict_here.md")
     args = parser.parse_args()
 
-    jobs = {n: job_of(layout, args.cluster, args.config_dir) for n, layout in LAYOUTS.items() if args.only in n}
+    jobs = {
+        n: job_of(layout, args.cluster, args.config_dir) for n, layout in LAYOUTS.items() if args.only in n
+    }
     plans = {n: (job, plan_job(job)) for n, job in jobs.items()}
     lines, time_off, memory_off = page(plans, kept(args.measured, partial(measure, plans, args.steps)))
     print("\n".join(lines))

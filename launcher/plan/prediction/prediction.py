@@ -56,7 +56,8 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
     timeline, slower, crowd = _timeline(work, cost(work, seconds, speeds), shared_cores(work, speeds))
     ranks = range(work.grid["pp"])
     most = max(ranks, key=lambda pp: timeline.busy[pp])
-    sent = work.micros * sum(_sent(seconds[s]) for s, pp in enumerate(work.places) if pp == most) * slower[most]
+    sent = work.micros * sum(_sent(seconds[s]) for s, pp in enumerate(work.places) if pp == most)
+    sent *= slower[most]
 
     # after the pipeline, what is not hidden behind it: all ranks are at it
     costs = speeds.cluster.overheads

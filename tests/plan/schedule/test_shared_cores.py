@@ -81,9 +81,7 @@ def test_ranks_that_wait_for_each_other_are_found_here_too() -> None:
     cores=st.integers(1, 9),
     copies=st.integers(1, 2),
 )
-def test_laws(
-    kind: str, ranks: int, micros: int, times: list[float], transfer: float, cores: int, copies: int
-) -> None:
+def test_laws(kind: str, ranks: int, micros: int, times: list[float], transfer: float, cores: int, copies: int) -> None:
     """Never shorter than with cores for all, nor than its work over the cores; the same where there are enough."""
     rows, place = schedules.build(kind, ranks, 1, micros), tuple(range(ranks))
     costs = Cost(tuple(times[:ranks]), tuple(times[4 : 4 + ranks]), (1,) * ranks, transfer)

@@ -1,0 +1,206 @@
+"""The numbers of a cluster from what was timed: fitted in each round; their median, and their spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from launcher.job.schema.cluster import Cluster
+from launcher.plan.calibration.timed import (
+    Attended,
+    Collective,
+    Machine,
+    Message,
+    Moved,
+    Multiplied,
+    Overlap,
+    Round,
+    Trained,
+)
+from launcher.plan.prediction.prediction import predict
+from launcher.plan.prediction.speeds import FLASH_BACKWARD, TWICE, speeds_of
+from launcher.plan.prediction.step_work import StepWork
+
+BACKWARD = 2.5
+"""Flops of attention's backward for one of its forward."""
+FLOORS = {"small": 20.0, "launch_us": 1.0, "latency_us": 1.0, "exposed": 0.5, "slot_ms": 0.2, "step_ms": 2.0}
+"""Spreads are relative to the constant, or to this where it is less: what does not matter may be noisy."""
+LEAST_SECONDS = 1e-9
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """``spread``: between its quartiles over the rounds, of its median ``value``."""
+
+    key: str
+    value: float
+    spread: float
+
+
+def constants(rounds: Sequence[Round], machine: Machine) -> tuple[Constant, ...]:
+    """Each by its key in a file of ``conf/cluster``."""
+    each = [fitted(r, machine) for r in rounds]
+    return tuple(_constant(key, [values[key] for values in each]) for key in each[0])
+
+
+def noisy(found: Sequence[Constant], most: float) -> tuple[Constant, ...]:
+    """Those whose spread is larger."""
+    return tuple(c for c in found if c.spread > most)
+
+
+def refusal(found: Sequence[Constant], most: float) -> str:
+    """Why nothing is written, and what to do."""
+    each = ", ".join(f"{c.key} {c.value:.3g} (spread {c.spread:.0%})" for c in found)
+    cure = "Leave the machine to itself and run it again, or measure for longer (steps.calibrate.seconds)"
+    return f"the machine is too busy to be measured: {each}; at most {most:.0%} is written. {cure}"
+
+
+def _constant(key: str, values: Sequence[float]) -> Constant:
+    middle = statistics.median(values)
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (middle,) * 3
+    floor = FLOORS.get(key.rpartition(".")[2], 0.0)
+    scale = max(abs(middle), floor)
+    return Constant(key, middle, (high - low) / scale if scale else 0.0)
+
+
+def fitted(found: Round, machine: Machine) -> Values:
+    """Of one round."""
+    values = _products(found)
+    values |= _kernels(found, machine, values)
+    values |= _links(found, machine)
+    values |= _exposed(found, machine)
+    return values | _overheads(found, machine, values)
+
+
+def _products(found: Round) -> Values:
+    """The peak is the fastest product; efficiency and ``small`` fit the one with most products."""
+    rates: dict[str, list[tuple[Multiplied, float]]] = {}
+    for what, seconds in found.items():
+        if isinstance(what, Multiplied):
+            rates.setdefault(what.precision, []).append((what, seconds))
+    peaks = {p: max(w.product.flops / s for w, s in timed) for p, timed in rates.items()}
+
+    # seconds at the peak x (1 + small (1/m + 1/n + 1/k)) / efficiency, the relative error least
+    first = max(rates, key=lambda p: len(rates[p]))
+    lines = []
+    for what, seconds in rates[first]:
+        p = what.product
+        ideal = p.flops / peaks[first] / seconds
+        lines.append((ideal, ideal * (1 / p.m + 1 / p.n + 1 / p.k)))
+    whole, short = _least_squares(lines)
+    out = {f"tflops.{p}": peak / 1e12 for p, peak in peaks.items()}
+    return out | {"efficiency": min(1.0, 1 / whole), "kernels.small": short / whole}
+
+
+def _kernels(found: Round, machine: Machine, values: Values) -> Values:
+    attended, seconds = next((w, s) for w, s in found.items() if isinstance(w, Attended))
+    flops = attended.flops * (1 + BACKWARD / FLASH_BACKWARD)
+    peak = values.get(f"tflops.{attended.precision}", min(v for k, v in values.items() if "tflops" in k))
+    moved = {w.what: (w.done, s) for w, s in found.items() if isinstance(w, Moved)}
+
+    # a host that also computes launches in between
+    (tiny, took), (others, spent), (copied, copy) = moved["tiny"], moved["others"], moved["copy"]
+    launch = took / tiny.kernels
+    host = others.kernels * launch if machine.cores is not None else 0.0
+    reached = others.moved / max(spent - host, LEAST_SECONDS)
+    most = max(reached, copied.moved / copy)
+    return {
+        "memory_gb_per_s": most / 1e9,
+        "kernels.attention": min(1.0, flops / seconds / (peak * 1e12)),
+        "kernels.memory": reached / most,
+        "kernels.launch_us": launch * 1e6,
+    }
+
+
+def _links(found: Round, machine: Machine) -> Values:
+    """Steps of rings and bytes of each; ``between`` as ``inside`` where there is one node."""
+    inside = _link(found, machine, "inside")
+    between = _link(found, machine, "between") or inside
+    inside = inside or between
+    return {
+        "links.inside.latency_us": inside[0] * 1e6,
+        "links.inside.gb_per_s": 1e-9 / inside[1],
+        "links.between.latency_us": between[0] * 1e6,
+        "links.between.gb_per_s": 1e-9 / between[1],
+        "overheads.scatter": inside[2] / inside[1],
+    }
+
+
+def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) -> tuple[float, ...]:
+    """Seconds of a step of a ring, of a byte, of a byte of a reduce-scatter; nothing where none was timed."""
+    lines = []
+    for what, seconds in found.items():
+        if isinstance(what, Collective) and what.link == link:
+            n = what.ranks
+            slower = machine.crowd(n if link == "inside" else 1) / seconds
+            nbytes = TWICE.get(what.kind, 1.0) * (n - 1) / n * what.nbytes * slower
+            scatters = what.kind == "reduce_scatter"
+            lines.append(((n - 1) * slower, 0.0 if scatters else nbytes, nbytes if scatters else 0.0))
+        if isinstance(what, Message) and what.link == link:
+            lines.append((1 / seconds, what.nbytes / seconds, 0.0))
+    return _least_squares(lines) if lines else ()
+
+
+def _exposed(found: Round, machine: Machine) -> Values:
+    """What is sent beside a product, of that which is sent alone; on shared cores all of it takes theirs."""
+    took = {w.what: s for w, s in found.items() if isinstance(w, Overlap)}
+    share = 1.0
+    if machine.cores is None and took:
+        share = max(0.0, (took["both"] - took["product"]) / took["network"])
+    return {"overheads.exposed": share, "overheads.exposed_sums": share}
+
+
+def _overheads(found: Round, machine: Machine, values: Values) -> Values:
+    """What tiny models take longer than all else says."""
+    took = {w.layout: s for w, s in found.items() if isinstance(w, Trained)}
+
+    def seconds(work: StepWork, **overheads: float) -> float:
+        known = values | {f"overheads.{k}": v for k, v in overheads.items()}
+        fast = speeds_of(cluster(known, machine), machine.precision, machine.per_node)
+        assert fast is not None
+        return predict(work, fast).seconds
+
+    none = seconds(machine.replicas)
+    step = max(0.0, (took["replicas"] - none) / (seconds(machine.replicas, step_ms=1.0) - none))
+    none = seconds(machine.stages, step_ms=step)
+    one = seconds(machine.stages, step_ms=step, slot_ms=1.0) - none
+    return {"overheads.slot_ms": max(0.0, (took["stages"] - none) / one), "overheads.step_ms": step}
+
+
+def cluster(values: Mapping[str, float], machine: Machine) -> Cluster:
+    """As it is written and read."""
+    told: dict[str, Any] = {
+        "name": machine.name,
+        "memory_gb": machine.memory_gb,
+        "devices_per_node": machine.per_node,
+        "cores_per_node": machine.cores,
+    }
+    for key, value in values.items():
+        *above, last = key.split(".")
+        at = told
+        for name in above:
+            at = at.setdefault(name, {})
+        at[last] = value
+    return Cluster.model_validate(told)
+
+
+def _least_squares(lines: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Of lines that should each add up to 1: factors that are not negative.
+
+    A factor that would be is 0, and the others are fitted without it. One that nothing is known of is 0.
+    """
+    matrix = np.array(lines, dtype=float)
+    columns = [c for c in range(matrix.shape[1]) if matrix[:, c].any()]
+    out = np.zeros(matrix.shape[1])
+    while columns:
+        found, *_ = np.linalg.lstsq(matrix[:, columns], np.ones(len(matrix)), rcond=None)
+        if (found >= 0).all():
+            out[columns] = found
+            break
+        columns = [c for c, x in zip(columns, found, strict=True) if x > 0]
+    return tuple(float(x) for x in out)

@@ -1,0 +1,1 @@
+"""What ``calibrate`` times on each rank: kernels, messages, tiny trainings; round after round."""
