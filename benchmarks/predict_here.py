@@ -51,25 +51,38 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
         "parallel.hsdp={shard_size: 2, threshold: 1}",
     ),
 }  # fmt: skip
+QUIET = 0.05
+"""Of the cores: a step during which others took more does not count."""
+PATIENCE = 6
 TIME, MEMORY = 0.10, 0.05
 """How far predicted and measured may be apart."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """``ms`` of each step on rank 0; ``held``: bytes at the fullest moment of a step, a rank."""
+    """``ms`` of each step on rank 0, and what ``others`` took of the cores meanwhile; ``held``: bytes at the
+    fullest moment of a step, a rank.
+    """
 
     ms: tuple[float, ...]
+    others: tuple[float, ...]
     held: tuple[int, ...]
 
     @property
+    def alone(self) -> list[float]:
+        """Steps that others left alone; where those are fewer than two, the two that they took least of."""
+        order = sorted(range(len(self.ms)), key=lambda n: self.others[n])
+        count = max(2, sum(o <= QUIET for o in self.others))
+        return [self.ms[n] for n in order[:count]]
+
+    @property
     def median(self) -> float:
-        return statistics.median(self.ms)
+        return statistics.median(self.alone)
 
     @property
     def spread(self) -> float:
         """Between the quartiles, of the median."""
-        low, middle, high = statistics.quantiles(self.ms, n=4)
+        low, middle, high = statistics.quantiles(self.alone, n=4)
         return (high - low) / middle
 
 
@@ -125,7 +138,8 @@ def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Meas
         cases = {n: c for n, c in plans.items() if c[1].sizes.grid.size == size}
         ranks = run_ranks(partial(work, cases=cases, steps=steps), size)
         for name in cases:
-            out[name] = Measured(tuple(ranks[0][name][0]), tuple(r[name][1] for r in ranks))
+            ms, others, _ = ranks[0][name]
+            out[name] = Measured(tuple(ms), tuple(others), tuple(r[name][2] for r in ranks))
     return {name: out[name] for name in plans}
 
 
@@ -140,14 +154,15 @@ def rows(
         pairs = zip(plan.estimate.memory, m.held, strict=True)
         planned, held = max(((p.total, n) for p, n in pairs), key=lambda pair: abs(pair[0] / pair[1] - 1))
         heavy = planned / held - 1
-        said = (f"{step.seconds * 1e3:.0f}", f"{m.median:.0f}", f"{off:+.1%}", f"{m.spread:.1%}")
+        said = (f"{step.seconds * 1e3:.0f}", f"{m.median:.0f}", f"{off:+.1%}")
+        said += (f"{len(m.alone)} of {len(m.ms)}", f"{m.spread:.1%}")
         said += (f"{planned / 1e6:.1f}", f"{held / 1e6:.1f}", f"{heavy:+.1%}")
         yield f"| {name} | {' | '.join(said)} |", abs(off), abs(heavy)
 
 
 HEAD = (
-    "| layout | predicted ms | measured ms | error | spread | predicted MB | measured MB | error |",
-    "|---|---|---|---|---|---|---|---|",
+    "| layout | predicted ms | measured ms | error | steps | spread | predicted MB | measured MB | error |",
+    "|---|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -158,13 +173,13 @@ def page(
     import torch
 
     lines, times, bytes_ = zip(*rows(plans, found), strict=True)
-    steps = len(next(iter(found.values())).ms)
     cluster = next(iter(plans.values()))[0].cluster.name
     said = [
         "# Predicted and measured on one machine",
         "",
-        f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of {steps} steps, layouts of as",
-        "many ranks in turn; the spread is that between the quartiles. Bytes: of the rank furthest off.",
+        f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of the steps during which others had",
+        f"at most {QUIET:.0%} of the cores, layouts of as many ranks in turn; the spread is that between the",
+        "quartiles. Bytes: of the rank that is furthest off.",
         "",
         *HEAD,
         *lines,
@@ -180,7 +195,7 @@ def kept(path: Path | None, measured: Callable[[], dict[str, Measured]]) -> dict
     """What ``path`` has, else what is measured now and left there."""
     if path is not None and path.exists():
         read: dict[str, Any] = json.loads(path.read_text())
-        return {n: Measured(tuple(m["ms"]), tuple(m["held"])) for n, m in read.items()}
+        return {n: Measured(*map(tuple, (m["ms"], m["others"], m["held"]))) for n, m in read.items()}
     found = measured()
     if path is not None:
         path.write_text(json.dumps({n: asdict(m) for n, m in found.items()}))

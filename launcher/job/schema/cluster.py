@@ -19,6 +19,9 @@ class Link(Settings):
 
     latency_us: NotNegative = Field(description="of each step of a ring")
     gb_per_s: Positive = Field(description="that a device receives")
+    message_gb_per_s: Positive | None = Field(
+        None, description="of a message from one to another; null: gb_per_s"
+    )
 
 
 class Links(Settings):

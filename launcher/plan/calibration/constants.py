@@ -1,9 +1,9 @@
-"""The numbers of a cluster from what was timed: fitted in each round; their median, and their spread."""
+"""The numbers of a cluster from what was timed: fitted to medians, and judged by how far rounds differ."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from launcher.plan.calibration.timed import (
     Multiplied,
     Overlap,
     Round,
+    Taken,
     Trained,
 )
 from launcher.plan.prediction.prediction import predict
@@ -30,12 +31,14 @@ BACKWARD = 2.5
 FLOORS = {"small": 20.0, "launch_us": 1.0, "latency_us": 1.0, "exposed": 0.5, "slot_ms": 0.2, "step_ms": 2.0}
 """Spreads are relative to the constant, or to this where it is less: what does not matter may be noisy."""
 LEAST_SECONDS = 1e-9
+BATCHES = 5
+HALVINGS, TURNS = 25, 6
 Values = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Constant:
-    """``spread``: between its quartiles over the rounds, of its median ``value``."""
+    """``spread``: between its quartiles over batches of rounds, of its ``value``."""
 
     key: str
     value: float
@@ -43,9 +46,26 @@ class Constant:
 
 
 def constants(rounds: Sequence[Round], machine: Machine) -> tuple[Constant, ...]:
-    """Each by its key in a file of ``conf/cluster``."""
-    each = [fitted(r, machine) for r in rounds]
-    return tuple(_constant(key, [values[key] for values in each]) for key in each[0])
+    """Each by its key in a file of ``conf/cluster``: fitted to the medians of all rounds.
+
+    Rounds are dealt out to ``BATCHES``; a spread is that of what these are fitted to by themselves.
+    """
+    parts = [rounds[n::BATCHES] for n in range(min(BATCHES, len(rounds)))]
+    each = [fitted(medians(part), machine) for part in parts]
+    return tuple(
+        _constant(key, value, [values[key] for values in each])
+        for key, value in fitted(medians(rounds), machine).items()
+    )
+
+
+def medians(rounds: Sequence[Round]) -> Round:
+    """Of the seconds of each thing that is timed."""
+    return {what: statistics.median(r[what] for r in rounds) for what in rounds[0]}
+
+
+def taken(rounds: Sequence[Round]) -> float:
+    """Share of the time that other processes had the cores, in the middle of the rounds."""
+    return statistics.median(r.get(Taken(), 0.0) for r in rounds)
 
 
 def noisy(found: Sequence[Constant], most: float) -> tuple[Constant, ...]:
@@ -53,23 +73,24 @@ def noisy(found: Sequence[Constant], most: float) -> tuple[Constant, ...]:
     return tuple(c for c in found if c.spread > most)
 
 
-def refusal(found: Sequence[Constant], most: float) -> str:
-    """Why nothing is written, and what to do."""
-    each = ", ".join(f"{c.key} {c.value:.3g} (spread {c.spread:.0%})" for c in found)
-    cure = "Leave the machine to itself and run it again, or measure for longer (steps.calibrate.seconds)"
-    return f"the machine is too busy to be measured: {each}; at most {most:.0%} is written. {cure}"
+def refusal(found: Sequence[Constant], others: float, most: float) -> str:
+    """Why nothing is written, and what to do; ``""``: it is written. ``others``: what they have ``taken``."""
+    reasons = [f"{c.key} {c.value:.3g} (spread {c.spread:.0%})" for c in noisy(found, most)]
+    if others > most:
+        reasons.insert(0, f"other processes had the cores {others:.0%} of the time")
+    cure = "Leave the machine to itself and run it again"
+    text = f"calibrate: the machine is too busy, nothing is written: {', '.join(reasons)}; at most {most:.0%}"
+    return f"{text}. {cure}" if reasons else ""
 
 
-def _constant(key: str, values: Sequence[float]) -> Constant:
-    middle = statistics.median(values)
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (middle,) * 3
-    floor = FLOORS.get(key.rpartition(".")[2], 0.0)
-    scale = max(abs(middle), floor)
-    return Constant(key, middle, (high - low) / scale if scale else 0.0)
+def _constant(key: str, value: float, values: Sequence[float]) -> Constant:
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (value,) * 3
+    scale = max(abs(value), FLOORS.get(key.rpartition(".")[2], 0.0))
+    return Constant(key, value, (high - low) / scale if scale else 0.0)
 
 
 def fitted(found: Round, machine: Machine) -> Values:
-    """Of one round."""
+    """Of one round, or of medians."""
     values = _products(found)
     values |= _kernels(found, machine, values)
     values |= _links(found, machine)
@@ -122,17 +143,35 @@ def _links(found: Round, machine: Machine) -> Values:
     inside = _link(found, machine, "inside")
     between = _link(found, machine, "between") or inside
     inside = inside or between
+    assert inside is not None, "no collective was timed"
+    assert between is not None
     return {
-        "links.inside.latency_us": inside[0] * 1e6,
-        "links.inside.gb_per_s": 1e-9 / inside[1],
-        "links.between.latency_us": between[0] * 1e6,
-        "links.between.gb_per_s": 1e-9 / between[1],
-        "overheads.scatter": inside[2] / inside[1],
+        **{f"links.inside.{key}": value for key, value in _told(inside).items()},
+        **{f"links.between.{key}": value for key, value in _told(between).items()},
+        "overheads.scatter": inside.scattered / inside.byte,
     }
 
 
-def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) -> tuple[float, ...]:
-    """Seconds of a step of a ring, of a byte, of a byte of a reduce-scatter; nothing where none was timed."""
+@dataclass(frozen=True)
+class _Link:
+    """Seconds: of a ``step`` of a ring, and of each ``byte`` on it, of a reduce-scatter, of a message."""
+
+    step: float
+    byte: float
+    scattered: float
+    sent: float
+
+
+def _told(link: _Link) -> Values:
+    return {
+        "latency_us": link.step * 1e6,
+        "gb_per_s": 1e-9 / link.byte,
+        "message_gb_per_s": 1e-9 / link.sent,
+    }
+
+
+def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) -> _Link | None:
+    """``None`` where none was timed."""
     lines = []
     for what, seconds in found.items():
         if isinstance(what, Collective) and what.link == link:
@@ -141,9 +180,15 @@ def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) ->
             nbytes = TWICE.get(what.kind, 1.0) * (n - 1) / n * what.nbytes * slower
             scatters = what.kind == "reduce_scatter"
             lines.append(((n - 1) * slower, 0.0 if scatters else nbytes, nbytes if scatters else 0.0))
-        if isinstance(what, Message) and what.link == link:
-            lines.append((1 / seconds, what.nbytes / seconds, 0.0))
-    return _least_squares(lines) if lines else ()
+    if not lines:
+        return None
+    step, byte, scattered = _least_squares(lines)
+
+    # the largest message: how long it takes to begin matters least
+    longest = max((w.nbytes, s) for w, s in found.items() if isinstance(w, Message) and w.link == link)
+    nbytes, seconds = longest
+    byte = max(byte, 1e-15)
+    return _Link(step, byte, max(scattered, 1e-15), sent=max(seconds - step, seconds / 2) / nbytes)
 
 
 def _exposed(found: Round, machine: Machine) -> Values:
@@ -165,11 +210,25 @@ def _overheads(found: Round, machine: Machine, values: Values) -> Values:
         assert fast is not None
         return predict(work, fast).seconds
 
-    none = seconds(machine.replicas)
-    step = max(0.0, (took["replicas"] - none) / (seconds(machine.replicas, step_ms=1.0) - none))
-    none = seconds(machine.stages, step_ms=step)
-    one = seconds(machine.stages, step_ms=step, slot_ms=1.0) - none
-    return {"overheads.slot_ms": max(0.0, (took["stages"] - none) / one), "overheads.step_ms": step}
+    # few actions on replicas, many on stages: one after the other they soon agree
+    step = slot = 0.0
+    for _ in range(TURNS):
+        known = slot
+        step = _solved(lambda ms, s=known: seconds(machine.replicas, step_ms=ms, slot_ms=s), took["replicas"])
+        known = step
+        slot = _solved(lambda ms, s=known: seconds(machine.stages, step_ms=s, slot_ms=ms), took["stages"])
+    return {"overheads.slot_ms": slot, "overheads.step_ms": step}
+
+
+def _solved(seconds: Callable[[float], float], took: float) -> float:
+    """The milliseconds that make it so long, 0 where it is longer without any; it grows with them."""
+    low, high = 0.0, 1e3 * took
+    if seconds(low) >= took:
+        return 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if seconds(middle) < took else (low, middle)
+    return high
 
 
 def cluster(values: Mapping[str, float], machine: Machine) -> Cluster:

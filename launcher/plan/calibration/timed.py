@@ -68,9 +68,14 @@ class Trained:
     layout: Literal["replicas", "stages"]
 
 
-Timed = Multiplied | Attended | Moved | Collective | Message | Overlap | Trained
+@dataclass(frozen=True)
+class Taken:
+    """No time but a share of it: what others had the core of a rank that computes by itself."""
+
+
+Timed = Taken | Multiplied | Attended | Moved | Collective | Message | Overlap | Trained
 Round = Mapping[Timed, float]
-"""Everything once: seconds of each."""
+"""Everything once: seconds of each, and what was ``Taken``."""
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class Speeds:
             return 0.0
         same = sender // self.per_node == receiver // self.per_node
         link = self.links.inside if same else self.links.between
-        return link.latency_us / 1e6 + nbytes / (link.gb_per_s * 1e9)
+        return link.latency_us / 1e6 + nbytes / ((link.message_gb_per_s or link.gb_per_s) * 1e9)
 
 
 def together(device: float, host: float) -> float:

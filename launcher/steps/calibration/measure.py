@@ -18,7 +18,7 @@ from launcher.errors import RunError
 from launcher.job.schema.run_paths import place
 from launcher.job.schema.steps import Calibrate
 from launcher.plan.calibration.cluster_file import cluster_file
-from launcher.plan.calibration.constants import Constant, constants, noisy, refusal
+from launcher.plan.calibration.constants import Constant, constants, refusal, taken
 from launcher.plan.calibration.timed import Machine, Round, Trained
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
@@ -47,7 +47,8 @@ def calibrated(
 
     # one rank judges, all hear it
     found = constants(rounds, machine)
-    wrong = [refusal(bad, step.spread) if (bad := noisy(found, step.spread)) else ""]
+    others = taken(rounds)
+    wrong = [refusal(found, others, step.spread)]
     dist.broadcast_object_list(wrong)
     if wrong[0]:
         raise RunError(wrong[0])
@@ -55,7 +56,7 @@ def calibrated(
         to.parent.mkdir(parents=True, exist_ok=True)
         nodes = world.size // world.local_size
         write_text(to, cluster_file(found, machine, [*_heads(world, device, len(rounds))], nodes))
-    return _said(to, found, len(rounds))
+    return _said(to, found, len(rounds), others)
 
 
 def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Round]:
@@ -135,10 +136,11 @@ def _processor() -> str:
     return f"{many(len(os.sched_getaffinity(0)), 'core')} of {names[0] if names else platform.machine()}"
 
 
-def _said(to: Path, found: Sequence[Constant], rounds: int) -> str:
+def _said(to: Path, found: Sequence[Constant], rounds: int, others: float) -> str:
     worst = max(found, key=lambda c: c.spread)
     middle = statistics.median(c.spread for c in found)
     use = f"--config-dir {to.parent.parent} cluster={to.stem}" if to.parent.name == "cluster" else ""
     how = use or f"put it into the folder cluster of a folder DIR, then --config-dir DIR cluster={to.stem}"
     noise = f"spread {middle:.0%} in the middle, {worst.spread:.0%} at most ({worst.key})"
+    noise += f", others had the cores {others:.0%} of the time"
     return f"{to}: {rounds} rounds, {noise}; to use it: {how}"

@@ -22,6 +22,10 @@ PARTS = 4
 SMALL = 4
 """Groups of all sizes up to here, then as many again."""
 
+_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""Their names since torch 2.13, which warns of the ones before."""
+
 Link = Literal["inside", "between"]
 
 
@@ -88,12 +92,12 @@ def _collective(
 
     def all_gather() -> None:
         flat = torch.empty(count, device=device)
-        dist.all_gather_into_tensor(flat, torch.cat(own), group=group)
+        _gather(flat, torch.cat(own), group=group)
         _out(flat, whole)
 
     def reduce_scatter() -> None:
         flat = torch.empty(count // ranks, device=device)
-        dist.reduce_scatter_tensor(flat, torch.cat(whole), group=group)
+        _scatter(flat, torch.cat(whole), group=group)
         _out(flat, own)
 
     return {"all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter}[kind]
