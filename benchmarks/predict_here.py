@@ -58,6 +58,10 @@ TIME, MEMORY = 0.10, 0.05
 """How far predicted and measured may be apart."""
 
 
+Steps = tuple[list[float], list[float], int]
+"""Milliseconds, what others took of the cores, and the bytes of one."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """``ms`` of each step on rank 0, and what ``others`` took of the cores meanwhile; ``held``: bytes at the
@@ -108,7 +112,8 @@ def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], C
         states = [v for state in live.optimizer.state.values() for v in state.values()]
         with MeasuredMemory([*(t for _, t in live.model.named()), *states]) as held:
             timed()
-        return held.peak
+        peak: int = held.peak
+        return peak
 
     return timed, weighed
 
@@ -136,7 +141,7 @@ def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Meas
     out = {}
     for size in sorted({p.sizes.grid.size for _, p in plans.values()}):
         cases = {n: c for n, c in plans.items() if c[1].sizes.grid.size == size}
-        ranks = run_ranks(partial(work, cases=cases, steps=steps), size)
+        ranks: list[dict[str, Steps]] = run_ranks(partial(work, cases=cases, steps=steps), size)
         for name in cases:
             ms, others, _ = ranks[0][name]
             out[name] = Measured(tuple(ms), tuple(others), tuple(r[name][2] for r in ranks))
@@ -154,9 +159,9 @@ def rows(
         pairs = zip(plan.estimate.memory, m.held, strict=True)
         planned, held = max(((p.total, n) for p, n in pairs), key=lambda pair: abs(pair[0] / pair[1] - 1))
         heavy = planned / held - 1
-        said = (f"{step.seconds * 1e3:.0f}", f"{m.median:.0f}", f"{off:+.1%}")
-        said += (f"{len(m.alone)} of {len(m.ms)}", f"{m.spread:.1%}")
-        said += (f"{planned / 1e6:.1f}", f"{held / 1e6:.1f}", f"{heavy:+.1%}")
+        said = [f"{step.seconds * 1e3:.0f}", f"{m.median:.0f}", f"{off:+.1%}"]
+        said += [f"{len(m.alone)} of {len(m.ms)}", f"{m.spread:.1%}"]
+        said += [f"{planned / 1e6:.1f}", f"{held / 1e6:.1f}", f"{heavy:+.1%}"]
         yield f"| {name} | {' | '.join(said)} |", abs(off), abs(heavy)
 
 
@@ -177,8 +182,8 @@ def page(
     said = [
         "# Predicted and measured on one machine",
         "",
-        f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of the steps during which others had",
-        f"at most {QUIET:.0%} of the cores, layouts of as many ranks in turn; the spread is that between the",
+        f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of the steps during which others",
+        f"had at most {QUIET:.0%} of the cores, layouts of as many ranks in turn; the spread is that between the",
         "quartiles. Bytes: of the rank that is furthest off.",
         "",
         *HEAD,

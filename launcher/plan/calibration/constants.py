@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -204,8 +205,8 @@ def _overheads(found: Round, machine: Machine, values: Values) -> Values:
     """What tiny models take longer than all else says."""
     took = {w.layout: s for w, s in found.items() if isinstance(w, Trained)}
 
-    def seconds(work: StepWork, **overheads: float) -> float:
-        known = values | {f"overheads.{k}": v for k, v in overheads.items()}
+    def seconds(work: StepWork, step: float, slot: float) -> float:
+        known = {**values, "overheads.step_ms": step, "overheads.slot_ms": slot}
         fast = speeds_of(cluster(known, machine), machine.precision, machine.per_node)
         assert fast is not None
         return predict(work, fast).seconds
@@ -213,10 +214,8 @@ def _overheads(found: Round, machine: Machine, values: Values) -> Values:
     # few actions on replicas, many on stages: one after the other they soon agree
     step = slot = 0.0
     for _ in range(TURNS):
-        known = slot
-        step = _solved(lambda ms, s=known: seconds(machine.replicas, step_ms=ms, slot_ms=s), took["replicas"])
-        known = step
-        slot = _solved(lambda ms, s=known: seconds(machine.stages, step_ms=s, slot_ms=ms), took["stages"])
+        step = _solved(partial(seconds, machine.replicas, slot=slot), took["replicas"])
+        slot = _solved(partial(seconds, machine.stages, step), took["stages"])
     return {"overheads.slot_ms": slot, "overheads.step_ms": step}
 
 

@@ -104,10 +104,15 @@ def sent(fast: Speeds, at: Machine) -> dict[Timed, float]:
 
 
 def trained(at: Machine) -> dict[Timed, float]:
-    fast = speeds_of(cluster(TRUE | PEAK, at), "fp32", 4)
+    fast = speeds_of(cluster(TRUE | PEAK | beside(at), at), "fp32", 4)
     assert fast is not None
     layouts = {Trained("replicas"): at.replicas, Trained("stages"): at.stages}
     return {what: predict(work, fast).seconds for what, work in layouts.items()}
+
+
+def beside(at: Machine) -> dict[str, float]:
+    """Of 4 seconds on the network 1 is left to wait for, unless the cores of a product send."""
+    return dict.fromkeys(("overheads.exposed", "overheads.exposed_sums"), 1.0 if at.cores else 0.25)
 
 
 PEAK = {
@@ -119,14 +124,10 @@ PEAK = {
 @pytest.mark.parametrize("cores", [None, 2])
 def test_known_numbers_come_back(cores: int | None) -> None:
     at = machine(cores)
-    exposed = {"overheads.exposed": 0.25, "overheads.exposed_sums": 0.25} if cores is None else {}
-    expected = TRUE | PEAK | {"overheads.step_ms": 5.0} | exposed
+    expected = TRUE | PEAK | beside(at)
     found = fitted(one_round(at), at)
     assert found.keys() == expected.keys()
-    same = {k: v for k, v in found.items() if not k.startswith(("overheads.slot", "overheads.step"))}
-    assert same == pytest.approx({k: expected[k] for k in same}, rel=1e-4)
-    assert found["overheads.slot_ms"] == pytest.approx(0.4, rel=0.05)
-    assert found["overheads.step_ms"] == pytest.approx(5.0, rel=0.05)
+    assert found == pytest.approx(expected, rel=1e-3)
 
 
 def test_one_node_has_no_network_of_its_own() -> None:
