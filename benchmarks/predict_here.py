@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -118,22 +119,53 @@ def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], C
     return timed, weighed
 
 
-def work(
-    world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int
-) -> dict[str, tuple[list[float], int]]:
-    """Of every case, on this rank: milliseconds of ``steps`` steps after two of warming up; bytes."""
+def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Steps]:
+    """Of every case, on this rank, after a step of warming up.
+
+    Rounds go on until each has so many ``steps`` that others left alone, or ``PATIENCE`` times as many.
+    """
     import torch.distributed as dist
 
     each = {name: training(world, job, plan) for name, (job, plan) in cases.items()}
     for timed, _ in each.values():
         timed()
-    held = {name: weighed() for name, (_, weighed) in each.items()}
-    ms: dict[str, list[float]] = {name: [] for name in each}
-    for _ in range(steps):
+    out: dict[str, Steps] = {name: ([], [], weighed()) for name, (_, weighed) in each.items()}
+    for _ in range(steps * PATIENCE):
+        if all(sum(o <= QUIET for o in others) >= steps for _, others, _ in out.values()):
+            break
         for name, (timed, _) in each.items():
             dist.barrier()
-            ms[name].append(timed())
-    return {name: (ms[name], held[name]) for name in each}
+            before, own = busy(), time.process_time()
+            took = timed()
+            dist.barrier()
+            worked = busy() - before - summed(time.process_time() - own)
+            ms, others, _ = out[name]
+            ms.append(took)
+            others.append(first(max(0.0, worked / (took / 1e3 * (os.cpu_count() or 1)))))
+    return out
+
+
+def busy() -> float:
+    """Seconds that the cores of this machine have worked, for whom ever, as Linux tells it."""
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return float(user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def summed(value: float) -> float:
+    """Over the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    whole = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(whole)
+    return whole.item()
+
+
+def first(value: float) -> float:
+    """That of rank 0, for all to go on together."""
+    import torch.distributed as dist
+
+    return summed(value if dist.get_rank() == 0 else 0.0)
 
 
 def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Measured]:
@@ -183,8 +215,8 @@ def page(
         "# Predicted and measured on one machine",
         "",
         f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of the steps during which others",
-        f"had at most {QUIET:.0%} of the cores, layouts of as many ranks in turn; the spread is that between the",
-        "quartiles. Bytes: of the rank that is furthest off.",
+        f"had at most {QUIET:.0%} of the cores, layouts of as many ranks in turn; the spread is that between",
+        "the quartiles. Bytes: of the rank that is furthest off.",
         "",
         *HEAD,
         *lines,

@@ -28,7 +28,7 @@ def test_the_file_that_it_writes_is_a_cluster_that_plans_predict_with(
     # every number says how it came about
     lines = [line for line in to.read_text().splitlines() if re.match(r" *[a-z_0-9]+: [0-9]", line)]
     assert [line for line in lines if "  # " not in line] == []
-    assert sum("; spread " in line for line in lines) == 15
+    assert sum("; spread " in line for line in lines) == 19
 
     # a plan goes by it
     job = compose([*TINY, "train.steps=1", "cluster=bench"], config_dir=tmp_path / "mine").job
@@ -59,14 +59,24 @@ def test_a_noisy_machine_is_told_and_nothing_is_written(tmp_path: Path, capfd: p
 REFUSED = {
     "a folder that cannot be made": (
         "steps.calibrate.to={0}/file/bench.yaml",
-        "steps.calibrate.to: cannot make the folder of this output at {0}/file: {0}/file is not a folder",
+        "  steps.calibrate.to: the folder of this output cannot be made at {0}/file: {0}/file is not a folder\n"
+        "    set by: steps.calibrate.to={0}/file/bench.yaml (command line)\n",
     ),
     "a name that is no cluster's": (
         "steps.calibrate.to={0}/bench.json",
-        "steps.calibrate.to: should be a file NAME.yaml, or run:NAME.yaml in the run folder, not '{0}/bench.json'",
+        "  steps.calibrate.to = {0}/bench.json: should be a file NAME.yaml, or run:NAME.yaml in the run folder\n"
+        "    set by: steps.calibrate.to={0}/bench.json (command line)\n",
     ),
-    "a folder": ("steps.calibrate.to={0}/there.yaml", "steps.calibrate.to: {0}/there.yaml is a folder"),
-    "one rank": ("launch.nproc=1", "steps.calibrate: links between ranks cannot be measured on 1 rank"),
+    "a folder": (
+        "steps.calibrate.to={0}/there.yaml",
+        "  steps.calibrate.to: {0}/there.yaml is a folder, and should be a file\n"
+        "    set by: steps.calibrate.to={0}/there.yaml (command line)\n",
+    ),
+    "one rank": (
+        "launch.nproc=1",
+        "  steps.calibrate: links between ranks cannot be measured on 1 rank\n"
+        "    set in: conf/steps/calibrate.yaml:2:1\n",
+    ),
 }
 
 
@@ -79,5 +89,5 @@ def test_what_cannot_be_written_or_measured_is_refused_first(
     word, said = (text.format(tmp_path) for text in REFUSED[name])
     one = ["parallel.pipeline.stages=1"] if name == "one rank" else []
     assert main([*TINY, *SHORT, f"run_dir={tmp_path}/run", word, *one]) == 2
-    assert said in capsys.readouterr().err
+    assert f"error: 1 problem in this request; nothing was started\n\n{said}" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

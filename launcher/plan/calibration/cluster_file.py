@@ -24,10 +24,10 @@ HOW = {
     "overheads.scatter": "reduce-scatters beside the other collectives",
     "overheads.exposed": "gradients sent beside a product",
     "overheads.exposed_sums": "the same",
+    "overheads.exposed_tp": "a product and a collective in turns: ranks wait for the slowest",
     "overheads.slot_ms": "a step of a tiny model on a pipeline, less all the above",
     "overheads.step_ms": "a step of a tiny model on replicas, less all the above",
 }
-SHARED = "ranks compute on the cores that send: all of it takes their time"
 
 
 def cluster_file(found: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> str:
@@ -46,7 +46,7 @@ def _lines(found: Sequence[Constant], machine: Machine, heads: Sequence[str], no
         yield f"cores_per_node: {machine.cores}  # that ranks of the run may use, by the threads of each"
 
     # single numbers, then those of each group
-    yield from (_line(c, machine, nodes) for c in found if "." not in c.key)
+    yield from (_line(c, nodes) for c in found if "." not in c.key)
     for group in GROUPS:
         yield f"{group}:"
         inner = ""
@@ -55,17 +55,15 @@ def _lines(found: Sequence[Constant], machine: Machine, heads: Sequence[str], no
             if between and between[0] != inner:
                 inner = between[0]
                 yield f"  {inner}:"
-            yield f"{'  ' * (1 + len(between))}{_line(c, machine, nodes)}"
+            yield f"{'  ' * (1 + len(between))}{_line(c, nodes)}"
 
 
-def _line(c: Constant, machine: Machine, nodes: int) -> str:
+def _line(c: Constant, nodes: int) -> str:
     name = c.key.rpartition(".")[2]
-    return f"{name}: {number(c.value)}  # {_how(c, machine, nodes)}"
+    return f"{name}: {number(c.value)}  # {_how(c, nodes)}"
 
 
-def _how(c: Constant, machine: Machine, nodes: int) -> str:
-    if c.key.startswith("overheads.exposed") and machine.cores is not None:
-        return SHARED
+def _how(c: Constant, nodes: int) -> str:
     if c.key.startswith("links.between") and nodes == 1:
         return "as inside: there is one node"
     above = c.key.rpartition(".")[0]

@@ -29,11 +29,20 @@ from launcher.plan.prediction.step_work import StepWork
 
 BACKWARD = 2.5
 """Flops of attention's backward for one of its forward."""
-FLOORS = {"small": 20.0, "launch_us": 1.0, "latency_us": 1.0, "exposed": 0.5, "slot_ms": 0.2, "step_ms": 2.0}
+FLOORS = {
+    "small": 20.0,
+    "launch_us": 1.0,
+    "latency_us": 1.0,
+    "exposed": 1.0,
+    "exposed_sums": 1.0,
+    "exposed_tp": 1.0,
+    "slot_ms": 0.5,
+    "step_ms": 5.0,
+}
 """Spreads are relative to the constant, or to this where it is less: what does not matter may be noisy."""
 LEAST_SECONDS = 1e-9
 BATCHES = 5
-HALVINGS, TURNS = 25, 6
+HALVINGS, TURNS = 18, 5
 Values = dict[str, float]
 
 
@@ -95,7 +104,7 @@ def fitted(found: Round, machine: Machine) -> Values:
     values = _products(found)
     values |= _kernels(found, machine, values)
     values |= _links(found, machine)
-    values |= _exposed(found, machine)
+    values |= _exposed(found)
     return values | _overheads(found, machine, values)
 
 
@@ -192,13 +201,14 @@ def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) ->
     return _Link(step, byte, max(scattered, 1e-15), sent=max(seconds - step, seconds / 2) / nbytes)
 
 
-def _exposed(found: Round, machine: Machine) -> Values:
-    """What is sent beside a product, of that which is sent alone; on shared cores all of it takes theirs."""
+def _exposed(found: Round) -> Values:
+    """What sending takes beside a product, and after one, of what it takes alone.
+
+    More than all of it where ranks wait for the slowest of them.
+    """
     took = {w.what: s for w, s in found.items() if isinstance(w, Overlap)}
-    share = 1.0
-    if machine.cores is None and took:
-        share = max(0.0, (took["both"] - took["product"]) / took["network"])
-    return {"overheads.exposed": share, "overheads.exposed_sums": share}
+    share, waited = (max(0.0, took[w] - took["product"]) / took["network"] for w in ("both", "turns"))
+    return {"overheads.exposed": share, "overheads.exposed_sums": share, "overheads.exposed_tp": waited}
 
 
 def _overheads(found: Round, machine: Machine, values: Values) -> Values:

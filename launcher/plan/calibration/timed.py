@@ -56,9 +56,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Overlap:
-    """A product, gradients on the network, and ``both`` at once."""
+    """A product, gradients on the network, and ``both`` at once; in ``turns``: one waits for the other."""
 
-    what: Literal["product", "network", "both"]
+    what: Literal["product", "network", "both", "turns"]
 
 
 @dataclass(frozen=True)

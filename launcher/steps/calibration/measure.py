@@ -34,6 +34,8 @@ from launcher.steps.model.shared_construction import Drawings
 ROUNDS = 5
 """At least: fewer have no quartiles."""
 GB = 1 << 30
+SEVERAL = 0.15
+"""Seconds of steps that are timed together: ranks wait for each other now more and now less."""
 
 
 def calibrated(
@@ -80,7 +82,7 @@ def _samples(
     alone = machine.cores is None or world.local_rank < machine.cores
     return [
         *kernels.samples(device, alone),
-        *messages.samples(world, device),
+        *messages.samples(world, device, machine.cores),
         *_trainings(world, copies, folder, drawn),
     ]
 
@@ -97,7 +99,7 @@ def _trainings(
             training_step(live, clip)
             live.step += 1
 
-        yield Sample(what, one, joint=True)
+        yield Sample(what, one, joint=True, least=SEVERAL)
 
 
 def _machine(world: World, copies: Sequence[tuple[Copy, Plan]], name: str) -> Machine:

@@ -17,6 +17,8 @@ CPU = (1 << 16, 1 << 20, 1 << 23)
 GPU = (1 << 20, 1 << 24, 1 << 27)
 """Bytes of the whole tensor."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+SEVERAL = 0.04
+"""Seconds of what is compared: ranks wait for each other now more and now less."""
 PARTS = 4
 """Tensors that travel together."""
 SMALL = 4
@@ -29,8 +31,11 @@ _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 Link = Literal["inside", "between"]
 
 
-def samples(world: World, device: torch.device) -> Iterator[Sample]:
-    """Groups are made on the way: all ranks go through them in one order."""
+def samples(world: World, device: torch.device, cores: int | None) -> Iterator[Sample]:
+    """``cores`` of a node, where ranks have no devices.
+
+    Groups are made on the way: all ranks go through them in one order.
+    """
     sizes = CPU if device.type == "cpu" else GPU
     for link, ranks in groups(world):
         group = dist.new_group(list(ranks))
@@ -44,7 +49,7 @@ def samples(world: World, device: torch.device) -> Iterator[Sample]:
         for nbytes in sizes:
             work = _message(nbytes, pair, world.rank, device)
             yield Sample(Message(link, nbytes), work, world.rank in pair, joint=True, share=0.5)
-    yield from _overlap(sizes[-1], device)
+    yield from _overlap(world, cores, device)
 
 
 def groups(world: World) -> list[tuple[Link, tuple[int, ...]]]:
@@ -125,23 +130,31 @@ def _message(nbytes: int, pair: tuple[int, int], rank: int, device: torch.device
     return work
 
 
-def _overlap(nbytes: int, device: torch.device) -> Iterator[Sample]:
-    """A product that takes about as long as the gradients do."""
-    flat = torch.zeros(nbytes // 4, device=device)
-    side = torch.randn(1024 if device.type == "cpu" else 8192, 1024, device=device)
+def _overlap(world: World, cores: int | None, device: torch.device) -> Iterator[Sample]:
+    """Of ranks with a core each: a product, an all-reduce that takes less, both, one after the other."""
+    count = min(world.local_size, cores or world.local_size)
+    group = dist.new_group(list(range(max(2, count))))
+    on_cpu = device.type == "cpu"
+    flat = torch.zeros((1 << 19) if on_cpu else (1 << 24), device=device)
+    side = torch.randn(512 if on_cpu else 8192, 1024, device=device)
 
     def product() -> None:
-        side @ side.t()
+        side @ side.t() @ side
 
     def network() -> None:
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=group)
 
     def both() -> None:
-        sent = dist.all_reduce(flat, async_op=True)
+        sent = dist.all_reduce(flat, group=group, async_op=True)
         product()
         if sent is not None:
             sent.wait()
 
-    one = Sample(Overlap("product"), product, joint=True)
+    def turns() -> None:
+        product()
+        network()
+
+    one = Sample(Overlap("product"), product, world.rank < max(2, count), joint=True, least=SEVERAL)
     yield from (one, replace(one, what=Overlap("network"), work=network))
     yield replace(one, what=Overlap("both"), work=both)
+    yield replace(one, what=Overlap("turns"), work=turns)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from launcher.plan.calibration.timed import Round, Taken, Timed
 
 LEAST = 0.01
-"""Seconds that it goes on at least: clocks and wake-ups are less than that."""
+"""Seconds that one goes on at least: clocks and wake-ups are less than that."""
 MOST = 2000
 
 
@@ -29,6 +29,7 @@ class Sample:
     in_it: bool = True
     joint: bool = False
     share: float = 1.0
+    least: float = LEAST
     times: int = 1
 
 
@@ -37,7 +38,7 @@ def prepared(sample: Sample, device: torch.device) -> Sample:
     seconds(sample, device)
     took = torch.tensor(seconds(sample, device), dtype=torch.float64)
     dist.all_reduce(took, dist.ReduceOp.MAX)
-    return replace(sample, times=min(MOST, max(1, math.ceil(LEAST / max(took.item(), 1e-9)))))
+    return replace(sample, times=min(MOST, max(1, math.ceil(sample.least / max(took.item(), 1e-9)))))
 
 
 def seconds(sample: Sample, device: torch.device) -> float:

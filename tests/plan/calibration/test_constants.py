@@ -37,7 +37,8 @@ TRUE = {
     "links.inside.latency_us": 200.0, "links.inside.gb_per_s": 1.5,
     "links.between.latency_us": 900.0, "links.between.gb_per_s": 0.5, "overheads.scatter": 2.5,
     "links.inside.message_gb_per_s": 3.0, "links.between.message_gb_per_s": 1.0,
-    "overheads.exposed": 1.0, "overheads.exposed_sums": 1.0, "overheads.slot_ms": 0.4, "overheads.step_ms": 5.0,
+    "overheads.exposed": 0.25, "overheads.exposed_sums": 0.25, "overheads.exposed_tp": 1.5,
+    "overheads.slot_ms": 0.4, "overheads.step_ms": 5.0,
 }  # fmt: skip
 OTHERS, TINY, COPY = Operations(moved=10**8, kernels=100), Operations(kernels=60), Operations(moved=10**8, kernels=1)
 
@@ -88,7 +89,12 @@ def one_round(at: Machine, slow: float = 1.0) -> Round:
 
 
 def sent(fast: Speeds, at: Machine) -> dict[Timed, float]:
-    out: dict[Timed, float] = {Overlap("product"): 2.0, Overlap("network"): 4.0, Overlap("both"): 3.0}
+    out: dict[Timed, float] = {
+        Overlap("product"): 2.0,
+        Overlap("network"): 4.0,
+        Overlap("both"): 3.0,
+        Overlap("turns"): 8.0,
+    }
     for n in (2, 3, 4):
         for kind in ("all_reduce", "all_gather", "reduce_scatter"):
             for nbytes in (10**4, 10**6, 10**7):
@@ -104,15 +110,10 @@ def sent(fast: Speeds, at: Machine) -> dict[Timed, float]:
 
 
 def trained(at: Machine) -> dict[Timed, float]:
-    fast = speeds_of(cluster(TRUE | PEAK | beside(at), at), "fp32", 4)
+    fast = speeds_of(cluster(TRUE | PEAK, at), "fp32", 4)
     assert fast is not None
     layouts = {Trained("replicas"): at.replicas, Trained("stages"): at.stages}
     return {what: predict(work, fast).seconds for what, work in layouts.items()}
-
-
-def beside(at: Machine) -> dict[str, float]:
-    """Of 4 seconds on the network 1 is left to wait for, unless the cores of a product send."""
-    return dict.fromkeys(("overheads.exposed", "overheads.exposed_sums"), 1.0 if at.cores else 0.25)
 
 
 PEAK = {
@@ -124,10 +125,10 @@ PEAK = {
 @pytest.mark.parametrize("cores", [None, 2])
 def test_known_numbers_come_back(cores: int | None) -> None:
     at = machine(cores)
-    expected = TRUE | PEAK | beside(at)
+    expected = TRUE | PEAK
     found = fitted(one_round(at), at)
     assert found.keys() == expected.keys()
-    assert found == pytest.approx(expected, rel=1e-3)
+    assert found == pytest.approx(expected, rel=1e-2)
 
 
 def test_one_node_has_no_network_of_its_own() -> None:
