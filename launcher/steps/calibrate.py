@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.job.schema.run_paths import RUN
+from launcher.job.schema.run_paths import RUN, place
 from launcher.job.schema.steps import Calibrate
-from launcher.plan.calibration.tiny_copies import tiny_copies
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
+from launcher.plan.prediction.calibration.timed import Works
+from launcher.plan.prediction.calibration.tiny_copies import tiny_copies
 from launcher.steps.files.checks import FileChecks
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ def run_copies(
 
     Raises ``RunError`` on every rank where it was too noisy.
     """
-    from launcher.steps.calibration.measure import calibrated
+    from launcher.runtime.calibration.measure import Wanted, calibrated
+    from launcher.steps.model.tiny_trainings import trainings
 
-    return calibrated(world, step, copies, folder, drawn=drawn)
+    wanted = Wanted(Path(place(step.to, str(folder))), step.seconds, step.spread)
+    (copy, replicas), (_, stages) = copies
+    works = Works(copy.job.train.precision, replicas.estimate.work, stages.estimate.work)
+    return calibrated(world, wanted, [*trainings(world, copies, folder, drawn)], works)

@@ -7,6 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,50 +16,50 @@ import torch.distributed as dist
 
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import RunError
-from launcher.job.schema.run_paths import place
-from launcher.job.schema.steps import Calibrate
-from launcher.plan.calibration.cluster_file import cluster_file
-from launcher.plan.calibration.constants import Constant, constants, refusal, taken
-from launcher.plan.calibration.timed import Machine, Round, Trained
-from launcher.plan.certify_copy import Copy
-from launcher.plan.plan import Plan
+from launcher.plan.prediction.calibration.cluster_file import cluster_file
+from launcher.plan.prediction.calibration.constants import Constant, constants, refusal, taken
+from launcher.plan.prediction.calibration.timed import Machine, Round, Works
 from launcher.plan.values.text import many
+from launcher.runtime.calibration import kernels, messages
+from launcher.runtime.calibration.sample import Sample, one_round, prepared
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training.loop import step as training_step
-from launcher.runtime.training.session import Session
-from launcher.steps.calibration import kernels, messages
-from launcher.steps.calibration.sample import Sample, one_round, prepared
-from launcher.steps.model import build_session
-from launcher.steps.model.shared_construction import Drawings
 
 ROUNDS = 5
 """At least: fewer have no quartiles."""
 GB = 1 << 30
-SEVERAL = 0.15
-"""Seconds of steps that are timed together: ranks wait for each other now more and now less."""
 
 
-def calibrated(
-    world: World, step: Calibrate, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
-) -> str:
-    """Every rank calls it; returns what is to be said. Raises ``RunError`` on all where it is too noisy."""
+@dataclass(frozen=True)
+class Wanted:
+    """The file, for how long to measure, and the largest spread that is written."""
+
+    to: Path
+    seconds: float
+    spread: float
+
+
+def calibrated(world: World, wanted: Wanted, trainings: Sequence[Sample], trained: Works) -> str:
+    """Every rank calls it; returns what is to be said. Raises ``RunError`` on all where it is too noisy.
+
+    ``trainings`` are timed beside all else; what they do is ``trained``.
+    """
     device = torch.device(world.device)
-    to = Path(place(step.to, str(folder)))
-    machine = _machine(world, copies, to.stem)
-    rounds = measured(world, step.seconds, _samples(world, copies, folder, machine=machine, drawn=drawn))
+    machine = _machine(world, trained, wanted.to.stem)
+    alone = machine.cores is None or world.local_rank < machine.cores
+    samples = [*kernels.samples(device, alone), *messages.samples(world, device, machine.cores), *trainings]
+    rounds = measured(world, wanted.seconds, samples)
 
     # one rank judges, all hear it
-    found = constants(rounds, machine)
-    others = taken(rounds)
-    wrong = [refusal(found, others, step.spread)]
+    found, others = constants(rounds, machine), taken(rounds)
+    wrong = [refusal(found, others, wanted.spread)]
     dist.broadcast_object_list(wrong)
     if wrong[0]:
         raise RunError(wrong[0])
     if world.rank == 0:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        nodes = world.size // world.local_size
-        write_text(to, cluster_file(found, machine, [*_heads(world, device, len(rounds))], nodes))
-    return _said(to, found, len(rounds), others)
+        wanted.to.parent.mkdir(parents=True, exist_ok=True)
+        heads = [*_heads(world, device, len(rounds))]
+        write_text(wanted.to, cluster_file(found, machine, heads, world.size // world.local_size))
+    return _said(wanted.to, found, len(rounds), others)
 
 
 def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Round]:
@@ -75,35 +76,7 @@ def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Ro
             return rounds
 
 
-def _samples(
-    world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, *, machine: Machine, drawn: Drawings
-) -> list[Sample]:
-    device = torch.device(world.device)
-    alone = machine.cores is None or world.local_rank < machine.cores
-    return [
-        *kernels.samples(device, alone),
-        *messages.samples(world, device, machine.cores),
-        *_trainings(world, copies, folder, drawn),
-    ]
-
-
-def _trainings(
-    world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
-) -> Iterator[Sample]:
-    """Steps of the real loop."""
-    layouts = (Trained("replicas"), Trained("stages"))
-    for what, (copy, plan) in zip(layouts, copies, strict=True):
-        live = build_session.build(world, copy.job, plan, folder, drawn=drawn)
-
-        def one(live: Session = live, clip: float | None = copy.job.train.clip_norm) -> None:
-            training_step(live, clip)
-            live.step += 1
-
-        yield Sample(what, one, joint=True, least=SEVERAL)
-
-
-def _machine(world: World, copies: Sequence[tuple[Copy, Plan]], name: str) -> Machine:
-    (copy, replicas), (_, stages) = copies
+def _machine(world: World, trained: Works, name: str) -> Machine:
     on_cpu = torch.device(world.device).type == "cpu"
     cores = max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads()) if on_cpu else None
     if on_cpu:
@@ -115,9 +88,9 @@ def _machine(world: World, copies: Sequence[tuple[Copy, Plan]], name: str) -> Ma
         memory_gb=memory / GB,
         per_node=world.local_size,
         cores=cores,
-        precision=copy.job.train.precision,
-        replicas=replicas.estimate.work,
-        stages=stages.estimate.work,
+        precision=trained.precision,
+        replicas=trained.replicas,
+        stages=trained.stages,
     )
 
 

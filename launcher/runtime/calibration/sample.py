@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from launcher.plan.calibration.timed import Round, Taken, Timed
+from launcher.plan.prediction.calibration.timed import Round, Taken, Timed
 
 LEAST = 0.01
 """Seconds that one goes on at least: clocks and wake-ups are less than that."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.calibration.timed import (
+from launcher.plan.prediction.calibration.timed import (
     Attended,
     Collective,
     Machine,

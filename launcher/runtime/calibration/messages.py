@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from launcher.plan.calibration.timed import Collective, Message, Overlap
+from launcher.plan.prediction.calibration.timed import Collective, Message, Overlap
+from launcher.runtime.calibration.sample import Sample
 from launcher.runtime.cluster.world import World
-from launcher.steps.calibration.sample import Sample
 
 CPU = (1 << 16, 1 << 20, 1 << 23)
 GPU = (1 << 20, 1 << 24, 1 << 27)

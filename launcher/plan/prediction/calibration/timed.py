@@ -79,19 +79,22 @@ Round = Mapping[Timed, float]
 
 
 @dataclass(frozen=True)
-class Machine:
-    """``cores``: where ranks have no devices of their own; ``per_node``: ranks; ``memory_gb``: of a rank.
+class Works:
+    """``precision`` of what is trained, and what a step of it has to do on ``replicas`` and on ``stages``."""
 
-    ``precision``: of what was trained; ``replicas`` and ``stages``: what a step of that has to do.
-    """
+    precision: str
+    replicas: StepWork
+    stages: StepWork
+
+
+@dataclass(frozen=True)
+class Machine(Works):
+    """``cores``: where ranks have no devices of their own; ``per_node``: ranks; ``memory_gb``: of a rank."""
 
     name: str
     memory_gb: float
     per_node: int
     cores: int | None
-    precision: str
-    replicas: StepWork
-    stages: StepWork
 
     def crowd(self, ranks: int) -> float:
         """How many times longer it takes when so many ranks of a node are at work."""

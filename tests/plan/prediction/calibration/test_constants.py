@@ -9,9 +9,9 @@ import yaml
 
 from launcher.job.compose import compose
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.calibration.cluster_file import cluster_file, number
-from launcher.plan.calibration.constants import Constant, cluster, constants, fitted, refusal, taken
-from launcher.plan.calibration.timed import (
+from launcher.plan.prediction.calibration.cluster_file import cluster_file, number
+from launcher.plan.prediction.calibration.constants import Constant, cluster, constants, fitted, refusal, taken
+from launcher.plan.prediction.calibration.timed import (
     Attended,
     Collective,
     Machine,
@@ -63,7 +63,7 @@ def step_work(pp: int, replicas: int) -> StepWork:
 
 
 def machine(cores: int | None) -> Machine:
-    return Machine("mine", 8.0, 4, cores, "fp32", replicas=step_work(1, 4), stages=step_work(4, 1))
+    return Machine("fp32", step_work(1, 4), step_work(4, 1), name="mine", memory_gb=8.0, per_node=4, cores=cores)
 
 
 def one_round(at: Machine, slow: float = 1.0) -> Round:
@@ -190,7 +190,8 @@ def test_the_file_is_one_that_is_read(tmp_path: object) -> None:
     assert read.pop("defaults") == ["unknown", "_self_"]
     written = Cluster.model_validate(read)
     assert written == cluster({c.key: float(number(c.value)) for c in found}, at)
-    assert "  fp32: 0.08  # 10**12 a second, the fastest of its products; spread 0%\n" in text
+    rates = "tflops: {fp32: 0.08, bf16: 0.2}  # 10**12 a second, the fastest of its products; spreads 0%, 0%\n"
+    assert rates in text
     assert "    gb_per_s: 0.5  # fitted to collectives between nodes; spread 0%\n" in text
     assert "    gb_per_s: 0.5  # as inside: there is one node\n" in cluster_file(found, at, ["Measured."], 1)
     assert all("#" in line for line in text.splitlines() if ": " in line and not line.startswith("name"))

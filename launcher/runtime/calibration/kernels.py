@@ -10,14 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from launcher.job.schema.components import LanguageModel
-from launcher.models.lm import Block
-from launcher.models.rope import angles, rotate
 from launcher.parallel.cost.operations_meter import OperationsMeter
 from launcher.parallel.dispatch.modes import Dispatch
-from launcher.plan.calibration.timed import Attended, Moved, Multiplied
+from launcher.plan.prediction.calibration.timed import Attended, Moved, Multiplied
 from launcher.plan.values.operations import Operations, Product
-from launcher.steps.calibration.sample import Sample
+from launcher.runtime.calibration.sample import Sample
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16}
 
@@ -34,7 +31,7 @@ class Sizes:
 
 CPU = Sizes("fp32", rows=1024, width=256, copied=1 << 24)
 GPU = Sizes("bf16", rows=8192, width=4096, copied=1 << 28)
-HEADS = 4
+HEADS, TINY = 4, 32
 
 
 def sizes_on(device: torch.device) -> Sizes:
@@ -103,12 +100,12 @@ def _others(rows: int, width: int) -> Made:
         gate, up = (
             torch.randn(1, rows, 11 * width // 4, device=device, requires_grad=True) for _ in range(2)
         )
+        angle = torch.zeros(rows, width // HEADS // 2, device=device)
         leaves = [x, q, k, gate, up, *norms.parameters()]
 
         def work() -> None:
-            cos, sin = angles(rows, width // HEADS, 1e4, x)
             heads = (t.view(1, rows, HEADS, -1).transpose(1, 2) for t in (q, k))
-            turned = [rotate(t, cos, sin).transpose(1, 2).flatten(2) for t in heads]
+            turned = [_rotated(t, angle).transpose(1, 2).flatten(2) for t in heads]
             out = norms[1](x + norms[0](x) + turned[0] + turned[1])
             inner = F.silu(gate) * up
             torch.autograd.grad([out, inner], leaves, [out.detach(), inner.detach()])
@@ -118,18 +115,27 @@ def _others(rows: int, width: int) -> Made:
     return made
 
 
+def _rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    """Pairs of numbers turned, as rotary embeddings do."""
+    cos, sin = angle.cos(), angle.sin()
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
 def _tiny() -> Made:
-    """A block of a few numbers, forward and backward: launching is all that takes time."""
+    """Blocks of a few numbers, forward and backward: launching is all that takes time."""
 
     def made(device: torch.device) -> Callable[[], object]:
-        settings = LanguageModel(name="lm", vocab_size=8, dim=32, layers=1, heads=2, kv_heads=2, ffn_dim=64)
-        with device:
-            block = Block(settings)
-        x = torch.randn(1, 8, 32, device=device, requires_grad=True)
-        leaves = [x, *block.parameters()]
+        norm = nn.RMSNorm(TINY, device=device)
+        first, second = (nn.Linear(TINY, TINY, bias=False, device=device) for _ in range(2))
+        x = torch.randn(1, 8, TINY, device=device, requires_grad=True)
+        leaves = [x, *(p for m in (norm, first, second) for p in m.parameters())]
 
         def work() -> None:
-            out = block(x)
+            out = x
+            for _ in range(4):
+                heads = first(norm(out)).view(1, 8, 2, -1).transpose(1, 2)
+                out = out + second(F.silu(heads.transpose(1, 2).flatten(2)) * out)
             torch.autograd.grad(out, leaves, out.detach())
 
         return work

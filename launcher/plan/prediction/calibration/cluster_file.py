@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
-from launcher.plan.calibration.constants import Constant
-from launcher.plan.calibration.timed import Machine
+from launcher.plan.prediction.calibration.constants import Constant
+from launcher.plan.prediction.calibration.timed import Machine
 
-GROUPS = ("tflops", "links", "kernels", "overheads")
+GROUPS = ("links", "kernels", "overheads")
 HOW = {
     "tflops": "10**12 a second, the fastest of its products",
     "efficiency": "fitted to products of several sides",
@@ -47,6 +47,10 @@ def _lines(found: Sequence[Constant], machine: Machine, heads: Sequence[str], no
 
     # single numbers, then those of each group
     yield from (_line(c, nodes) for c in found if "." not in c.key)
+    peaks = [(c.key.partition(".")[2], c) for c in found if c.key.startswith("tflops.")]
+    each = ", ".join(f"{p}: {number(c.value)}" for p, c in peaks)
+    spreads = ", ".join(f"{c.spread:.0%}" for _, c in peaks)
+    yield f"tflops: {{{each}}}  # {HOW['tflops']}; spreads {spreads}"
     for group in GROUPS:
         yield f"{group}:"
         inner = ""
