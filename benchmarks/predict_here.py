@@ -54,7 +54,6 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 QUIET = 0.05
 """Of the cores: a step during which others took more does not count."""
-PATIENCE = 6
 TIME, MEMORY = 0.10, 0.05
 """How far predicted and measured may be apart."""
 
@@ -119,10 +118,10 @@ def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], C
     return timed, weighed
 
 
-def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Steps]:
+def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) -> dict[str, Steps]:
     """Of every case, on this rank, after a step of warming up.
 
-    Rounds go on until each has so many ``steps`` that others left alone, or ``PATIENCE`` times as many.
+    Rounds go on until each has so many ``steps`` that others left alone, or ``patience`` times as many.
     """
     import torch.distributed as dist
 
@@ -130,7 +129,7 @@ def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int) -> dic
     for timed, _ in each.values():
         timed()
     out: dict[str, Steps] = {name: ([], [], weighed()) for name, (_, weighed) in each.items()}
-    for _ in range(steps * PATIENCE):
+    for _ in range(steps * patience):
         if all(sum(o <= QUIET for o in others) >= steps for _, others, _ in out.values()):
             break
         for name, (timed, _) in each.items():
@@ -168,12 +167,14 @@ def first(value: float) -> float:
     return summed(value if dist.get_rank() == 0 else 0.0)
 
 
-def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Measured]:
+def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) -> dict[str, Measured]:
     """Layouts of as many ranks together."""
     out = {}
     for size in sorted({p.sizes.grid.size for _, p in plans.values()}):
         cases = {n: c for n, c in plans.items() if c[1].sizes.grid.size == size}
-        ranks: list[dict[str, Steps]] = run_ranks(partial(work, cases=cases, steps=steps), size)
+        ranks: list[dict[str, Steps]] = run_ranks(
+            partial(work, cases=cases, steps=steps, patience=patience), size
+        )
         for name in cases:
             ms, others, _ = ranks[0][name]
             out[name] = Measured(tuple(ms), tuple(others), tuple(r[name][2] for r in ranks))
@@ -244,6 +245,7 @@ def main() -> None:
     parser.add_argument("--cluster", default="here")
     parser.add_argument("--config-dir", type=Path, help="a folder with cluster/NAME.yaml")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--patience", type=int, default=6, help="times as many steps at most, for quiet ones")
     parser.add_argument("--only", default="", help="layouts whose name contains it")
     parser.add_argument(
         "--measured", type=Path, help="a JSON file to keep measurements in; one that is there is read"
@@ -255,7 +257,9 @@ def main() -> None:
         n: job_of(layout, args.cluster, args.config_dir) for n, layout in LAYOUTS.items() if args.only in n
     }
     plans = {n: (job, plan_job(job)) for n, job in jobs.items()}
-    lines, time_off, memory_off = page(plans, kept(args.measured, partial(measure, plans, args.steps)))
+    lines, time_off, memory_off = page(
+        plans, kept(args.measured, partial(measure, plans, args.steps, args.patience))
+    )
     print("\n".join(lines))
     if args.write is not None:
         args.write.mkdir(parents=True, exist_ok=True)

@@ -100,7 +100,7 @@ def _heads(world: World, device: torch.device, rounds: int) -> Iterator[str]:
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     yield f"Measured by steps=[calibrate] on {today}: {rounds} rounds on {world.size} ranks"
     yield f"of {nodes}, {what}, {world.backend}, torch {torch.__version__}. A spread is that between the"
-    yield "quartiles of the rounds, of their median."
+    yield "quartiles of batches of rounds."
 
 
 def _processor() -> str:

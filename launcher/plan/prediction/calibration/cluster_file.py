@@ -8,15 +8,13 @@ from decimal import Decimal
 from launcher.plan.prediction.calibration.constants import Constant
 from launcher.plan.prediction.calibration.timed import Machine
 
-GROUPS = ("links", "kernels", "overheads")
+GROUPS = ("kernels", "overheads")
 HOW = {
-    "tflops": "10**12 a second, the fastest of its products",
+    "tflops": "the fastest products",
     "efficiency": "fitted to products of several sides",
     "memory_gb_per_s": "a large copy, or what others reach if that is more",
-    "links.inside": "fitted to collectives over groups of several sizes",
-    "links.between": "fitted to collectives between nodes",
-    "links.inside.message_gb_per_s": "a large message",
-    "links.between.message_gb_per_s": "a large message",
+    "links.inside": "collectives; a large message",
+    "links.between": "the same, between nodes",
     "kernels.small": "fitted to products of several sides",
     "kernels.attention": "causal attention, forward and backward",
     "kernels.memory": "norms, activations, rotations, sums and a loss",
@@ -45,33 +43,31 @@ def _lines(found: Sequence[Constant], machine: Machine, heads: Sequence[str], no
     if shared:
         yield f"cores_per_node: {machine.cores}  # that ranks of the run may use, by the threads of each"
 
-    # single numbers, then those of each group
-    yield from (_line(c, nodes) for c in found if "." not in c.key)
-    peaks = [(c.key.partition(".")[2], c) for c in found if c.key.startswith("tflops.")]
-    each = ", ".join(f"{p}: {number(c.value)}" for p, c in peaks)
-    spreads = ", ".join(f"{c.spread:.0%}" for _, c in peaks)
-    yield f"tflops: {{{each}}}  # {HOW['tflops']}; spreads {spreads}"
+    # single numbers, what belongs together on a line, then those of each group
+    yield from (_line(c) for c in found if "." not in c.key)
+    yield _together("tflops", found, nodes)
+    yield from ("links:", *(f"  {_together(f'links.{at}', found, nodes)}" for at in ("inside", "between")))
     for group in GROUPS:
         yield f"{group}:"
-        inner = ""
-        for c in (c for c in found if c.key.startswith(f"{group}.")):
-            _, *between, _ = c.key.split(".")
-            if between and between[0] != inner:
-                inner = between[0]
-                yield f"  {inner}:"
-            yield f"{'  ' * (1 + len(between))}{_line(c, nodes)}"
+        yield from (f"  {_line(c)}" for c in found if c.key.startswith(f"{group}."))
 
 
-def _line(c: Constant, nodes: int) -> str:
-    name = c.key.rpartition(".")[2]
-    return f"{name}: {number(c.value)}  # {_how(c, nodes)}"
+def _together(above: str, found: Sequence[Constant], nodes: int) -> str:
+    """Of one map."""
+    inner = [c for c in found if c.key.startswith(f"{above}.")]
+    each = ", ".join(f"{_last(c.key)}: {number(c.value)}" for c in inner)
+    if above == "links.between" and nodes == 1:
+        return f"{_last(above)}: {{{each}}}  # as inside: there is one node"
+    spreads = ", ".join(f"{c.spread:.0%}" for c in inner)
+    return f"{_last(above)}: {{{each}}}  # {HOW[above]}; spreads {spreads}"
 
 
-def _how(c: Constant, nodes: int) -> str:
-    if c.key.startswith("links.between") and nodes == 1:
-        return "as inside: there is one node"
-    above = c.key.rpartition(".")[0]
-    return f"{HOW.get(c.key) or HOW[above]}; spread {c.spread:.0%}"
+def _line(c: Constant) -> str:
+    return f"{_last(c.key)}: {number(c.value)}  # {HOW[c.key]}; spread {c.spread:.0%}"
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def number(value: float) -> str:

@@ -190,10 +190,11 @@ def test_the_file_is_one_that_is_read(tmp_path: object) -> None:
     assert read.pop("defaults") == ["unknown", "_self_"]
     written = Cluster.model_validate(read)
     assert written == cluster({c.key: float(number(c.value)) for c in found}, at)
-    rates = "tflops: {fp32: 0.08, bf16: 0.2}  # 10**12 a second, the fastest of its products; spreads 0%, 0%\n"
+    rates = "tflops: {fp32: 0.08, bf16: 0.2}  # the fastest products; spreads 0%, 0%\n"
     assert rates in text
-    assert "    gb_per_s: 0.5  # fitted to collectives between nodes; spread 0%\n" in text
-    assert "    gb_per_s: 0.5  # as inside: there is one node\n" in cluster_file(found, at, ["Measured."], 1)
+    network = "  between: {latency_us: 900, gb_per_s: 0.5, message_gb_per_s: 1}  # "
+    assert f"{network}the same, between nodes; spreads 0%, 0%, 0%\n" in text
+    assert f"{network}as inside: there is one node\n" in cluster_file(found, at, ["Measured."], 1)
     assert all("#" in line for line in text.splitlines() if ": " in line and not line.startswith("name"))
 
 
