@@ -8,12 +8,13 @@ from decimal import Decimal
 from launcher.plan.prediction.calibration.constants import Constant
 from launcher.plan.prediction.calibration.timed import Machine
 
+SHARED = "the cores that compute send"
 GROUPS = ("kernels", "overheads")
 HOW = {
     "tflops": "the fastest products",
     "efficiency": "fitted to products of several sides",
     "memory_gb_per_s": "a large copy, or what others reach if that is more",
-    "links.inside": "collectives; a large message",
+    "links.inside": "collectives; a message",
     "links.between": "the same, between nodes",
     "kernels.small": "fitted to products of several sides",
     "kernels.attention": "causal attention, forward and backward",
@@ -23,8 +24,8 @@ HOW = {
     "overheads.exposed": "gradients sent beside a product",
     "overheads.exposed_sums": "the same",
     "overheads.exposed_tp": "a product and a collective in turns: ranks wait for the slowest",
-    "overheads.slot_ms": "a step of a tiny model on a pipeline, less all the above",
-    "overheads.step_ms": "a step of a tiny model on replicas, less all the above",
+    "overheads.slot_ms": "the rest of a tiny step on a pipeline, of whose slot the spread is",
+    "overheads.step_ms": "the rest of one on replicas, of which the spread is",
 }
 
 
@@ -44,12 +45,12 @@ def _lines(found: Sequence[Constant], machine: Machine, heads: Sequence[str], no
         yield f"cores_per_node: {machine.cores}  # that ranks of the run may use, by the threads of each"
 
     # single numbers, what belongs together on a line, then those of each group
-    yield from (_line(c) for c in found if "." not in c.key)
+    yield from (_line(c, machine) for c in found if "." not in c.key)
     yield _together("tflops", found, nodes)
     yield from ("links:", *(f"  {_together(f'links.{at}', found, nodes)}" for at in ("inside", "between")))
     for group in GROUPS:
         yield f"{group}:"
-        yield from (f"  {_line(c)}" for c in found if c.key.startswith(f"{group}."))
+        yield from (f"  {_line(c, machine)}" for c in found if c.key.startswith(f"{group}."))
 
 
 def _together(above: str, found: Sequence[Constant], nodes: int) -> str:
@@ -62,7 +63,9 @@ def _together(above: str, found: Sequence[Constant], nodes: int) -> str:
     return f"{_last(above)}: {{{each}}}  # {HOW[above]}; spreads {spreads}"
 
 
-def _line(c: Constant) -> str:
+def _line(c: Constant, machine: Machine) -> str:
+    if "exposed" in c.key and machine.cores is not None:
+        return f"{_last(c.key)}: {number(c.value)}  # {SHARED}"
     return f"{_last(c.key)}: {number(c.value)}  # {HOW[c.key]}; spread {c.spread:.0%}"
 
 

@@ -36,8 +36,6 @@ FLOORS = {
     "exposed": 1.0,
     "exposed_sums": 1.0,
     "exposed_tp": 1.0,
-    "slot_ms": 0.5,
-    "step_ms": 5.0,
 }
 """Spreads are relative to the constant, or to this where it is less: what does not matter may be noisy."""
 LEAST_SECONDS = 1e-9
@@ -60,11 +58,13 @@ def constants(rounds: Sequence[Round], machine: Machine) -> tuple[Constant, ...]
 
     Rounds are dealt out to ``BATCHES``; a spread is that of what these are fitted to by themselves.
     """
+    middle = medians(rounds)
+    floors = FLOORS | _rests(middle, machine)
     parts = [rounds[n::BATCHES] for n in range(min(BATCHES, len(rounds)))]
     each = [fitted(medians(part), machine) for part in parts]
     return tuple(
-        _constant(key, value, [values[key] for values in each])
-        for key, value in fitted(medians(rounds), machine).items()
+        _constant(key, value, [values[key] for values in each], floors.get(key.rpartition(".")[2], 0.0))
+        for key, value in fitted(middle, machine).items()
     )
 
 
@@ -93,9 +93,16 @@ def refusal(found: Sequence[Constant], others: float, most: float) -> str:
     return f"{text}. {cure}" if reasons else ""
 
 
-def _constant(key: str, value: float, values: Sequence[float]) -> Constant:
+def _rests(found: Round, machine: Machine) -> Values:
+    """Milliseconds of a step and of a slot that a rest was left of: its spread is relative to them."""
+    took = {w.layout: s for w, s in found.items() if isinstance(w, Trained)}
+    slots = max(map(len, machine.stages.schedule))
+    return {"step_ms": took["replicas"] * 1e3, "slot_ms": took["stages"] * 1e3 / slots}
+
+
+def _constant(key: str, value: float, values: Sequence[float], floor: float) -> Constant:
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (value,) * 3
-    scale = max(abs(value), FLOORS.get(key.rpartition(".")[2], 0.0))
+    scale = max(abs(value), floor)
     return Constant(key, value, (high - low) / scale if scale else 0.0)
 
 
@@ -104,7 +111,7 @@ def fitted(found: Round, machine: Machine) -> Values:
     values = _products(found)
     values |= _kernels(found, machine, values)
     values |= _links(found, machine)
-    values |= _exposed(found)
+    values |= _exposed(found, machine)
     return values | _overheads(found, machine, values)
 
 
@@ -201,11 +208,14 @@ def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) ->
     return _Link(step, byte, max(scattered, 1e-15), sent=max(seconds - step, seconds / 2) / nbytes)
 
 
-def _exposed(found: Round) -> Values:
+def _exposed(found: Round, machine: Machine) -> Values:
     """What sending takes beside a product, and after one, of what it takes alone.
 
-    More than all of it where ranks wait for the slowest of them.
+    More than all of it where ranks wait for the slowest of them. On shared cores all of it: the cores that
+    compute send.
     """
+    if machine.cores is not None:
+        return dict.fromkeys(("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp"), 1.0)
     took = {w.what: s for w, s in found.items() if isinstance(w, Overlap)}
     share, waited = (max(0.0, took[w] - took["product"]) / took["network"] for w in ("both", "turns"))
     return {"overheads.exposed": share, "overheads.exposed_sums": share, "overheads.exposed_tp": waited}
