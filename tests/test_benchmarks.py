@@ -29,16 +29,6 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
             ("python", 1),
         ],
     ),
-    "predict_here": (
-        "benchmarks/predict_here.py --steps 2 --patience 1 --only 'tp 2'",
-        [
-            ("# Predicted and measured on one machine", 1),
-            (r"\| layout \| predicted ms", 1),
-            (r"\| tp 2( \| [-+0-9.% of]+){8} \|", 1),
-            ("Largest error: time [0-9.]+%, memory [0-4]\\.[0-9]%", 1),
-            ("python", 1),
-        ],
-    ),
     "recompute": (
         "benchmarks/recompute.py --blocks 1 --steps 1 model.dim=32 model.heads=2",
         [
