@@ -64,6 +64,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "load": Verb(steps.Load, "launcher.steps.load", "ranks", CHECKPOINT, source="path", brings=True),
     "broadcast": Verb(steps.Broadcast, "launcher.steps.broadcast", "ranks"),
     "certify": Verb(steps.Certify, "launcher.steps.certify", "ranks", copies=True),
+    "calibrate": Verb(steps.Calibrate, "launcher.steps.calibrate", "ranks", checks=True, copies=True),
     "import": Verb(
         steps.Import, "launcher.steps.import_weights", "files",
         leaves=CHECKPOINT, source="src", checks=True, checkpoints=True, brings=True,

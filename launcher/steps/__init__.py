@@ -5,8 +5,9 @@ its module, which has, as the row says, of these:
 
 ``run_on_ranks(step, session, job)``: every rank calls it; returns what is to be said of it, ``""`` for
 nothing. ``run_on_files(step, run)``: in one process; ``run`` is a ``RunFiles``. Returns figures.
-``copies(step, job, plan)`` and ``run_copies(world, copies, folder, drawn)``, in place of ``run_on_ranks``:
-what is trained of the run, each with its plan, and the training; ``BUILDS``: of each how many models.
+``copies(step, job, plan)`` and ``run_copies(step, world, copies, folder, drawn)``, in place of
+``run_on_ranks``: what is trained of the run, each with its plan, and the training; ``BUILDS``: of each how
+many models.
 
 Where the row says ``checks``, it imports without torch and has ``check(step, at)``: what is wrong with the
 step, before there is a plan; ``at`` is a ``FileChecks``. It may have ``fits(step, at, plan)``: the same, with

@@ -53,7 +53,9 @@ def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan]
     return tuple((copy, plan_job(copy.job)) for copy in copies_of(job, step, plan.sizes))
 
 
-def run_copies(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings) -> str:
+def run_copies(
+    step: steps.Certify, world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
+) -> str:
     """Write ``certificate.json``; returns the verdict.
 
     Raises ``RunError`` on every rank when it does not hold. What does not hold in one precision is not

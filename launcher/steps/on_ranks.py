@@ -51,7 +51,8 @@ def work(world: World, todo: RankSteps) -> dict[str, Any]:
         deterministic()
 
     for name in (n for n in todo.names if n in todo.copies):
-        verdict = module(todo.job.steps[name]).run_copies(world, todo.copies[name], todo.folder, todo.drawn)
+        step = todo.job.steps[name]
+        verdict = module(step).run_copies(step, world, todo.copies[name], todo.folder, todo.drawn)
         if world.rank == 0:
             world.send({"text": f"{name}: {verdict}"})
 

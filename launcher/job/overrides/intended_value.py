@@ -249,11 +249,13 @@ def _texts(key: str, bad: str) -> Iterator[Any]:
     if key == "name":
         yield re.sub(r"[^A-Za-z0-9._-]+", "-", bad).strip("-.")
 
-    # paths: in the run folder, absolute, of a JSON file
+    # paths: in the run folder, absolute, of a JSON or a YAML file
     if bad.startswith(RUN):
         parts = [part.lstrip(".") for part in bad.removeprefix(RUN).split("/")]
         name = "/".join(filter(None, parts))
         yield from (f"{RUN}{name}", f"{RUN}mine/{name}")
+    if bad and key.endswith("calibrate.to"):
+        yield re.sub(r"[.][^./]*$", "", bad) + ".yaml"
     if bad and not bad.startswith(RUN):
         yield os.path.abspath(bad)
     if bad and not key.endswith(".load"):  # a file to read keeps its name

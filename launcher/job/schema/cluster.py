@@ -19,6 +19,9 @@ class Link(Settings):
 
     latency_us: NotNegative = Field(description="of each step of a ring")
     gb_per_s: Positive = Field(description="that a device receives")
+    message_gb_per_s: Positive | None = Field(
+        None, description="of a message from one to another; null: gb_per_s"
+    )
 
 
 class Links(Settings):
@@ -44,6 +47,9 @@ class Kernels(Settings):
 class Overheads(Settings):
     """What is neither kernels nor messages. ``near_limit``: once devices are full allocators ask again."""
 
+    scatter: Positive = Field(
+        1.0, description="bytes of a reduce-scatter pass the ring so often; gloo: 2, it reduces all of them"
+    )
     exposed: NotNegative = Field(
         0.3, description="share of gradients' time on the network that is waited for"
     )
@@ -64,6 +70,9 @@ class Cluster(Settings):
     name: str | None = None
     memory_gb: Positive | None = Field(None, description="of the device of a rank; null: nobody says")
     devices_per_node: Count | None = None
+    cores_per_node: Count | None = Field(
+        None, description="where ranks are processes on the cores of a node: so many compute at once"
+    )
     tflops: dict[Precision, Positive] | None = None
     efficiency: Share | None = None
     memory_gb_per_s: Positive | None = None

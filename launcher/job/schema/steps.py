@@ -6,11 +6,13 @@ Another verb is a class here, in the union ``Step`` too, a file in ``conf/steps`
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from launcher.job.schema.base import Count, Flag, Settings
+from launcher.job.schema.run_paths import RUN, checked
 
 
 class Train(Settings):
@@ -58,6 +60,22 @@ class Certify(Settings):
     tolerance: float | None = Field(
         None, gt=0, description="largest error, relative to each tensor's largest number"
     )
+
+
+class Calibrate(Settings):
+    """``to``: the file that is written, for ``cluster=``. ``seconds``: of measuring, at least five rounds."""
+
+    kind: Literal["calibrate"] = "calibrate"
+    to: str = "run:here.yaml"
+    seconds: float = Field(60.0, gt=0)
+    spread: float = Field(0.3, gt=0, description="largest one of a constant that is written")
+
+    @field_validator("to")
+    @classmethod
+    def _names_a_file(cls, to: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*\.yaml", to.removeprefix(RUN).rpartition("/")[2]):
+            raise ValueError("should be a file NAME.yaml, or run:NAME.yaml in the run folder")
+        return checked(to)
 
 
 class MergeStrategies(Settings):
@@ -151,6 +169,7 @@ Step = Annotated[
     | Annotated[Load, Tag("load")]
     | Annotated[Broadcast, Tag("broadcast")]
     | Annotated[Certify, Tag("certify")]
+    | Annotated[Calibrate, Tag("calibrate")]
     | Annotated[MergeStrategies, Tag("merge_strategies")]
     | Annotated[Transform, Tag("transform")]
     | Annotated[Export, Tag("export")]

@@ -6,9 +6,17 @@ from dataclasses import dataclass
 from math import exp
 
 from launcher.plan.prediction.speeds import Speeds
-from launcher.plan.prediction.step_seconds import StageSeconds, cost, crosses_nodes, exposed, stage_seconds
+from launcher.plan.prediction.step_seconds import (
+    StageSeconds,
+    cost,
+    crosses_nodes,
+    exposed,
+    shared_cores,
+    stage_seconds,
+)
 from launcher.plan.prediction.step_work import StepWork
-from launcher.plan.schedule.simulate import Timeline, simulate
+from launcher.plan.schedule.shared_cores import Cores, simulate_shared
+from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 
 GB = 1 << 30
 FULL, WIDTH = 0.94, 1.5
@@ -45,16 +53,17 @@ class Prediction:
 def predict(work: StepWork, speeds: Speeds) -> Prediction:
     """Of one step on these devices."""
     seconds = stage_seconds(work, speeds)
-    timeline = simulate(work.schedule, work.places, cost(work, seconds, speeds))
+    timeline, slower, crowd = _timeline(work, cost(work, seconds, speeds), shared_cores(work, speeds))
     ranks = range(work.grid["pp"])
     most = max(ranks, key=lambda pp: timeline.busy[pp])
     sent = work.micros * sum(_sent(seconds[s]) for s, pp in enumerate(work.places) if pp == most)
+    sent *= slower[most]
 
-    # after the pipeline, what is not hidden behind it
+    # after the pipeline, what is not hidden behind it: all ranks are at it
     costs = speeds.cluster.overheads
-    gradients = max(exposed(work, work.ranks[pp], pp, timeline.busy[pp], speeds) for pp in ranks)
-    optimizer = max(r.state for r in work.ranks) / speeds.memory
-    others = costs.step_ms / 1e3 + _stalls(work, speeds)
+    gradients = max(exposed(work, work.ranks[pp], pp, timeline.busy[pp], speeds) for pp in ranks) * crowd
+    optimizer = max(r.state for r in work.ranks) / speeds.memory * crowd
+    others = costs.step_ms / 1e3 * crowd + _stalls(work, speeds)
     together = timeline.makespan + gradients + optimizer + others
 
     needed = int(work.memory * (1 + costs.fragments) + costs.reserve_gb * GB)
@@ -80,6 +89,16 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
         memory=needed,
         timeline=timeline,
     )
+
+
+def _timeline(work: StepWork, cost: Cost, cores: Cores | None) -> tuple[Timeline, tuple[float, ...], float]:
+    """How many times longer the actions of each pipeline rank take for others at work, and all at once."""
+    if cores is None:
+        return simulate(work.schedule, work.places, cost), (1.0,) * work.grid["pp"], 1.0
+    timeline = simulate_shared(work.schedule, work.places, cost, cores)
+    alone = (sum(map(cost.time, row)) for row in work.schedule)
+    slower = tuple(busy / own if own else 1.0 for busy, own in zip(timeline.busy, alone, strict=True))
+    return timeline, slower, cores.crowd
 
 
 def _sent(stage: list[StageSeconds]) -> float:

@@ -21,7 +21,7 @@ TWICE = {"all_reduce": 2.0}
 class Speeds:
     """A rank's, in FLOP and bytes a second; ``peak`` of matrix products in the precision of the request.
 
-    ``per_node``: ranks of a node, neighbours.
+    ``per_node``: ranks of a node, neighbours; ``cores``: of it, where ranks have no devices of their own.
     """
 
     cluster: Cluster
@@ -30,6 +30,7 @@ class Speeds:
     efficiency: float
     memory: float
     per_node: int
+    cores: int | None = None
 
     @property
     def attention(self) -> float:
@@ -59,7 +60,11 @@ class Speeds:
         if n < 2:
             return 0.0
         latency, rate = self.ring(ranks)
-        return latency + TWICE.get(kind, 1.0) * (n - 1) / n * nbytes / rate
+        return latency + self.passes(kind) * (n - 1) / n * nbytes / rate
+
+    def passes(self, kind: str) -> float:
+        """How often the bytes of a collective pass a ring."""
+        return self.cluster.overheads.scatter if kind == "reduce_scatter" else TWICE.get(kind, 1.0)
 
     def ring(self, ranks: Sequence[int]) -> tuple[float, float]:
         """Seconds of all its steps, and bytes a second that a rank receives."""
@@ -76,7 +81,7 @@ class Speeds:
             return 0.0
         same = sender // self.per_node == receiver // self.per_node
         link = self.links.inside if same else self.links.between
-        return link.latency_us / 1e6 + nbytes / (link.gb_per_s * 1e9)
+        return link.latency_us / 1e6 + nbytes / ((link.message_gb_per_s or link.gb_per_s) * 1e9)
 
 
 def together(device: float, host: float) -> float:
@@ -108,4 +113,5 @@ def speeds_of(cluster: Cluster, precision: str, per_node: int | None = None) -> 
         efficiency=cluster.efficiency,
         memory=cluster.memory_gb_per_s * cluster.kernels.memory * 1e9,
         per_node=per_node or cluster.devices_per_node,
+        cores=cluster.cores_per_node,
     )

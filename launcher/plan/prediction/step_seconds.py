@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.plan.prediction.speeds import Speeds, together
 from launcher.plan.prediction.step_work import Pass, RankWork, Sent, StepWork
+from launcher.plan.schedule.shared_cores import Cores
 from launcher.plan.schedule.simulate import Cost
 from launcher.plan.values.grid import Grid
 
@@ -70,12 +72,10 @@ def load(one: Pass, grid: Grid, speeds: Speeds, backward: bool) -> Load:
     costs = speeds.cluster.overheads
     sent = collectives(one.sent, grid.peers(0, "tp"), speeds)
     times = sum(n for *_, n in one.sent) if crosses_nodes(grid, speeds) else 0
-    return Load(
-        speeds.device_seconds(one.kernels, backward),
-        costs.exposed_tp * sent,
-        speeds.host_seconds(one.kernels.kernels),
-        times * grid["tp"] * costs.crossing_ms / 1e3,
-    )
+    device, host = speeds.device_seconds(one.kernels, backward), speeds.host_seconds(one.kernels.kernels)
+    if speeds.cores is not None:  # it launches on the core that computes
+        device, host = device + host, 0.0
+    return Load(device, costs.exposed_tp * sent, host, times * grid["tp"] * costs.crossing_ms / 1e3)
 
 
 def collectives(sent: Iterable[Sent], ranks: tuple[int, ...], speeds: Speeds) -> float:
@@ -97,6 +97,15 @@ def cost(work: StepWork, seconds: dict[int, list[StageSeconds]], speeds: Speeds)
         waits=tuple(w.waits for w in work.stages),
         pieces=work.pieces,
     )
+
+
+def shared_cores(work: StepWork, speeds: Speeds) -> Cores | None:
+    """Who shares the cores of each node; ``None``: nobody does."""
+    if speeds.cores is None:
+        return None
+    rows = (work.grid.ranks(pp=pp) for pp in range(work.grid["pp"]))
+    nodes = (Counter(rank // speeds.per_node for rank in ranks) for ranks in rows)
+    return Cores(speeds.cores, tuple(tuple(sorted(n.items())) for n in nodes))
 
 
 def transfers(work: StepWork, speeds: Speeds) -> tuple[float, ...]:

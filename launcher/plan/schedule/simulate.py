@@ -125,31 +125,32 @@ def _run(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> list[list[Ev
         row = rows[rank]
         while len(row) < len(schedule[rank]):
             action = schedule[rank][len(row)]
-            needs = _needs(action, len(place))
+            needed = needs(action, len(place))
 
             # one that is not done yet wakes the rank later
-            missing = next((n for n in needs if n not in done), None)
+            missing = next((n for n in needed if n not in done), None)
             if missing is not None:
                 waiting[missing].append(rank)
                 break
 
             free = row[-1].end if row else 0.0
-            arrivals = [done[n] + cost.transfer * (place[n.stage] != rank) for n in needs]
+            arrivals = [done[n] + cost.transfer * (place[n.stage] != rank) for n in needed]
             start = max([free, *arrivals])
             row.append(Event(rank, start, start + cost.time(action), action))
-            done[_result(action)] = row[-1].end
-            turns += waiting.pop(_result(action), [])
+            done[result(action)] = row[-1].end
+            turns += waiting.pop(result(action), [])
     if waiting:
         raise Deadlock(_stuck(schedule, rows, waiting))
     return rows
 
 
-def _result(a: Action) -> Action:
+def result(a: Action) -> Action:
     """What others wait for: I gives the same gradient as B."""
     return Action(a.stage, "B", a.micro) if a.kind == "I" else a
 
 
-def _needs(a: Action, stages: int) -> tuple[Action, ...]:
+def needs(a: Action, stages: int) -> tuple[Action, ...]:
+    """What must be done before ``a``, as others wait for it."""
     if a.kind == "F":
         return (Action(a.stage - 1, "F", a.micro),) if a.stage else ()
     if a.kind == "W":
@@ -159,7 +160,7 @@ def _needs(a: Action, stages: int) -> tuple[Action, ...]:
 
 
 def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, list[int]]) -> str:
-    there = {_result(a) for row in schedule for a in row}
+    there = {result(a) for row in schedule for a in row}
     reasons: dict[int, str] = {}
     for needed, ranks in waiting.items():
         nobody = "" if needed in there else ", which no rank does"

@@ -17,7 +17,7 @@ def room(job: Job) -> int | None:
 def refused(job: Job) -> Iterator[Problem]:
     """More ranks a node than it has devices."""
     cluster, launch = job.cluster, job.launch
-    each = cluster.devices_per_node
+    each = cluster.devices_per_node if cluster.cores_per_node is None else None  # cores may be shared
     if each is None or launch.nproc is None or launch.nproc <= each:
         return
     nodes, rest = divmod(launch.nproc * launch.nnodes, each)

@@ -28,10 +28,14 @@ def test_more_ranks_than_a_node_has_devices_are_refused(typed: str) -> None:
         plan_job(job("cluster=h100_sxm", "train.batch_size=48", *shlex.split(problem.cure)))
 
 
+def test_ranks_that_share_cores_may_be_more_than_those_that_were_measured() -> None:
+    assert plan_job(job("cluster=here", "launch.nproc=8", "train.batch_size=48")).sizes.grid.size == 8
+
+
 BAD = {
     "cluster=h100": "cluster: unknown option 'h100', did you mean 'h100_sxm'? "
-    "(there are: a100_80g, b200, h100_sxm, unknown) (try: cluster=h100_sxm)",
-    "cluster.tflops={bf16: 100}": "cluster: {name:null,memory_gb:null,devices_per_node:null,tflops:{b...: "
+    "(there are: a100_80g, b200, h100_sxm, here, unknown) (try: cluster=h100_sxm)",
+    "cluster.tflops={bf16: 100}": "cluster: {name:null,memory_gb:null,devices_per_node:null,cores_per...: "
     "devices_per_node, efficiency, memory_gb_per_s, links are told together with the other speeds, or none is",
 }
 

@@ -1,0 +1,272 @@
+"""Seconds and bytes that a plan predicts on a cluster, against those of the same training on this machine.
+
+A language model in 12 layouts on 1, 2 and 4 ranks. Those of as many ranks train in the same processes, a step
+of one after a step of the other: what else the machine does meets all of them. Measure the cluster first, and
+run it on an idle machine:
+
+    python -m launcher launch.nproc=4 'steps=[calibrate]' steps.calibrate.to=mine/cluster/mine.yaml
+    python benchmarks/predict_here.py --config-dir mine --cluster mine [--steps 12] [--write FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from launcher.job.compose import compose
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
+
+MODEL = (
+    "recipe=lm_single", "data=random_tokens", "data.vocab_size=1024", "data.seq_len=128",
+    "model.dim=256", "model.layers=8", "model.heads=4", "model.tied=false",
+    "train.batch_size=16", "train.precision=fp32", "steps=[train]",
+)  # fmt: skip
+TWO = "parallel.pipeline.stages=2"
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "1 rank": ("launch.nproc=1",),
+    "2 replicas": ("launch.nproc=2",),
+    "tp 2": ("launch.nproc=2", "parallel.grid.tp=2", "operators=megatron"),
+    **{f"2 shards, {n}": ("launch.nproc=2", "parallel.hsdp={shard_size: 2, threshold: 1}",
+                          f"parallel.hsdp.optimizer_level={n}")
+       for n in ("level1", "level2", "level3")},
+    **{f"2 stages, {n}": ("launch.nproc=2", TWO, "parallel.pipeline.micro_batch_num=4", *more)
+       for n, more in {"gpipe": ("parallel.pipeline.scheduler=gpipe",), "1f1b": (),
+                       "interleaved": ("parallel.pipeline.interleave=true",),
+                       "zero_bubble_h1": ("parallel.pipeline.scheduler=zero_bubble_h1",)}.items()},
+    "4 stages, 1f1b": ("launch.nproc=4", "parallel.pipeline={stages: 4, micro_batch_num: 8}"),
+    "2 stages x 2 shards, level1": (
+        "launch.nproc=4", TWO, "parallel.pipeline.micro_batch_num=4",
+        "parallel.hsdp={shard_size: 2, threshold: 1}",
+    ),
+}  # fmt: skip
+QUIET = 0.05
+"""Of the cores: a step during which others took more does not count."""
+TIME, MEMORY = 0.10, 0.05
+"""How far predicted and measured may be apart."""
+
+
+Steps = tuple[list[float], list[float], int]
+"""Milliseconds, what others took of the cores, and the bytes of one."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``ms`` of each step on rank 0, and what ``others`` took of the cores meanwhile; ``held``: bytes at the
+    fullest moment of a step, a rank.
+    """
+
+    ms: tuple[float, ...]
+    others: tuple[float, ...]
+    held: tuple[int, ...]
+
+    @property
+    def alone(self) -> list[float]:
+        """Steps that others left alone; where those are fewer than two, the two that they took least of."""
+        order = sorted(range(len(self.ms)), key=lambda n: self.others[n])
+        count = max(2, sum(o <= QUIET for o in self.others))
+        return [self.ms[n] for n in order[:count]]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.alone)
+
+    @property
+    def spread(self) -> float:
+        """Between the quartiles, of the median."""
+        low, middle, high = statistics.quantiles(self.alone, n=4)
+        return (high - low) / middle
+
+
+def job_of(layout: Sequence[str], cluster: str, config_dir: Path | None = None) -> Job:
+    return compose([*MODEL, *layout, f"cluster={cluster}"], config_dir=config_dir).job
+
+
+def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], Callable[[], int]]:
+    """Both train a step, as the loop does it: one returns its milliseconds, one its bytes."""
+    from launcher.runtime.training.loop import step
+    from launcher.steps.model import build_session
+    from launcher.testing.measured_memory import MeasuredMemory
+
+    live = build_session.build(world, job, plan, Path())
+
+    def timed() -> float:
+        began = time.perf_counter()
+        step(live, job.train.clip_norm)
+        live.step += 1
+        return (time.perf_counter() - began) * 1e3
+
+    def weighed() -> int:
+        states = [v for state in live.optimizer.state.values() for v in state.values()]
+        with MeasuredMemory([*(t for _, t in live.model.named()), *states]) as held:
+            timed()
+        peak: int = held.peak
+        return peak
+
+    return timed, weighed
+
+
+def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) -> dict[str, Steps]:
+    """Of every case, on this rank, after a step of warming up.
+
+    Rounds go on until each has so many ``steps`` that others left alone, or ``patience`` times as many.
+    """
+    import torch.distributed as dist
+
+    each = {name: training(world, job, plan) for name, (job, plan) in cases.items()}
+    for timed, _ in each.values():
+        timed()
+    out: dict[str, Steps] = {name: ([], [], weighed()) for name, (_, weighed) in each.items()}
+    for _ in range(steps * patience):
+        if all(sum(o <= QUIET for o in others) >= steps for _, others, _ in out.values()):
+            break
+        for name, (timed, _) in each.items():
+            dist.barrier()
+            before, own = busy(), time.process_time()
+            took = timed()
+            dist.barrier()
+            worked = busy() - before - summed(time.process_time() - own)
+            ms, others, _ = out[name]
+            ms.append(took)
+            others.append(first(max(0.0, worked / (took / 1e3 * (os.cpu_count() or 1)))))
+    return out
+
+
+def busy() -> float:
+    """Seconds that the cores of this machine have worked, for whom ever, as Linux tells it."""
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return float(user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def summed(value: float) -> float:
+    """Over the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    whole = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(whole)
+    return whole.item()
+
+
+def first(value: float) -> float:
+    """That of rank 0, for all to go on together."""
+    import torch.distributed as dist
+
+    return summed(value if dist.get_rank() == 0 else 0.0)
+
+
+def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) -> dict[str, Measured]:
+    """Layouts of as many ranks together."""
+    out = {}
+    for size in sorted({p.sizes.grid.size for _, p in plans.values()}):
+        cases = {n: c for n, c in plans.items() if c[1].sizes.grid.size == size}
+        ranks: list[dict[str, Steps]] = run_ranks(
+            partial(work, cases=cases, steps=steps, patience=patience), size
+        )
+        for name in cases:
+            ms, others, _ = ranks[0][name]
+            out[name] = Measured(tuple(ms), tuple(others), tuple(r[name][2] for r in ranks))
+    return {name: out[name] for name in plans}
+
+
+def rows(
+    plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]
+) -> Iterator[tuple[str, float, float]]:
+    """A line of the table, and how far seconds and bytes are apart in it."""
+    for name, (_, plan) in plans.items():
+        step, m = plan.estimate.step, found[name]
+        assert step is not None, "the cluster has no speeds"
+        off = step.seconds * 1e3 / m.median - 1
+        pairs = zip(plan.estimate.memory, m.held, strict=True)
+        planned, held = max(((p.total, n) for p, n in pairs), key=lambda pair: abs(pair[0] / pair[1] - 1))
+        heavy = planned / held - 1
+        said = [f"{step.seconds * 1e3:.0f}", f"{m.median:.0f}", f"{off:+.1%}"]
+        said += [f"{len(m.alone)} of {len(m.ms)}", f"{m.spread:.1%}"]
+        said += [f"{planned / 1e6:.1f}", f"{held / 1e6:.1f}", f"{heavy:+.1%}"]
+        yield f"| {name} | {' | '.join(said)} |", abs(off), abs(heavy)
+
+
+HEAD = (
+    "| layout | predicted ms | measured ms | error | steps | spread | predicted MB | measured MB | error |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def page(
+    plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]
+) -> tuple[list[str], float, float]:
+    """Its lines, and the largest errors."""
+    import torch
+
+    lines, times, bytes_ = zip(*rows(plans, found), strict=True)
+    cluster = next(iter(plans.values()))[0].cluster.name
+    said = [
+        "# Predicted and measured on one machine",
+        "",
+        f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of the steps during which others",
+        f"had at most {QUIET:.0%} of the cores, layouts of as many ranks in turn; the spread is that between",
+        "the quartiles. Bytes: of the rank that is furthest off.",
+        "",
+        *HEAD,
+        *lines,
+        "",
+        f"Largest error: time {max(times):.1%}, memory {max(bytes_):.1%}; mean of time "
+        f"{statistics.mean(times):.1%}.",
+        f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, gloo.",
+    ]
+    return said, max(times), max(bytes_)
+
+
+def kept(path: Path | None, measured: Callable[[], dict[str, Measured]]) -> dict[str, Measured]:
+    """What ``path`` has, else what is measured now and left there."""
+    if path is not None and path.exists():
+        read: dict[str, Any] = json.loads(path.read_text())
+        return {n: Measured(*map(tuple, (m["ms"], m["others"], m["held"]))) for n, m in read.items()}
+    found = measured()
+    if path is not None:
+        path.write_text(json.dumps({n: asdict(m) for n, m in found.items()}))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cluster", default="here")
+    parser.add_argument("--config-dir", type=Path, help="a folder with cluster/NAME.yaml")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--patience", type=int, default=6, help="times as many steps at most, for quiet ones")
+    parser.add_argument("--only", default="", help="layouts whose name contains it")
+    parser.add_argument(
+        "--measured", type=Path, help="a JSON file to keep measurements in; one that is there is read"
+    )
+    parser.add_argument("--write", type=Path, help="a folder that gets predict_here.md")
+    args = parser.parse_args()
+
+    jobs = {
+        n: job_of(layout, args.cluster, args.config_dir) for n, layout in LAYOUTS.items() if args.only in n
+    }
+    plans = {n: (job, plan_job(job)) for n, job in jobs.items()}
+    lines, time_off, memory_off = page(
+        plans, kept(args.measured, partial(measure, plans, args.steps, args.patience))
+    )
+    print("\n".join(lines))
+    if args.write is not None:
+        args.write.mkdir(parents=True, exist_ok=True)
+        (args.write / "predict_here.md").write_text("\n".join(lines) + "\n")
+    if time_off > TIME or memory_off > MEMORY:
+        raise SystemExit(f"more than {TIME:.0%} of the time or {MEMORY:.0%} of the memory apart")
+
+
+if __name__ == "__main__":
+    main()

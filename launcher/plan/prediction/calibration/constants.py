@@ -1,0 +1,284 @@
+"""The numbers of a cluster from what was timed: fitted to medians, and judged by how far rounds differ."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from launcher.job.schema.cluster import Cluster
+from launcher.plan.prediction.calibration.timed import (
+    Attended,
+    Collective,
+    Machine,
+    Message,
+    Moved,
+    Multiplied,
+    Overlap,
+    Round,
+    Taken,
+    Trained,
+)
+from launcher.plan.prediction.prediction import predict
+from launcher.plan.prediction.speeds import FLASH_BACKWARD, TWICE, speeds_of
+from launcher.plan.prediction.step_work import StepWork
+
+BACKWARD = 2.5
+"""Flops of attention's backward for one of its forward."""
+FLOORS = {
+    "small": 20.0,
+    "launch_us": 1.0,
+    "latency_us": 1.0,
+    "exposed": 1.0,
+    "exposed_sums": 1.0,
+    "exposed_tp": 1.0,
+}
+"""Spreads are relative to the constant, or to this where it is less: what does not matter may be noisy."""
+LEAST_SECONDS = 1e-9
+BATCHES = 5
+HALVINGS, TURNS = 18, 5
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """``spread``: between its quartiles over batches of rounds, of its ``value``."""
+
+    key: str
+    value: float
+    spread: float
+
+
+def constants(rounds: Sequence[Round], machine: Machine) -> tuple[Constant, ...]:
+    """Each by its key in a file of ``conf/cluster``: fitted to the medians of all rounds.
+
+    Rounds are dealt out to ``BATCHES``; a spread is that of what these are fitted to by themselves.
+    """
+    middle = medians(rounds)
+    floors = FLOORS | _rests(middle, machine)
+    parts = [rounds[n::BATCHES] for n in range(min(BATCHES, len(rounds)))]
+    each = [fitted(medians(part), machine) for part in parts]
+    return tuple(
+        _constant(key, value, [values[key] for values in each], floors.get(key.rpartition(".")[2], 0.0))
+        for key, value in fitted(middle, machine).items()
+    )
+
+
+def medians(rounds: Sequence[Round]) -> Round:
+    """Of the seconds of each thing that is timed."""
+    return {what: statistics.median(r[what] for r in rounds) for what in rounds[0]}
+
+
+def taken(rounds: Sequence[Round]) -> float:
+    """Share of the time that other processes had the cores, in the middle of the rounds."""
+    return statistics.median(r.get(Taken(), 0.0) for r in rounds)
+
+
+def noisy(found: Sequence[Constant], most: float) -> tuple[Constant, ...]:
+    """Those whose spread is larger."""
+    return tuple(c for c in found if c.spread > most)
+
+
+def refusal(found: Sequence[Constant], others: float, most: float) -> str:
+    """Why nothing is written, and what to do; ``""``: it is written. ``others``: what they have ``taken``."""
+    reasons = [f"{c.key} {c.value:.3g} (spread {c.spread:.0%})" for c in noisy(found, most)]
+    if others > most:
+        reasons.insert(0, f"other processes had the cores {others:.0%} of the time")
+    cure = "Leave the machine to itself and run it again"
+    text = f"calibrate: the machine is too busy, nothing is written: {', '.join(reasons)}; at most {most:.0%}"
+    return f"{text}. {cure}" if reasons else ""
+
+
+def _rests(found: Round, machine: Machine) -> Values:
+    """Milliseconds of a step and of a slot that a rest was left of: its spread is relative to them."""
+    took = {w.layout: s for w, s in found.items() if isinstance(w, Trained)}
+    slots = max(map(len, machine.stages.schedule))
+    return {"step_ms": took["replicas"] * 1e3, "slot_ms": took["stages"] * 1e3 / slots}
+
+
+def _constant(key: str, value: float, values: Sequence[float], floor: float) -> Constant:
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (value,) * 3
+    scale = max(abs(value), floor)
+    return Constant(key, value, (high - low) / scale if scale else 0.0)
+
+
+def fitted(found: Round, machine: Machine) -> Values:
+    """Of one round, or of medians."""
+    values = _products(found)
+    values |= _kernels(found, machine, values)
+    values |= _links(found, machine)
+    values |= _exposed(found, machine)
+    return values | _overheads(found, machine, values)
+
+
+def _products(found: Round) -> Values:
+    """The peak is the fastest product; efficiency and ``small`` fit the one with most products."""
+    rates: dict[str, list[tuple[Multiplied, float]]] = {}
+    for what, seconds in found.items():
+        if isinstance(what, Multiplied):
+            rates.setdefault(what.precision, []).append((what, seconds))
+    peaks = {p: max(w.product.flops / s for w, s in timed) for p, timed in rates.items()}
+
+    # seconds at the peak x (1 + small (1/m + 1/n + 1/k)) / efficiency, the relative error least
+    first = max(rates, key=lambda p: len(rates[p]))
+    lines = []
+    for what, seconds in rates[first]:
+        p = what.product
+        ideal = p.flops / peaks[first] / seconds
+        lines.append((ideal, ideal * (1 / p.m + 1 / p.n + 1 / p.k)))
+    whole, short = _least_squares(lines)
+    out = {f"tflops.{p}": peak / 1e12 for p, peak in peaks.items()}
+    return out | {"efficiency": min(1.0, 1 / whole), "kernels.small": short / whole}
+
+
+def _kernels(found: Round, machine: Machine, values: Values) -> Values:
+    attended, seconds = next((w, s) for w, s in found.items() if isinstance(w, Attended))
+    flops = attended.flops * (1 + BACKWARD / FLASH_BACKWARD)
+    peak = values.get(f"tflops.{attended.precision}", min(v for k, v in values.items() if "tflops" in k))
+    moved = {w.what: (w.done, s) for w, s in found.items() if isinstance(w, Moved)}
+
+    # a host that also computes launches in between
+    (tiny, took), (others, spent), (copied, copy) = moved["tiny"], moved["others"], moved["copy"]
+    launch = took / tiny.kernels
+    host = others.kernels * launch if machine.cores is not None else 0.0
+    reached = others.moved / max(spent - host, LEAST_SECONDS)
+    most = max(reached, copied.moved / copy)
+    return {
+        "memory_gb_per_s": most / 1e9,
+        "kernels.attention": min(1.0, flops / seconds / (peak * 1e12)),
+        "kernels.memory": reached / most,
+        "kernels.launch_us": launch * 1e6,
+    }
+
+
+def _links(found: Round, machine: Machine) -> Values:
+    """Steps of rings and bytes of each; ``between`` as ``inside`` where there is one node."""
+    inside = _link(found, machine, "inside")
+    between = _link(found, machine, "between") or inside
+    inside = inside or between
+    assert inside is not None, "no collective was timed"
+    assert between is not None
+    return {
+        **{f"links.inside.{key}": value for key, value in _told(inside).items()},
+        **{f"links.between.{key}": value for key, value in _told(between).items()},
+        "overheads.scatter": inside.scattered / inside.byte,
+    }
+
+
+@dataclass(frozen=True)
+class _Link:
+    """Seconds: of a ``step`` of a ring, and of each ``byte`` on it, of a reduce-scatter, of a message."""
+
+    step: float
+    byte: float
+    scattered: float
+    sent: float
+
+
+def _told(link: _Link) -> Values:
+    return {
+        "latency_us": link.step * 1e6,
+        "gb_per_s": 1e-9 / link.byte,
+        "message_gb_per_s": 1e-9 / link.sent,
+    }
+
+
+def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) -> _Link | None:
+    """``None`` where none was timed."""
+    lines = []
+    for what, seconds in found.items():
+        if isinstance(what, Collective) and what.link == link:
+            n = what.ranks
+            slower = machine.crowd(n if link == "inside" else 1) / seconds
+            nbytes = TWICE.get(what.kind, 1.0) * (n - 1) / n * what.nbytes * slower
+            scatters = what.kind == "reduce_scatter"
+            lines.append(((n - 1) * slower, 0.0 if scatters else nbytes, nbytes if scatters else 0.0))
+    if not lines:
+        return None
+    step, byte, scattered = _least_squares(lines)
+
+    # the largest message: how long it takes to begin matters least
+    longest = max((w.nbytes, s) for w, s in found.items() if isinstance(w, Message) and w.link == link)
+    nbytes, seconds = longest
+    byte = max(byte, 1e-15)
+    return _Link(step, byte, max(scattered, 1e-15), sent=max(seconds - step, seconds / 2) / nbytes)
+
+
+def _exposed(found: Round, machine: Machine) -> Values:
+    """What sending takes beside a product, and after one, of what it takes alone.
+
+    More than all of it where ranks wait for the slowest of them. On shared cores all of it: the cores that
+    compute send.
+    """
+    if machine.cores is not None:
+        return dict.fromkeys(("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp"), 1.0)
+    took = {w.what: s for w, s in found.items() if isinstance(w, Overlap)}
+    share, waited = (max(0.0, took[w] - took["product"]) / took["network"] for w in ("both", "turns"))
+    return {"overheads.exposed": share, "overheads.exposed_sums": share, "overheads.exposed_tp": waited}
+
+
+def _overheads(found: Round, machine: Machine, values: Values) -> Values:
+    """What tiny models take longer than all else says."""
+    took = {w.layout: s for w, s in found.items() if isinstance(w, Trained)}
+
+    def seconds(work: StepWork, step: float, slot: float) -> float:
+        known = {**values, "overheads.step_ms": step, "overheads.slot_ms": slot}
+        fast = speeds_of(cluster(known, machine), machine.precision, machine.per_node)
+        assert fast is not None
+        return predict(work, fast).seconds
+
+    # few actions on replicas, many on stages: one after the other they soon agree
+    step = slot = 0.0
+    for _ in range(TURNS):
+        step = _solved(partial(seconds, machine.replicas, slot=slot), took["replicas"])
+        slot = _solved(partial(seconds, machine.stages, step), took["stages"])
+    return {"overheads.slot_ms": slot, "overheads.step_ms": step}
+
+
+def _solved(seconds: Callable[[float], float], took: float) -> float:
+    """The milliseconds that make it so long, 0 where it is longer without any; it grows with them."""
+    low, high = 0.0, 1e3 * took
+    if seconds(low) >= took:
+        return 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if seconds(middle) < took else (low, middle)
+    return high
+
+
+def cluster(values: Mapping[str, float], machine: Machine) -> Cluster:
+    """As it is written and read."""
+    told: dict[str, Any] = {
+        "name": machine.name,
+        "memory_gb": machine.memory_gb,
+        "devices_per_node": machine.per_node,
+        "cores_per_node": machine.cores,
+    }
+    for key, value in values.items():
+        *above, last = key.split(".")
+        at = told
+        for name in above:
+            at = at.setdefault(name, {})
+        at[last] = value
+    return Cluster.model_validate(told)
+
+
+def _least_squares(lines: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Of lines that should each add up to 1: factors that are not negative.
+
+    A factor that would be is 0, and the others are fitted without it. One that nothing is known of is 0.
+    """
+    matrix = np.array(lines, dtype=float)
+    columns = [c for c in range(matrix.shape[1]) if matrix[:, c].any()]
+    out = np.zeros(matrix.shape[1])
+    while columns:
+        found, *_ = np.linalg.lstsq(matrix[:, columns], np.ones(len(matrix)), rcond=None)
+        if (found >= 0).all():
+            out[columns] = found
+            break
+        columns = [c for c, x in zip(columns, found, strict=True) if x > 0]
+    return tuple(float(x) for x in out)

@@ -1,0 +1,3 @@
+"""What ``calibrate`` times on each rank: kernels, messages, tiny trainings; round after round."""
+
+__all__ = ["measure", "sample"]

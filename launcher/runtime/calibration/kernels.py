@@ -1,0 +1,163 @@
+"""Samples of what a rank does by itself: products, attention, memory, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from launcher.parallel.cost.operations_meter import OperationsMeter
+from launcher.parallel.dispatch.modes import Dispatch
+from launcher.plan.prediction.calibration.timed import Attended, Moved, Multiplied
+from launcher.plan.values.operations import Operations, Product
+from launcher.runtime.calibration.sample import Sample
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sides of what is timed: ``rows`` of samples, ``width`` of a model; ``main``: the precision of most."""
+
+    main: str
+    rows: int
+    width: int
+    copied: int
+
+
+CPU = Sizes("fp32", rows=1024, width=256, copied=1 << 24)
+GPU = Sizes("bf16", rows=8192, width=4096, copied=1 << 28)
+HEADS, TINY = 4, 32
+
+
+def sizes_on(device: torch.device) -> Sizes:
+    return CPU if device.type == "cpu" else GPU
+
+
+def samples(device: torch.device, in_it: bool) -> Iterator[Sample]:
+    """``in_it``: this rank has a core to itself while it works."""
+    sizes = sizes_on(device)
+    rows, width = sizes.rows, sizes.width
+    for m, n, k in (
+        (rows, width, width), (rows, 11 * width // 4, width), (rows // 8, width, width),
+        (2 * rows, 4 * width, width), (rows, rows, rows), (rows // 4, width // 4, width),
+    ):  # fmt: skip
+        yield _product(sizes.main, m, n, k, device=device, in_it=in_it)
+    for precision in DTYPES:
+        if precision != sizes.main:
+            yield _product(precision, rows, width, width, device=device, in_it=in_it)
+    yield _attention(sizes, device, in_it)
+    copied = torch.ones(sizes.copied // 4, device=device)
+    into = torch.empty_like(copied)
+    yield Sample(
+        Moved("copy", Operations(moved=2 * copied.nbytes, kernels=1)), lambda: into.copy_(copied), in_it
+    )
+    others, tiny = _others(rows, width), _tiny()
+    yield Sample(Moved("others", _counted(others)), others(device), in_it)
+    yield Sample(Moved("tiny", _counted(tiny)), tiny(device), in_it)
+
+
+def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in_it: bool) -> Sample:
+    """As a linear layer has it: its forward, and the gradients of both things that are multiplied."""
+    dtype = DTYPES[precision]
+    x, weight, grad = (torch.randn(s, device=device).to(dtype) for s in ((m, k), (n, k), (m, n)))
+
+    def work() -> None:
+        x @ weight.t()
+        grad @ weight
+        grad.t() @ x
+
+    what = Multiplied(precision, Product(m, n, k, 1, dtype.itemsize))
+    return Sample(what, work, in_it, share=1 / 3)
+
+
+def _attention(sizes: Sizes, device: torch.device, in_it: bool) -> Sample:
+    batch, length, head = 8, sizes.rows // 8, sizes.width // HEADS
+    made = torch.randn(3, batch, HEADS, length, head, device=device).to(DTYPES[sizes.main])
+    q, k, v = (t.requires_grad_() for t in made.unbind())
+
+    def work() -> None:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(out, (q, k, v), out.detach())
+
+    return Sample(Attended(sizes.main, 2 * batch * HEADS * length * length * head), work, in_it)
+
+
+Made = Callable[[torch.device], Callable[[], object]]
+"""Work on tensors of a device."""
+
+
+def _others(rows: int, width: int) -> Made:
+    """What a block does besides products and attention, forward and backward."""
+
+    def made(device: torch.device) -> Callable[[], object]:
+        norms = nn.ModuleList(nn.RMSNorm(width, device=device) for _ in range(2))
+        x, q, k = (torch.randn(1, rows, width, device=device, requires_grad=True) for _ in range(3))
+        gate, up = (
+            torch.randn(1, rows, 11 * width // 4, device=device, requires_grad=True) for _ in range(2)
+        )
+        angle = torch.zeros(rows, width // HEADS // 2, device=device)
+        leaves = [x, q, k, gate, up, *norms.parameters()]
+
+        def work() -> None:
+            heads = (t.view(1, rows, HEADS, -1).transpose(1, 2) for t in (q, k))
+            turned = [_rotated(t, angle).transpose(1, 2).flatten(2) for t in heads]
+            out = norms[1](x + norms[0](x) + turned[0] + turned[1])
+            inner = F.silu(gate) * up
+            torch.autograd.grad([out, inner], leaves, [out.detach(), inner.detach()])
+
+        return work
+
+    return made
+
+
+def _rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    """Pairs of numbers turned, as rotary embeddings do."""
+    cos, sin = angle.cos(), angle.sin()
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def _tiny() -> Made:
+    """Blocks of a few numbers, forward and backward: launching is all that takes time."""
+
+    def made(device: torch.device) -> Callable[[], object]:
+        norm = nn.RMSNorm(TINY, device=device)
+        first, second = (nn.Linear(TINY, TINY, bias=False, device=device) for _ in range(2))
+        x = torch.randn(1, 8, TINY, device=device, requires_grad=True)
+        leaves = [x, *(p for m in (norm, first, second) for p in m.parameters())]
+
+        def work() -> None:
+            out = x
+            for _ in range(4):
+                heads = first(norm(out)).view(1, 8, 2, -1).transpose(1, 2)
+                out = out + second(F.silu(heads.transpose(1, 2).flatten(2)) * out)
+            torch.autograd.grad(out, leaves, out.detach())
+
+        return work
+
+    return made
+
+
+def _counted(made: Made) -> Operations:
+    """As the planner counts it."""
+    work = made(torch.device("meta"))
+    with _Counting() as seen:
+        work()
+    counted: Operations = seen.meter.since(0)
+    return counted
+
+
+class _Counting(Dispatch):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.meter = OperationsMeter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.meter.see(func, args, kwargs or {}, out)
+        return out

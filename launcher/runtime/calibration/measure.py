@@ -1,0 +1,121 @@
+"""Times everything round after round, and writes what it comes to, unless it differs too much."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.errors import RunError
+from launcher.plan.prediction.calibration.cluster_file import cluster_file
+from launcher.plan.prediction.calibration.constants import Constant, constants, refusal, taken
+from launcher.plan.prediction.calibration.timed import Machine, Round, Works
+from launcher.plan.values.text import many
+from launcher.runtime.calibration import kernels, messages
+from launcher.runtime.calibration.sample import Sample, one_round, prepared
+from launcher.runtime.cluster.world import World
+
+ROUNDS = 5
+"""At least: fewer have no quartiles."""
+GB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The file, for how long to measure, and the largest spread that is written."""
+
+    to: Path
+    seconds: float
+    spread: float
+
+
+def calibrated(world: World, wanted: Wanted, trainings: Sequence[Sample], trained: Works) -> str:
+    """Every rank calls it; returns what is to be said. Raises ``RunError`` on all where it is too noisy.
+
+    ``trainings`` are timed beside all else; what they do is ``trained``.
+    """
+    device = torch.device(world.device)
+    machine = _machine(world, trained, wanted.to.stem)
+    alone = machine.cores is None or world.local_rank < machine.cores
+    samples = [*kernels.samples(device, alone), *messages.samples(world, device, machine.cores), *trainings]
+    rounds = measured(world, wanted.seconds, samples)
+
+    # one rank judges, all hear it
+    found, others = constants(rounds, machine), taken(rounds)
+    wrong = [refusal(found, others, wanted.spread)]
+    dist.broadcast_object_list(wrong)
+    if wrong[0]:
+        raise RunError(wrong[0])
+    if world.rank == 0:
+        wanted.to.parent.mkdir(parents=True, exist_ok=True)
+        heads = [*_heads(world, device, len(rounds))]
+        write_text(wanted.to, cluster_file(found, machine, heads, world.size // world.local_size))
+    return _said(wanted.to, found, len(rounds), others)
+
+
+def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Round]:
+    """As many rounds as there is time for, the same on every rank."""
+    device = torch.device(world.device)
+    ready = [prepared(s, device) for s in samples]
+    ends = time.monotonic() + seconds
+    rounds: list[Round] = []
+    while True:
+        rounds.append(one_round(ready, device))
+        over = torch.tensor(int(len(rounds) >= ROUNDS and time.monotonic() >= ends))
+        dist.broadcast(over, 0)
+        if over.item():
+            return rounds
+
+
+def _machine(world: World, trained: Works, name: str) -> Machine:
+    on_cpu = torch.device(world.device).type == "cpu"
+    cores = max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads()) if on_cpu else None
+    if on_cpu:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / world.local_size
+    else:
+        memory = torch.cuda.get_device_properties(torch.device(world.device)).total_memory
+    return Machine(
+        name=name,
+        memory_gb=memory / GB,
+        per_node=world.local_size,
+        cores=cores,
+        precision=trained.precision,
+        replicas=trained.replicas,
+        stages=trained.stages,
+    )
+
+
+def _heads(world: World, device: torch.device, rounds: int) -> Iterator[str]:
+    nodes = many(world.size // world.local_size, "node")
+    what = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    yield f"Measured by steps=[calibrate] on {today}: {rounds} rounds on {world.size} ranks"
+    yield f"of {nodes}, {what}, {world.backend}, torch {torch.__version__}. A spread is that between the"
+    yield "quartiles of batches of rounds."
+
+
+def _processor() -> str:
+    """Its name, where Linux tells it."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{many(len(os.sched_getaffinity(0)), 'core')} of {names[0] if names else platform.machine()}"
+
+
+def _said(to: Path, found: Sequence[Constant], rounds: int, others: float) -> str:
+    worst = max(found, key=lambda c: c.spread)
+    middle = statistics.median(c.spread for c in found)
+    use = f"--config-dir {to.parent.parent} cluster={to.stem}" if to.parent.name == "cluster" else ""
+    how = use or f"put it into the folder cluster of a folder DIR, then --config-dir DIR cluster={to.stem}"
+    noise = f"spread {middle:.0%} in the middle, {worst.spread:.0%} at most ({worst.key})"
+    noise += f", others had the cores {others:.0%} of the time"
+    return f"{to}: {rounds} rounds, {noise}; to use it: {how}"

@@ -1,0 +1,38 @@
+"""Tiny models in training, to be timed: steps of the real loop that are nearly all overhead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from launcher.plan.certify_copy import Copy
+from launcher.plan.plan import Plan
+from launcher.plan.prediction.calibration.timed import Trained
+from launcher.runtime.calibration.sample import Sample
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.loop import step
+from launcher.steps.model import build_session
+from launcher.steps.model.shared_construction import Drawings
+
+SEVERAL = 0.15
+"""Seconds of steps that are timed together: ranks wait for each other now more and now less."""
+
+
+def trainings(
+    world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
+) -> Iterator[Sample]:
+    """Of ``copies`` on replicas and on stages; all ranks call it."""
+    layouts = (Trained("replicas"), Trained("stages"))
+    for what, (copy, plan) in zip(layouts, copies, strict=True):
+        work = _step(world, copy, plan, folder, drawn)
+        yield Sample(what, work, joint=True, least=SEVERAL)
+
+
+def _step(world: World, copy: Copy, plan: Plan, folder: Path, drawn: Drawings) -> Callable[[], object]:
+    live = build_session.build(world, copy.job, plan, folder, drawn=drawn)
+
+    def one() -> None:
+        step(live, copy.job.train.clip_norm)
+        live.step += 1
+
+    return one
