@@ -12,5 +12,6 @@ __all__ = [
     "lock",
     "log",
     "preemption",
+    "scratch",
     "stdio",
 ]

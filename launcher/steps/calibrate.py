@@ -13,8 +13,8 @@ from launcher.job.schema.steps import Calibrate
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
 from launcher.plan.prediction.calibration.timed import Works
-from launcher.plan.prediction.calibration.tiny_copies import tiny_copies
 from launcher.steps.files.checks import FileChecks
+from launcher.steps.model.tiny_copies import tiny_copies
 
 if TYPE_CHECKING:
     from launcher.runtime.cluster.world import World

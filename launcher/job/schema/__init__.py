@@ -12,6 +12,7 @@ __all__ = [
     "redact",
     "run_paths",
     "schema_keys",
+    "search",
     "similar_names",
     "steps",
 ]

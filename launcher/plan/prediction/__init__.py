@@ -2,3 +2,5 @@
 
 Not here: what a plan holds in memory (``cost``), and the order of its actions (``schedule``).
 """
+
+__all__ = ["speeds", "step_seconds"]

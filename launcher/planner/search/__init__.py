@@ -2,3 +2,5 @@
 
 Not here: how a plan is made (``planner``) and how long its step takes (``plan/prediction``).
 """
+
+__all__ = ["candidates", "search", "show_ranking"]
