@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
-from launcher.errors import RequestError
+from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.plan import recompute_auto
 from launcher.plan.cost.device_memory import tightest
@@ -158,8 +159,34 @@ def chosen(asked: Question, found: Predicted, traces: Traces) -> tuple[Job, Pred
         return job, found
     if not found.again:
         return recompute_auto.under(job, {}), found
-    plan = plan_job(job, traces)
-    modules = {r.module: "selective" if r.keep else "full" for r in plan.recomputed}
-    share = len(modules) / max(len(recompute_auto.blocks(plan)), 1)
-    exact = replace(predicted(found.layout, plan), again=share, policy=found.policy)
-    return recompute_auto.under(job, modules), exact
+    plain = plan_job(recompute_auto.under(job, {}), traces)
+    blocks = recompute_auto.blocks(plain)
+    every = plan_job(recompute_auto.under(job, dict.fromkeys(blocks, found.policy)), traces)
+    assert asked.room is not None
+    for more in range(TRIES):
+        modules = _modules(plain, every, asked.room, more)
+        settled = recompute_auto.under(job, dict.fromkeys(modules, found.policy))
+        plan = every if len(modules) == len(blocks) else plan_job(settled, traces)
+        exact = predicted(found.layout, plan)
+        if exact.nbytes <= asked.room:
+            return settled, replace(exact, again=len(modules) / len(blocks), policy=found.policy)
+    text = f"{found.policy}: too large by a little with any share of its blocks"
+    raise RequestError((Problem("parallel.recompute", text),))
+
+
+TRIES = 4
+"""A plan may hold a little more than a share of its blocks says: then a block a stage more runs again."""
+
+
+def _modules(plain: Plan, every: Plan, room: int, more: int) -> list[str]:
+    """Of each pipeline rank the first blocks that run again so that it fits, and ``more`` of them."""
+    blocks = set(recompute_auto.blocks(plain))
+    out: list[str] = []
+    for pp, load in enumerate(plain.estimate.loads):
+        rank = plain.sizes.grid.ranks(pp=pp)[0]
+        held, least = plain.estimate.memory[rank].total, every.estimate.memory[rank].total
+        share = 0.0 if held <= room else min(1.0, (held - room) / max(held - least, 1))
+        for _, stage in load.stages:
+            names = [s.module for s in stage.passes[0].segments if s.module in blocks]
+            out += names[: ceil(share * len(names)) + (more if share else 0)]
+    return out
