@@ -13,7 +13,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan.cost.device_memory import tightest
 from launcher.plan.cost.peak import StageLoad
-from launcher.plan.cost.recompute_solver import Alike, Choice, Way, cheapest
+from launcher.plan.cost.recompute_solver import Alike, Choice, Way, chosen, countable
 from launcher.plan.cost.stage_loads import RankLoad
 from launcher.plan.partition.sizes import Note
 from launcher.plan.partition.stages import covers
@@ -62,11 +62,16 @@ class Trials:
     room: int
     margin: int = 0
 
+    @cached_property
+    def exact(self) -> bool:
+        """No choice costs less than this one, on any rank: all of them can be looked at."""
+        return all(countable(list(self._groups(pp))) for pp in range(len(self.states)))
+
     def choice(self) -> Choice | None:
-        """The cheapest that fits; ``None`` where a rank has none."""
+        """The cheapest that fits, or nearly; ``None`` where a rank has none."""
         out: Choice = {}
         for pp in range(len(self.plans[NONE].estimate.loads)):
-            found = cheapest(list(self._groups(pp)), lambda choice, pp=pp: self.fits(pp, choice))  # type: ignore[misc]
+            found = chosen(list(self._groups(pp)), lambda choice, pp=pp: self.fits(pp, choice))  # type: ignore[misc]
             if found is None:
                 return None
             out |= found
@@ -97,12 +102,14 @@ class Trials:
     def _groups(self, pp: int) -> Iterator[Alike]:
         """The blocks of each stage, those with the same figures together."""
         loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
+        held = _in_flight(loads[NONE])
         for n in range(len(loads[NONE].stages)):
             alike: dict[tuple[Way, ...], list[str]] = defaultdict(list)
             figures = {policy: _figures(load.stages[n][1]) for policy, load in loads.items()}
             for name in (m for m in figures[NONE] if m in self.blocks):
                 alike[tuple(_way(policy, figures[policy][name]) for policy in self.plans)].append(name)
-            yield from (Alike(tuple(names), ways) for ways, names in alike.items())
+            in_flight = held[loads[NONE].stages[n][0]]
+            yield from (Alike(tuple(names), ways, in_flight) for ways, names in alike.items())
 
 
 def _figures(load: StageLoad) -> dict[str, list[Segment]]:
@@ -149,6 +156,19 @@ def _held(load: RankLoad) -> int:
     return max(accumulate(changes), default=0)
 
 
+def _in_flight(load: RankLoad) -> Counter[int]:
+    """The micro batches of each stage whose backward is to come, where these keep most."""
+    each = {n: sum(s.saved for one in stage.passes for s in one.segments) for n, stage in load.stages}
+    now: Counter[int] = Counter()
+    most, kept = now, 0
+    for a in load.row:
+        now = now + Counter({a.stage: 1}) if a.kind == "F" else now
+        now = now - Counter({a.stage: 1}) if a.kind in "BW" else now
+        if (bytes_held := sum(each[n] * there for n, there in now.items())) > kept:
+            most, kept = now, bytes_held
+    return most
+
+
 def unknown(job: Job) -> list[Problem]:
     """No memory to fit."""
     if not asked(job) or job.cluster.memory_gb is not None:
@@ -163,8 +183,8 @@ def too_little(plans: Iterable[Plan], room: int, cure: str) -> Problem:
     return Problem(KEY, f"auto: however many blocks run again, it {least}", cure)
 
 
-def note(plan: Plan, blocks: tuple[str, ...], room: int) -> Note:
-    """What was chosen."""
+def note(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True) -> Note:
+    """What was chosen; ``exact``: of all choices."""
     again = [b for b in blocks if any(covers(r.module, b) for r in plan.recomputed)]
     fitting = f"to fit {bytes_text(room)}"
     if not again:
@@ -173,6 +193,5 @@ def note(plan: Plan, blocks: tuple[str, ...], room: int) -> Note:
     whole = 3 * plan.sizes.micros * sum(s.flops for s in plan.stages)
     run = "runs" if len(again) == 1 else "run"
     text = f"auto -> {len(again)} of {many(len(blocks), 'block')} {run} again {fitting}"
-    return Note(
-        KEY, f"{text}, which takes {flops / max(whole, 1):.1%} of a step's flops more; no choice takes less"
-    )
+    least = "no choice takes less" if exact else "of too many choices to try each, a cheap one"
+    return Note(KEY, f"{text}, which takes {flops / max(whole, 1):.1%} of a step's flops more; {least}")

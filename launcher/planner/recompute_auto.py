@@ -52,7 +52,7 @@ def solved(job: Job, planned: Planned) -> Plan:
         made.append(planned(under(job, choice)))
         found = tightest(made[-1].estimate.memory, room)
         if found.fits:
-            return _noted(made[-1], trials.blocks, room)
+            return _noted(made[-1], trials.blocks, room, exact=trials.exact)
         trials = replace(trials, margin=trials.margin + found.needed - room)
     raise RequestError((too_little(made, room, _cure(job, plain, planned, room)),))
 
@@ -73,8 +73,8 @@ def _room(job: Job) -> int:
     return int(job.cluster.memory_gb * GB)
 
 
-def _noted(plan: Plan, blocks: tuple[str, ...], room: int) -> Plan:
-    return replace(plan, notes=(*plan.notes, note(plan, blocks, room)))
+def _noted(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True) -> Plan:
+    return replace(plan, notes=(*plan.notes, note(plan, blocks, room, exact=exact)))
 
 
 def _trials(job: Job, planned: Planned, plain: Plan, room: int) -> Trials:

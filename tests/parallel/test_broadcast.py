@@ -208,5 +208,5 @@ def test_a_broadcast_that_loses_a_tensor_names_it_and_the_ranks(monkeypatch: pyt
         return str(caught.value)
 
     said = on_ranks(plan.sizes.grid.size, work)
-    assert said[0] == said[1] == "after the broadcast layers.0.mlp.down.weight on rank 1 is not rank 0's"
+    assert said[0] == said[1] == "after the broadcast layers.1.mlp.down.weight on rank 1 is not rank 0's"
     assert said[2] == said[3] == "after the broadcast norm.weight on rank 3 is not rank 2's"

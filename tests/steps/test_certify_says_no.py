@@ -235,7 +235,7 @@ MUTATIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
         added_twice, ALL, r"step 1: the gradient of embed\.weight: 1\.0e\+00 from one process \(and",
     ),
     "a bucket that skips its last parameter": (
-        last_skipped, REPLICAS, r"step 1: the gradient of layers\.0\.mlp\.down\.weight: copies differ on ranks 0 and 1",
+        last_skipped, REPLICAS, r"step 1: the gradient of layers\.1\.mlp\.down\.weight: copies differ on ranks 0 and 1",
     ),
 }  # fmt: skip
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
 
-from launcher.plan.cost.memory import local_bytes
 from launcher.plan.partition.params import Placed
 from launcher.plan.schedule.actions import Row, Schedule
 from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, Node
@@ -210,9 +209,11 @@ def _bytes(size: Moment, n: Moment) -> int:
     )
 
 
-def tensor(p: Placed, parts: frozenset[int], copies: int, level: str | None) -> Tensor:
-    """With its gradient, ``copies`` of the optimizer, and what is gathered of it all along at ``level``."""
-    local = local_bytes(p.layout, p.spec.dtype, 0)
+def tensor(p: Placed, local: int, parts: frozenset[int], copies: int, level: str | None) -> Tensor:
+    """With its gradient, ``copies`` of the optimizer, and what is gathered of it all along at ``level``.
+
+    ``local``: bytes of it on a rank.
+    """
     nbytes = local
     if p.trainable:
         nbytes += copies * local

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
+from math import comb, prod
 
 Choice = dict[str, str]
 """The policy of each block."""
@@ -31,10 +33,26 @@ class Alike:
 
     names: tuple[str, ...]
     ways: tuple[Way, ...]
+    in_flight: int = 1
+    """Micro batches of the stage that are kept where most is."""
 
 
 Cost = tuple[int, int]
 """Flops run again, and the number of blocks that do: of equal flops the fewer."""
+
+
+MOST = 1000
+"""Choices that are few enough to look at each of them."""
+
+
+def countable(groups: Sequence[Alike]) -> bool:
+    """There are no more than ``MOST`` choices."""
+    return prod(comb(len(g.names) + len(g.ways) - 1, len(g.names)) for g in groups) <= MOST
+
+
+def chosen(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
+    """The ``cheapest`` of choices that can be looked at one by one, else a ``frugal`` one."""
+    return cheapest(groups, fits) if countable(groups) else frugal(groups, fits)
 
 
 def cheapest(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
@@ -64,6 +82,103 @@ def cheapest(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice 
                 seen.add(further)
                 heappush(waiting, (_cost(ranked, further), further))
     return None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One more block of a group has the next policy; ``price``: flops of a byte that it frees."""
+
+    price: float
+    group: int
+    leaner: int
+
+
+def frugal(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
+    """A choice that ``fits`` and costs little: bytes are bought where they are cheapest, block by block.
+
+    As many as it takes are found by halving: what fits does so with more bytes free. Then each kind of step
+    that is not needed after all is taken back. No more than one block from the cheapest where bytes kept are
+    all that counts (the relaxed knapsack's bound).
+    """
+    leaner = [_leaner(group) for group in groups]
+    steps = sorted(_steps(groups, leaner), key=lambda step: step.price)
+
+    def after(taken: Sequence[_Step]) -> Choice:
+        return _after(groups, leaner, Counter((step.group, step.leaner) for step in taken))
+
+    few, many = 0, len(steps)
+    if not fits(after(steps)):
+        return _uniform(groups, fits)
+    while few < many:
+        half = (few + many) // 2
+        few, many = (few, half) if fits(after(steps[:half])) else (half + 1, many)
+
+    taken = steps[:many]
+    for step in sorted(set(taken), key=lambda step: -step.price):
+        fewer = list(taken)
+        fewer.remove(step)
+        while _stands(fewer, step) and fits(after(fewer)):
+            taken = list(fewer)
+            if step not in fewer:
+                break
+            fewer.remove(step)
+    return after(taken)
+
+
+def _uniform(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
+    """All blocks under one policy: what keeps least may need most for a backward."""
+    ways = {way.policy: 0 for group in groups for way in group.ways}
+    for group in groups:
+        for way in group.ways:
+            ways[way.policy] += way.flops * len(group.names)
+    every = (
+        {name: policy for group in groups for name in group.names}
+        for policy in sorted(ways, key=ways.__getitem__)
+    )
+    return next((choice for choice in every if fits(choice)), None)
+
+
+def _leaner(group: Alike) -> list[Way]:
+    """The ways that are worth it: each keeps less than the one before, at a price that only rises."""
+    out: list[Way] = []
+    for way in sorted(group.ways, key=lambda w: (w.flops, w.again, w.kept)):
+        if out and way.kept >= out[-1].kept:
+            continue
+        while len(out) > 1 and _price(out[-2], way, 1) <= _price(out[-2], out[-1], 1):
+            out.pop()
+        out.append(way)
+    return out
+
+
+def _price(one: Way, other: Way, in_flight: int) -> float:
+    return (other.flops - one.flops) / ((one.kept - other.kept) * max(in_flight, 1))
+
+
+def _steps(groups: Sequence[Alike], leaner: Sequence[Sequence[Way]]) -> Iterator[_Step]:
+    for n, (group, ways) in enumerate(zip(groups, leaner, strict=True)):
+        for i, (one, other) in enumerate(pairwise(ways), 1):
+            yield from [_Step(_price(one, other, group.in_flight), n, i)] * len(group.names)
+
+
+def _stands(steps: Sequence[_Step], without: _Step) -> bool:
+    """As many blocks took the step before ``without`` as the one after it."""
+    here, after = (
+        sum(s.group == without.group and s.leaner == without.leaner + i for s in steps) for i in (0, 1)
+    )
+    return here >= after
+
+
+def _after(
+    groups: Sequence[Alike], leaner: Sequence[Sequence[Way]], taken: Counter[tuple[int, int]]
+) -> Choice:
+    """Of a group those blocks first whose backward takes most, as in ``cheapest``."""
+    out: Choice = {}
+    for n, (group, ways) in enumerate(zip(groups, leaner, strict=True)):
+        reached = [len(group.names), *(taken[n, i] for i in range(1, len(ways))), 0]
+        each = [way for i, way in enumerate(ways) for _ in range(reached[i] - reached[i + 1])]
+        each.sort(key=lambda way: (-way.work, way.kept))
+        out |= {name: way.policy for name, way in zip(group.names, each, strict=True)}
+    return out
 
 
 def _mixtures(group: Alike) -> Iterator[tuple[Cost, Choice]]:

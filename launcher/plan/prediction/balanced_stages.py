@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from launcher.job.schema.job import Job
+from launcher.plan.cost.memory import local_bytes
 from launcher.plan.cost.part_memory import (
     Crossing,
     Moment,
@@ -178,8 +179,11 @@ def _memory(
 
     users = _users(model, at)
     used = ((p, frozenset[int]().union(*(users[n] for n in p.names))) for p in every)
+    lying = {key: local_bytes(*key, rank=0) for key in {(p.layout, p.spec.dtype) for p in every}}
     return PartMemory(
-        tensors=tuple(tensor(p, parts, optimizer, level) for p, parts in used if parts),
+        tensors=tuple(
+            tensor(p, lying[p.layout, p.spec.dtype], parts, optimizer, level) for p, parts in used if parts
+        ),
         kept=tuple(tuple(kept([g[n] for n in part]) for part in nodes) for g in model.graphs),
         crossings=crossing,
         logits=logits(model.graphs[-1]),

@@ -82,7 +82,8 @@ def test_where_it_is_not_wanted_all_is_reduced_at_the_end():
 
 
 def test_the_next_stage_of_a_rank_is_gathered_ahead_too():
-    j = sharded("level1", stages=2, interleave=True)
+    cut = {"embed": 0, "layers.0": 0, "layers.1": 1, "layers.2": 2, "layers.3": 3, "norm": 3, "head": 3}
+    j = sharded("level1", stages=2, interleave=True, stage_config=cut)
     plan = plan_job(j)
     assert [[plan.groups[t.group].stage for t in turns] for turns in plan.gathers] == [[0, 0, 2], [1, 3, 3, 3]]
     turns = tuple(tuple(Gathering(t.group, min(n + 2, len(own))) for n, t in enumerate(own)) for own in plan.gathers)

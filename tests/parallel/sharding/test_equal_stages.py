@@ -19,7 +19,9 @@ from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
 from tests.tiers import some_of
 
-LM = ("recipe=lm_recursive", "model.layers=9", "launch.nproc=8", "parallel.pipeline.micro_batch_num=4")
+STAGES = "embed: 0, layers.0: 0, layers.1: 0, layers.2: 1, layers.3: 1, layers.4: 2, layers.5: 2, layers.6: 3"
+LM = ("recipe=lm_recursive", "model.layers=9", "launch.nproc=8", "parallel.pipeline.micro_batch_num=4",
+      f"parallel.pipeline.stage_config={{{STAGES}, layers.7: 3, layers.8: 3, norm: 3, head: 3}}")  # fmt: skip
 JOBS = {
     "uneven": (3, (*LM, "parallel.pipeline.stages=4")),
     "interleaved": (3, ("recipe=lm_recursive", "model.layers=8", "parallel.pipeline.interleave=true")),

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.cost.recompute_solver import Alike, Choice, Way, cheapest
+from launcher.plan.cost.recompute_solver import Alike, Choice, Way, cheapest, chosen, countable, frugal
 
 IN_FLIGHT = 3
 
@@ -60,3 +60,39 @@ def test_blocks_that_need_most_for_their_backward_come_first():
 def test_nothing_to_choose_is_a_choice():
     assert cheapest([], lambda choice: True) == {}
     assert cheapest([], lambda choice: False) is None
+
+
+@given(stages(), st.integers(0, 400))
+def test_a_frugal_choice_fits_wherever_one_does_and_is_at_most_one_block_dearer(groups, room):
+    """Where bytes kept are all that counts."""
+
+    def kept(choice: Choice) -> int:
+        return sum(w.kept for w in way_of(groups, choice))
+
+    best = cheapest(groups, lambda choice: kept(choice) <= room)
+    found = frugal(groups, lambda choice: kept(choice) <= room)
+    assert (found is None) == (best is None)
+    if best is not None and found is not None:
+        assert kept(found) <= room
+        block = max(way.flops for group in groups for way in group.ways)
+        assert cost(way_of(groups, found))[0] <= cost(way_of(groups, best))[0] + block
+
+
+def test_more_choices_than_can_be_counted_take_few_tries():
+    ways = (Way("none", 0, 10, 1, again=False), Way("selective", 1, 6, 4), Way("full", 9, 1, 9))
+    groups = [Alike(tuple(f"{n}.{i}" for i in range(20)), ways, in_flight=8 - n) for n in range(8)]
+    tries = []
+
+    def fits(choice: Choice) -> bool:
+        tries.append(choice)
+        return sum(g.in_flight * w.kept for g in groups for w in way_of([g], choice)) <= 4400
+
+    assert not countable(groups)
+    assert chosen(groups, fits) in tries
+    assert len(tries) < 40
+
+
+def test_where_the_leanest_choice_needs_most_another_may_fit():
+    ways = (Way("none", 0, 10, 1, again=False), Way("selective", 1, 6, 4), Way("full", 9, 1, 90))
+    group = Alike(tuple("abcd"), ways)
+    assert frugal([group], lambda choice: peak(way_of([group], choice)) <= 90) == dict.fromkeys("abcd", "selective")
