@@ -40,8 +40,9 @@ def under(job: Job, choice: Mapping[str, str]) -> Job:
 
 
 def blocks(plan: Plan) -> tuple[str, ...]:
-    """The modules that a stage runs once and that are one of several in the same module."""
-    stages = [one.passes[0].segments for load in plan.estimate.loads for _, one in load.stages]
+    """The modules that a stage runs once and that are one of several in the same module, as data goes."""
+    loads = dict(stage for load in plan.estimate.loads for stage in load.stages)
+    stages = [loads[n].passes[0].segments for n in sorted(loads)]
     often = Counter(s.module for segments in stages for s in segments)
     once = [module for module, n in often.items() if n == 1 and "." in module]
     beside = Counter(module.rpartition(".")[0] for module in once)

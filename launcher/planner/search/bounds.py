@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import AUTO
@@ -24,7 +25,8 @@ class Whole:
     off. ``sent``: on the links between ranks of tp, ``host``: of launching it all, however many samples.
     ``saved``: what a backward needs of a forward, ``handed``: what a stage hands on. ``params``,
     ``optimizer``: bytes as they are kept; ``low``: share of ``params`` that is computed with. ``blocks``:
-    how many there are that are alike, and the share of all flops that one has. ``grows``: what each sample
+    how many there are that are alike, ``block`` the share of all seconds that one takes, and ``head`` that of
+    what comes after the last. ``grows``: what each sample
     more takes of the seconds of one: kernels are slow where they are small.
     """
 
@@ -41,8 +43,20 @@ class Whole:
     low: float
     blocks: int
     block: float
+    head: float
     batch_dependent: bool
     grows: float = 1.0
+
+    def slowest(self, stages: int) -> float:
+        """The share of the rank that takes longest at least: blocks are whole, and one rank has the head."""
+        if stages == 1:
+            return 1.0
+        last = range(self.blocks + 1)
+        others = (-(-(self.blocks - n) // (stages - 1)) for n in last)
+        whole = min(
+            max(n * self.block + self.head, m * self.block) for n, m in zip(last, others, strict=True)
+        )
+        return max(1 / stages, whole)
 
     def samples(self, n: int) -> float:
         """Times that a micro batch of so many takes as long as one of one."""
@@ -58,8 +72,8 @@ def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
     backward = [(speeds.device_seconds(s.backward.kernels, True), s.weight) for s in work.stages]
     forward = sum(speeds.device_seconds(s.forward.kernels) for s in work.stages)
     passes = [one for s in work.stages for one in (s.forward, s.backward)]
-    blocks = set(recompute_auto.blocks(plan))
-    alike = [s for load in plan.estimate.loads for _, one in load.stages for s in one.passes[0].segments]
+    blocks = recompute_auto.blocks(plan)
+    block, head = _shares(plan, blocks, speeds)
     return Whole(
         device=forward + sum(seconds for seconds, _ in backward),
         again=forward,
@@ -73,7 +87,8 @@ def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
         optimizer=sum(m.optimizer for m in rows),
         low=min(ITEMSIZE[p.compute] / ITEMSIZE[p.spec.dtype] for p in trained),
         blocks=len(blocks),
-        block=_least_share([s.saved for s in alike if s.module in blocks], sum(s.saved for s in alike)),
+        block=block,
+        head=head,
         batch_dependent=plan.observed.batch_dependent,
     )
 
@@ -90,12 +105,20 @@ def _device(plan: Plan, speeds: Speeds) -> float:
     return backward + sum(speeds.device_seconds(s.forward.kernels) for s in stages)
 
 
-def _least_share(parts: Sequence[int], of: int) -> float:
-    return min(parts, default=0) / max(of, 1)
-
-
-MARGIN = 0.95
-"""What is worked out for one layout by another is not exact."""
+def _shares(plan: Plan, blocks: Sequence[str], speeds: Speeds) -> tuple[float, float]:
+    """``Whole.block`` and ``Whole.head``; nothing where blocks are unlike, or not seen by themselves."""
+    stages = [one.passes[0].segments for load in plan.estimate.loads for _, one in load.stages]
+    saved = {s.saved for segments in stages for s in segments if s.module in blocks}
+    each = [sum(m in blocks for m in stage.modules) for stage in plan.stages]
+    if len(saved) != 1 or len(each) == 1 or not all(each):
+        return 0.0, 0.0
+    work = plan.estimate.work.stages
+    took = [
+        speeds.device_seconds(s.forward.kernels) + speeds.device_seconds(s.backward.kernels, True)
+        for s in work
+    ]
+    block = min(seconds / n for seconds, n in zip(took, each, strict=True))
+    return block / sum(took), (took[-1] - each[-1] * block) / sum(took)
 
 
 @dataclass(frozen=True)
@@ -115,14 +138,21 @@ class Bound:
     handed: float
     room: float | None
 
-    def seconds(self, uneven: Uneven, policies: Policies) -> float:
-        """Of pipelines of a shape that is so ``uneven``."""
-        again = 0.0
-        if self.room is not None:
-            kept = self.kept * uneven.bytes
-            need = max(0.0, self.states + kept - self.room) / max(kept - self.handed, 1.0)
-            again = _again(need, policies) * self.forward
-        return MARGIN * uneven.seconds * (self.pipeline + again) + self.rest
+    def seconds(self, uneven: Uneven, policies: Policies, margin: float) -> float:
+        """Of pipelines that are so ``uneven``; ``margin``: how exact that is. ``inf``: it does not fit."""
+        again = min(self.again(uneven, policies).values(), default=0.0)
+        return margin * uneven.seconds * (self.pipeline + again * self.forward) + self.rest
+
+    def again(self, uneven: Uneven, policies: Policies) -> dict[str, float]:
+        """Forwards that run again under each policy, so that it fits."""
+        if self.room is None:
+            return {}
+        kept = self.kept * uneven.bytes
+        need = max(0.0, self.states + kept - self.room) / max(kept - self.handed, 1.0)
+        shares = {policy: need / max(freed, 1e-9) for policy, (freed, _) in policies.items()}
+        return {
+            p: min(share, 1.0) * policies[p][1] if share < TOO_MUCH else inf for p, share in shares.items()
+        }
 
     @property
     def nbytes(self) -> float:
@@ -143,7 +173,7 @@ def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
     costs = speeds.cluster.overheads
     times = of.samples(layout.micro)
     device = times * (of.device + costs.exposed_tp * of.sent)
-    share = max(1 / layout.stages, -(-of.blocks // layout.stages) * of.block)
+    share = of.slowest(layout.stages)
     slots = 2 * layout.chunks * costs.slot_ms / 1e3
     one = together(device, of.host) * share + slots
     states, kept, handed = _bytes(layout, of)
@@ -161,20 +191,12 @@ def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
     )
 
 
-Policies = tuple[tuple[float, float], ...]
+Policies = Mapping[str, tuple[float, float]]
 """Of what a forward keeps the share that a policy frees, and the share of it that then runs again."""
-UNSEEN: Policies = ((0.6, 0.25), (1.0, 1.0))
+UNSEEN: Policies = {"selective": (0.6, 0.25), "full": (1.0, 1.0)}
 """What is frugal and what is thorough, as long as no plan has shown it: little for much."""
-
-
-def _again(need: float, policies: Policies) -> float:
-    """The share of a forward that runs again at least, where so much of what it keeps has no room."""
-    freed, cost = 0.0, 0.0
-    for more, dearer in sorted(policies):
-        if need <= more:
-            return cost + (need - freed) / max(more - freed, 1e-9) * (dearer - cost)
-        freed, cost = more, dearer
-    return cost
+TOO_MUCH = 1.05
+"""It does not fit where a policy would have to free so many times of what it does."""
 
 
 def _fill(layout: Layout, of: Whole, one: float) -> float:

@@ -13,7 +13,7 @@ from launcher.plan.cost.device_memory import tightest
 from launcher.plan.plan import GB, Plan
 from launcher.plan.prediction.speeds import Speeds
 from launcher.planner.plan_job import plan_job
-from launcher.planner.search.layout import Candidates, Layout, job_of
+from launcher.planner.search.layout import Candidates, Layout, Trace, job_of
 from launcher.planner.traces import Traces
 
 
@@ -32,8 +32,8 @@ class Predicted:
 
     ``again``: share of the blocks that run again so that it fits, where that is left to the plan, and by
     which policy; seconds and bytes are then between those of plans of none and of all. ``pipeline``:
-    seconds until the last action is over, and ``plain`` bytes, with none; ``tried``:
-    bytes, and seconds more, with all blocks under each policy.
+    seconds until the last action is over, and ``plain`` bytes, with none; ``tried``: policies, with
+    bytes, and seconds more, where all blocks run again.
     """
 
     layout: Layout
@@ -48,7 +48,7 @@ class Predicted:
     terms: tuple[tuple[str, float], ...]
     again: float = 0.0
     policy: str = ""
-    tried: tuple[tuple[int, float], ...] = ()
+    tried: tuple[tuple[str, int, float], ...] = ()
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -75,8 +75,21 @@ class Question:
         return job_of(self.job, layout, self.named, self.speeds if fuses else None)
 
 
-def evaluate(asked: Question, layout: Layout, traces: Traces) -> Predicted | Refused:
+@dataclass(frozen=True)
+class Trial:
+    """A layout to plan; ``policies``: how its blocks run again, the others where none of these fits."""
+
+    layout: Layout
+    policies: tuple[str, ...]
+
+    @property
+    def trace(self) -> Trace:
+        return self.layout.cut, self.layout.micro, self.layout.stages == 1
+
+
+def evaluate(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused:
     """By a plan; by plans of none and all blocks where as few as fit run again."""
+    layout = trial.layout
     job = asked.of(layout)
     choosing = recompute_auto.asked(job)
     try:
@@ -86,7 +99,7 @@ def evaluate(asked: Question, layout: Layout, traces: Traces) -> Predicted | Ref
         found = predicted(layout, plain)
         if not choosing or asked.room is None or found.nbytes <= asked.room:
             return found
-        return _fitted(found, job, plain, asked.room, traces=traces)
+        return _fitted(found, job, plain, asked.room, policies=trial.policies, traces=traces)
     except RequestError as error:
         return Refused(layout, "; ".join(f"{p.key}: {p.text}" for p in error.problems[:1]))
 
@@ -111,18 +124,23 @@ def predicted(layout: Layout, plan: Plan) -> Predicted:
     )
 
 
-def _fitted(plain: Predicted, job: Job, plan: Plan, room: int, *, traces: Traces) -> Predicted:
+def _fitted(
+    plain: Predicted, job: Job, plan: Plan, room: int, *, policies: tuple[str, ...], traces: Traces
+) -> Predicted:
     """As fast as it gets in ``room``; the leanest where nothing fits."""
     blocks = recompute_auto.blocks(plan)
     tried: list[Predicted] = []
-    for policy in recompute_auto.POLICIES[1:] if blocks else ():
+    others = tuple(p for p in recompute_auto.POLICIES[1:] if p not in policies)
+    for policy in (*policies, *others) if blocks else ():
+        if policy in others and any(one.nbytes <= room for one in tried):
+            break
         try:
             all_again = plan_job(recompute_auto.under(job, dict.fromkeys(blocks, policy)), traces)
         except RequestError:  # this policy is not for this model; the other may be
             continue
         found = replace(predicted(plain.layout, all_again), policy=policy, again=1.0)
         tried.append(replace(found, pipeline=plain.pipeline, plain=plain.plain))
-    shown = tuple((one.nbytes, one.seconds - plain.seconds) for one in tried)
+    shown = tuple((one.policy, one.nbytes, one.seconds - plain.seconds) for one in tried)
     tried = [replace(one, tried=shown) for one in tried]
     fitting = [_between(plain, all_again, room) for all_again in tried if all_again.nbytes <= room]
     if fitting:

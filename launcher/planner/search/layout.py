@@ -26,6 +26,14 @@ KEYS = {
 """The setting of each field."""
 
 
+Cut = tuple[int, str]
+"""Ranks of tp, and the name of the operators that are cut over them."""
+
+
+Trace = tuple[Cut, int, bool]
+"""What it hangs on how a forward goes: the cut, samples of a micro batch, whether there is one stage only."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """``replicas``: data-parallel ranks that come of it; ``micro``: samples of a micro batch.
@@ -50,6 +58,10 @@ class Layout:
         sharing = ("", 0) if self.hsdp is None else (self.hsdp.optimizer_level, self.hsdp.shard_size)
         plain = (self.stages, self.tp, self.operators, self.chunks, self.scheduler)
         return (*plain, sharing, self.recompute, self.micros)
+
+    @property
+    def cut(self) -> Cut:
+        return self.tp, self.operators
 
     @property
     def shape(self) -> tuple[str, int, int, int]:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from typing import Protocol, TypeVar
 
-from launcher.planner.search.evaluate import Predicted, Question, Refused, evaluate
-from launcher.planner.search.layout import Layout
+from launcher.planner.search.evaluate import Question
+from launcher.planner.search.layout import Trace
 from launcher.planner.traces import Traces
 
-Found = Predicted | Refused
+UNEQUAL = 2
+"""Plans more that a process has to make before another one follows a forward once again."""
+
+
+class Task(Protocol):
+    """Something to plan."""
+
+    @property
+    def trace(self) -> Trace: ...
+
+
+T = TypeVar("T", bound=Task)
+R = TypeVar("R")
 
 
 @dataclass
@@ -22,15 +35,17 @@ class Workers:
     asked: Question
     traces: Traces
     others: Sequence[Connection] = ()
-    at: dict[tuple[object, ...], int] = field(default_factory=dict)
+    at: dict[Trace, set[int]] = field(default_factory=dict)
 
-    def __call__(self, layouts: Sequence[Layout]) -> list[Found]:
+    def __call__(self, tasks: Sequence[T], do: Callable[[Question, T, Traces], R]) -> list[R]:
         """What comes of each, in their order. Raises what a process raised."""
-        mine = [self._worker(layout) for layout in layouts]
+        mine: list[int] = []
+        for task in tasks:
+            mine.append(self._worker(task.trace, mine))
+        each = list(zip(tasks, mine, strict=True))
         for n, line in enumerate(self.others, 1):
-            line.send([layout for layout, at in zip(layouts, mine, strict=True) if at == n])
-        here = [layout for layout, at in zip(layouts, mine, strict=True) if at == 0]
-        found = {0: iter([evaluate(self.asked, layout, self.traces) for layout in here])}
+            line.send((do, [task for task, at in each if at == n]))
+        found = {0: iter([do(self.asked, task, self.traces) for task, at in each if at == 0])}
         for n, line in enumerate(self.others, 1):
             answer = line.recv()
             if isinstance(answer, BaseException):
@@ -38,10 +53,14 @@ class Workers:
             found[n] = iter(answer)
         return [next(found[at]) for at in mine]
 
-    def _worker(self, layout: Layout) -> int:
-        """The one that has followed this model's forward, or whose turn it is."""
-        trace = (layout.tp, layout.operators, layout.micro, layout.stages == 1)
-        return self.at.setdefault(trace, len(self.at) % (1 + len(self.others)))
+    def _worker(self, trace: Trace, taken: Sequence[int]) -> int:
+        """One that has followed this forward, unless another has much less to do; ``taken``: by whom."""
+        knows = self.at.setdefault(trace, set())
+        least = min(range(1 + len(self.others)), key=taken.count)
+        known = min(knows, key=lambda n: (taken.count(n), n), default=least)
+        chosen = least if taken.count(known) - taken.count(least) >= UNEQUAL else known
+        knows.add(chosen)
+        return chosen
 
 
 @contextmanager
@@ -73,10 +92,10 @@ def _serve(line: Connection, asked: Question, keeps_messages: bool | None) -> No
     traces = Traces(own=True, keeps_messages=keeps_messages)
     while True:
         try:
-            layouts = line.recv()
+            do, tasks = line.recv()
         except EOFError:
             return
         try:
-            line.send([evaluate(asked, layout, traces) for layout in layouts])
+            line.send([do(asked, task, traces) for task in tasks])
         except Exception as error:  # told to who asked
             line.send(error)

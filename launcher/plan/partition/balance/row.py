@@ -119,6 +119,20 @@ class Row:
         """Bytes on the fullest rank."""
         return max(self.bytes_of(cut, rank) for rank in range(len(self.ranks)))
 
+    def may_fit(self, room: int) -> bool:
+        """No cut fits where not even all parts at their cheapest do, if ranks count by what they would need.
+
+        The weights of ranks are those of the dual of a linear program that cuts parts as it likes.
+        """
+        few = [min(self.flying[s] for s in mine) for mine in self.ranks]
+        weights = [1 / max(1, sum(self.state) + n * sum(self.saved)) for n in few]
+        ways = list(zip(few, weights, strict=True))
+        least = sum(
+            min(weight * (state + n * saved) for n, weight in ways)
+            for state, saved in zip(self.state, self.saved, strict=True)
+        )
+        return least <= room * sum(weights)
+
     def above_mean(self, cut: Cut) -> float:
         """How much more than the mean the slowest rank has to do: 0.03 is 3 %."""
         loads = self.loads(cut)

@@ -33,7 +33,7 @@ def balanced(row: Row, room: int | None = None) -> Balance:
     row = replace(row, step=cache(row.step), held=cache(row.held))
     fastest = _best(row, _promising(row, None))
     assert fastest is not None
-    if room is None or row.memory(fastest) <= room:
+    if room is None or row.memory(fastest) <= room or not row.may_fit(room):
         return Balance(fastest, fastest)
 
     return Balance(_best(row, _promising(row, room)) or fastest, fastest)

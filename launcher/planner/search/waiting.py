@@ -1,0 +1,183 @@
+"""Layouts that are still to be planned: what each takes at least, and what plans of others tell of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Any
+
+from launcher.job.schema.search import AUTO
+from launcher.plan import recompute_auto
+from launcher.plan.schedule.schedules import RULES
+from launcher.planner.search import candidates
+from launcher.planner.search.bounds import UNSEEN, Bound, Policies, Uneven, Whole, bound
+from launcher.planner.search.evaluate import Predicted, Question
+from launcher.planner.search.layout import Cut, Layout
+
+ROOMY = 0.85
+"""A layout that fits by far takes no more than so much of the memory by its bound."""
+FAR, NEAR = 0.95, 0.985
+"""What is worked out for one layout by others is not exact; less so where they have other pipelines."""
+CLOSE = 1.15
+"""A policy that takes so many times the flops of another is not the better one."""
+
+Shape = tuple[str, int, int, int]
+Family = tuple[Cut, Shape]
+"""Layouts that differ in nothing but how states are sharded."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of layouts that were planned."""
+
+    uneven: Uneven
+    policies: Policies
+
+
+@dataclass
+class Waiting:
+    """Layouts that may be the best, the one that takes least at least first.
+
+    The plan of one says how uneven its pipeline is, and what running again frees and takes in it; its
+    family has the same, and pipelines of more stages are no more even.
+    """
+
+    asked: Question
+    wholes: Mapping[Cut, Whole | str]
+    heap: list[tuple[float, tuple[Any, ...], Layout]] = field(default_factory=list)
+    least: dict[Layout, Bound] = field(default_factory=dict)
+    families: dict[Family, Seen] = field(default_factory=dict)
+    kinds: dict[tuple[str, bool, Cut], Policies] = field(default_factory=dict)
+
+    @property
+    def free(self) -> bool:
+        """Whether it is left to the search how many stages there are."""
+        over = self.asked.job.search.over
+        return AUTO in (over.get(candidates.STAGES), over.get(candidates.CHUNKS))
+
+    def add(self, layout: Layout) -> Bound | str:
+        """Unless it does not fit, or nothing can be cut so."""
+        of = self.wholes[layout.cut]
+        if isinstance(of, str):
+            return of
+        virtual = layout.stages * (2 if RULES[layout.scheduler].v and layout.stages > 1 else layout.chunks)
+        if of.blocks and virtual > of.blocks and self.free:
+            return "more virtual stages than blocks"
+        least = bound(layout, of, self.asked.speeds, self.asked.job)
+        if self.asked.room is None or least.nbytes <= self.asked.room:
+            self.least[layout] = least
+            heappush(self.heap, (self.seconds(layout), layout.order, layout))
+        return least
+
+    def take(self, most: int, below: float) -> list[Layout]:
+        """So many that may take less than ``below``, each with a pipeline of another shape."""
+        out: list[Layout] = []
+        put_back = []
+        while self.heap and len(out) < most and self.heap[0][0] < below:
+            seconds, order, layout = heappop(self.heap)
+            known = self.seconds(layout)
+            if known > seconds:
+                heappush(self.heap, (known, order, layout))
+            elif any(layout.shape == other.shape for other in out):
+                put_back.append((seconds, order, layout))
+            else:
+                out.append(layout)
+        for one in put_back:
+            heappush(self.heap, one)
+        return out
+
+    def plain(self) -> list[Layout]:
+        """The first of each cut that fits by far with nothing run again: one of them may be good soon."""
+        found: dict[Cut, Layout] = {}
+        room = self.asked.room
+        for _, _, layout in sorted(self.heap):
+            least = self.least[layout]
+            simple = layout.scheduler == "1f1b" and layout.chunks == 1
+            if simple and (room is None or least.states + least.kept < ROOMY * room):
+                found.setdefault(layout.cut, layout)
+        taken = set(found.values())
+        self.heap = [one for one in self.heap if one[-1] not in taken]
+        heapify(self.heap)
+        return list(found.values())
+
+    def seconds(self, layout: Layout) -> float:
+        """At least, by what is known so far; ``inf``: it does not fit."""
+        least, seen = self.least[layout], self.families.get(_family(layout))
+        if seen is not None:
+            return least.seconds(seen.uneven, seen.policies, NEAR)
+        return least.seconds(self._uneven(layout), self.kinds.get(_kind(layout), UNSEEN), FAR)
+
+    def policies(self, layout: Layout) -> tuple[str, ...]:
+        """Those that may be the better one for it."""
+        seen = self.families.get(_family(layout))
+        known = seen.policies if seen is not None else self._likely(layout)
+        uneven = seen.uneven if seen is not None else self._uneven(layout)
+        takes = self.least[layout].again(uneven, known)
+        few = min((again for again in takes.values()), default=inf)
+        return tuple(
+            policy for policy in recompute_auto.POLICIES[1:] if takes.get(policy, few) <= CLOSE * few
+        )
+
+    def _likely(self, layout: Layout) -> Policies:
+        """As in layouts of its kind, else as in those that are nearest to it."""
+        scheduler, interleaved, cut = _kind(layout)
+        nearest = min(
+            self.kinds,
+            key=lambda kind: ((kind[0], kind[1]) != (scheduler, interleaved), kind[2] != cut),
+            default=None,
+        )
+        return {} if nearest is None else self.kinds[nearest]
+
+    def _uneven(self, layout: Layout) -> Uneven:
+        """As pipelines alike were that have as many stages or fewer."""
+        scheduler, stages, chunks, _ = layout.shape
+        fewer = [
+            seen.uneven
+            for (_, (name, n, each, _)), seen in self.families.items()
+            if (name, each) == (scheduler, chunks) and n <= stages
+        ]
+        exact = [seen.uneven for (_, shape), seen in self.families.items() if shape == layout.shape]
+        if exact:
+            return Uneven(min(one.seconds for one in exact), min(one.bytes for one in exact))
+        return Uneven(
+            seconds=max((one.seconds for one in fewer), default=1.0),
+            bytes=min((one.bytes for one in fewer), default=1.0),
+        )
+
+    def learn(self, found: Predicted) -> None:
+        """The least uneven pipeline of a family counts."""
+        least, family, kind = self.least[found.layout], _family(found.layout), _kind(found.layout)
+        seconds = max(1.0, found.pipeline / least.pipeline)
+        nbytes = max(1.0, (found.plain - least.states) / max(least.kept, 1.0))
+        policies = {
+            policy: (
+                (found.plain - left) / max(least.kept * nbytes - least.handed, 1.0),
+                more / (seconds * least.forward),
+            )
+            for policy, left, more in found.tried
+        }
+        before = self.families.get(family, Seen(Uneven(seconds, nbytes), policies))
+        uneven = Uneven(min(seconds, before.uneven.seconds), min(nbytes, before.uneven.bytes))
+        self.families[family] = Seen(uneven, _most(policies, before.policies))
+        self.kinds[kind] = _most(policies, self.kinds.get(kind, {}))
+
+
+def _family(layout: Layout) -> Family:
+    return layout.cut, layout.shape
+
+
+def _kind(layout: Layout) -> tuple[str, bool, Cut]:
+    """Layouts in which it frees and costs about the same that blocks run again."""
+    return layout.scheduler, layout.chunks > 1, layout.cut
+
+
+def _most(one: Policies, other: Policies) -> Policies:
+    """The most that each policy was seen to free, for the least."""
+    both = {policy: [*_of(one, policy), *_of(other, policy)] for policy in one | other}
+    return {policy: (max(f for f, _ in seen), min(c for _, c in seen)) for policy, seen in both.items()}
+
+
+def _of(policies: Policies, policy: str) -> list[tuple[float, float]]:
+    return [policies[policy]] if policy in policies else []
