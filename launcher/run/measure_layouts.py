@@ -41,7 +41,7 @@ def refused(job: Job) -> list[Problem]:
         )
         found.append(Problem(key, text, f"{key}=0"))
     if job.search.steps <= WARM:
-        text = f"{job.search.steps}: the first {WARM} of them do not count"
+        text = f"{job.search.steps}: the first {WARM} of them do not count, so it takes {WARM + 1} at least"
         found.append(Problem("search.steps", text, f"search.steps={WARM + 6}"))
     return found
 

@@ -104,7 +104,7 @@ def notes(ranking: Ranking, taken: Predicted | None = None) -> Iterator[Note]:
         if compared:
             text = f"{text}, {', '.join(compared)}"
         else:
-            text = f"{text}; nothing else that was planned fits, or may be as fast"
+            text = f"{text}; nothing else that was planned fits, or was worth a plan"
         yield Note(KEYS[name], text)
 
 
@@ -126,7 +126,7 @@ def _searched(ranking: Ranking) -> Iterator[str]:
 def _counted(ranking: Ranking) -> Iterator[str]:
     parts = [f"{len(ranking.found):,} planned"]
     if ranking.beyond:
-        parts.append(f"{ranking.beyond:,} take longer at least")
+        parts.append(f"{ranking.beyond:,} are not faster by 1% at best")
     if ranking.too_large:
         parts.append(f"{len(ranking.too_large):,} need more memory at least")
     if ranking.left:

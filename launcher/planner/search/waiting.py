@@ -175,7 +175,7 @@ def _kind(layout: Layout) -> tuple[str, bool, Cut]:
 
 def _most(one: Policies, other: Policies) -> Policies:
     """The most that each policy was seen to free, for the least."""
-    both = {policy: [*_of(one, policy), *_of(other, policy)] for policy in one | other}
+    both = {policy: [*_of(one, policy), *_of(other, policy)] for policy in (*one, *other)}
     return {policy: (max(f for f, _ in seen), min(c for _, c in seen)) for policy, seen in both.items()}
 
 
