@@ -50,6 +50,13 @@ def test_sharing_has_every_size_and_level() -> None:
     assert [x.shown()["hsdp"] for x in fixed] == ["level1/2", "level3/2"]
 
 
+@pytest.mark.parametrize(("asked", "shown"), [("{}", ["level1/2", "level1/1"]), ("{shard_size: 2}", ["level1/2"] * 2)])
+def test_sharing_that_is_asked_for_stays_whatever_the_stages(asked: str, shown: list[str]) -> None:
+    """A plan refuses those of them that cannot be: nothing that was fixed is left out."""
+    found = space(job("parallel.pipeline.stages=[2,4]", f"+parallel.hsdp={asked}")).layouts
+    assert [x.shown()["hsdp"] for x in found] == shown
+
+
 def test_operators_are_cut_where_there_is_something_to_cut_over() -> None:
     found = space(job("parallel.operators=auto", "parallel.grid.tp=auto"))
     assert [(x.tp, x.operators) for x in found.layouts] == [

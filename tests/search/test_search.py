@@ -111,7 +111,7 @@ def test_every_setting_that_was_open_has_a_note() -> None:
     next_level = next(x for x in others if x.layout.shown()["hsdp"] != level)
     assert str(stages) == (
         f"parallel.pipeline.stages auto -> 1: {first.seconds * 1e3:.2f} ms a step; nothing else that was "
-        "planned fits, or may be as fast"
+        "planned fits, or was worth a plan"
     )
     assert str(hsdp).startswith(
         f"parallel.hsdp auto -> {level}: {first.seconds * 1e3:.2f} ms a step, "

@@ -155,10 +155,10 @@ class _Open:
 
     def sharing(self, replicas: int) -> Iterator[Hsdp | None]:
         """``None``: every rank has all weights of its stage."""
-        if replicas == 1:
+        left_open = self.over.get(HSDP) == AUTO
+        if left_open and replicas == 1:
             yield None
             return
-        left_open = self.over.get(HSDP) == AUTO
         whole = self._values(HSDP, (None, Hsdp()), self.job.parallel.hsdp)
         if not left_open and {SHARD, LEVEL} & self.over.keys():
             whole = [one or Hsdp() for one in whole]
@@ -169,9 +169,10 @@ class _Open:
             base = one if isinstance(one, Hsdp) else Hsdp.model_validate(one)
             every = dict.fromkeys((SHARD, LEVEL), AUTO) if left_open else {}
             over = {**every, **self.over}
-            for shard in _values(over, SHARD, _divisors(replicas)[1:], base.shard_size):
+            for shard in _values(over, SHARD, _divisors(replicas)[1:] or [1], base.shard_size):
                 for level in _values(over, LEVEL, LEVELS, base.optimizer_level):
-                    yield base.model_copy(update={"shard_size": shard, "optimizer_level": level})
+                    size = replicas if shard == -1 else shard
+                    yield base.model_copy(update={"shard_size": size, "optimizer_level": level})
 
     def recompute(self) -> Mapping[str, Recompute | None]:
         found = self.over.get(RECOMPUTE)
