@@ -69,19 +69,27 @@ class Speeds:
     def ring(self, ranks: Sequence[int]) -> tuple[float, float]:
         """Seconds of all its steps, and bytes a second that a rank receives."""
         links, nodes = self.links, len({rank // self.per_node for rank in ranks})
-        rate, latency = links.inside.gb_per_s, links.inside.latency_us
+        members = max(1, len(ranks) // nodes)
+        rate, latency = self._inside(members), links.inside.latency_us
         if nodes > 1:
-            rate = min(rate, links.between.gb_per_s * max(1, len(ranks) // nodes))
-            latency = links.between.latency_us
+            through = links.between.gb_per_s * members
+            rate, latency = (min(rate, through) if members > 1 else through), links.between.latency_us
         return (len(ranks) - 1) * latency / 1e6, rate * 1e9
+
+    def _inside(self, members: int) -> float:
+        """GB a second that one of so many ``members`` of a group on a node receives from the others."""
+        inside, lines = self.links.inside, (self.cluster.devices_per_node or 1) - 1
+        if not inside.mesh or lines < 2:
+            return inside.gb_per_s
+        return inside.gb_per_s * (members - 1) / lines
 
     def message_seconds(self, nbytes: int, sender: int, receiver: int) -> float:
         """From one rank to another."""
         if sender == receiver:
             return 0.0
         same = sender // self.per_node == receiver // self.per_node
-        link = self.links.inside if same else self.links.between
-        return link.latency_us / 1e6 + nbytes / ((link.message_gb_per_s or link.gb_per_s) * 1e9)
+        link, rate = (self.links.inside, self._inside(2)) if same else (self.links.between, None)
+        return link.latency_us / 1e6 + nbytes / ((link.message_gb_per_s or rate or link.gb_per_s) * 1e9)
 
 
 def together(device: float, host: float) -> float:
