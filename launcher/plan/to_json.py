@@ -25,7 +25,7 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
     Placed: ("layout",),
     Sizes: ("notes",),
     Estimate: ("loads", "work"),
-    Prediction: ("timeline",),
+    Prediction: ("timeline", "shares", "networks"),
     Plan: ("sharding",),
     Operator: ("where",),
     Spread: ("dims",),

@@ -13,10 +13,13 @@ PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
 def pictures(plan: Plan) -> dict[str, str]:
     """Their texts by name; memory over device matrices is not known from action to action."""
     found, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.simulated
-    after = None
+    after, lanes = None, () if step is None else step.lanes
     if step is not None:
         after = tuple((t.name, t.seconds) for t in step.terms if t.name not in PIPELINE and t.seconds)
-    out = {"timeline.svg": svg(timeline, after), "timeline.json": chrome(timeline, after=after)}
+    out = {
+        "timeline.svg": svg(timeline, after, lanes),
+        "timeline.json": chrome(timeline, after=after, lanes=lanes),
+    }
 
     if plan.sharding is None:
         curves = memory_curve.curves(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +12,7 @@ from launcher.plan.values.text import seconds_text
 from launcher.planner.plan_job import plan_job
 from launcher.run.pictures import PIPELINE, pictures
 from tests.parity import job
+from tests.plan.prediction.test_prediction import FAST
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,41 @@ def test_where_speeds_are_known_pictures_are_in_seconds_up_to_the_end_of_the_ste
         t.name for t in step.terms if t.name not in PIPELINE and t.seconds
     }
     assert f"{predicted.estimate.timeline.messages} messages between ranks" in found["timeline.svg"]
+
+
+def test_collectives_are_drawn_and_told_as_they_are_predicted(predicted: Plan) -> None:
+    step = predicted.estimate.step
+    assert step is not None
+    assert [lane.name for lane in step.lanes] == ["tp", "data-parallel"]
+    found = pictures(predicted)
+
+    # in the picture: a name a stretch
+    titles = [
+        e.text or "" for e in ElementTree.fromstring(found["timeline.svg"]).iter("{http://www.w3.org/2000/svg}title")
+    ]
+    for lane in step.lanes:
+        assert {f"{s.name}, {seconds_text(s.seconds)}" for s in lane.stretches} <= {t.split(";")[0] for t in titles}
+        assert f">{lane.label}</text>" in found["timeline.svg"]
+
+    # in the trace: their seconds
+    trace = [e for e in json.loads(found["timeline.json"])["traceEvents"] if e["ph"] == "X"]
+    for lane in step.lanes:
+        told = [e["args"]["seconds"] for e in trace if e["cat"] == lane.label]
+        assert told == [round(s.seconds, 9) for s in lane.stretches]
+    assert len([e for e in trace if e["cat"] == "messages between stages"]) == len(step.timeline.sent)
+
+
+@pytest.mark.parametrize("scheduler", ["gpipe", "1f1b", "interleaved", "zero_bubble_h1", "zero_bubble_v", "seqpipe"])
+def test_memory_is_drawn_in_seconds_whatever_the_schedule(scheduler: str) -> None:
+    pipeline: dict[str, Any] = {"stages": 2, "micro_batch_num": 4, "scheduler": scheduler}
+    if scheduler == "interleaved":
+        pipeline |= {"scheduler": "1f1b", "interleave": True}
+    if scheduler == "seqpipe":
+        pipeline |= {"seq_chunks": 2}
+    found = pictures(plan_job(job(cluster=FAST, parallel__pipeline=pipeline, launch__nproc=2)))
+    assert list(found) == ["timeline.svg", "timeline.json", "memory.svg"]
+    assert "share of the step" not in found["timeline.svg"]
+    assert "seconds</text>" in found["memory.svg"]
 
 
 def test_the_memory_of_a_predicted_step_is_that_of_the_plan(predicted: Plan) -> None:

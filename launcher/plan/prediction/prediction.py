@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp
 
+from launcher.plan.prediction.lanes import lanes, tp_seconds
 from launcher.plan.prediction.speeds import Speeds
 from launcher.plan.prediction.step_seconds import (
-    StageSeconds,
+    Network,
+    TpShare,
     cost,
     crosses_nodes,
-    exposed,
+    network,
     shared_cores,
     stage_seconds,
+    tp_shares,
 )
 from launcher.plan.prediction.step_work import StepWork
+from launcher.plan.schedule.lanes import Lane
 from launcher.plan.schedule.shared_cores import Cores, simulate_shared
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 
@@ -36,7 +41,8 @@ class Prediction:
     """``seconds`` of a step on ``cluster``, all ``terms`` together; ``mfu``: share of the devices' peak.
 
     ``samples`` and ``tokens`` of a step; ``memory``: bytes on the device that has most; ``timeline``: of the
-    schedule, in seconds.
+    schedule, in seconds. ``shares``: of collectives over tp, one a stage and piece; ``networks``: of weights
+    and gradients, one a pipeline rank.
     """
 
     cluster: str
@@ -48,20 +54,28 @@ class Prediction:
     mfu: float
     memory: int
     timeline: Timeline
+    shares: tuple[TpShare, ...]
+    networks: tuple[Network, ...]
+
+    @cached_property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Collectives beside the actions of ``timeline``."""
+        return lanes(self.timeline, self.shares, self.networks)
 
 
 def predict(work: StepWork, speeds: Speeds) -> Prediction:
     """Of one step on these devices."""
     seconds = stage_seconds(work, speeds)
-    timeline, slower, crowd = _timeline(work, cost(work, seconds, speeds), shared_cores(work, speeds))
+    timeline, crowd = _timeline(work, cost(work, seconds, speeds), shared_cores(work, speeds))
     ranks = range(work.grid["pp"])
     most = max(ranks, key=lambda pp: timeline.busy[pp])
-    sent = work.micros * sum(_sent(seconds[s]) for s, pp in enumerate(work.places) if pp == most)
-    sent *= slower[most]
+    shares = tp_shares(seconds, speeds)
+    sent = sum(tp_seconds(e, timeline.pieces, shares) for e in timeline.events if e.rank == most)
 
     # after the pipeline, what is not hidden behind it: all ranks are at it
     costs = speeds.cluster.overheads
-    gradients = max(exposed(work, work.ranks[pp], pp, timeline.busy[pp], speeds) for pp in ranks) * crowd
+    networks = tuple(network(work, pp, timeline.busy[pp], speeds, crowd) for pp in ranks)
+    gradients = max(n.exposed for n in networks)
     optimizer = max(r.state for r in work.ranks) / speeds.memory * crowd
     others = costs.step_ms / 1e3 * crowd + _stalls(work, speeds)
     together = timeline.makespan + gradients + optimizer + others
@@ -88,22 +102,16 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
         mfu=work.flops / (whole * speeds.peak * work.grid.size),
         memory=needed,
         timeline=timeline,
+        shares=shares,
+        networks=networks,
     )
 
 
-def _timeline(work: StepWork, cost: Cost, cores: Cores | None) -> tuple[Timeline, tuple[float, ...], float]:
-    """How many times longer the actions of each pipeline rank take for others at work, and all at once."""
+def _timeline(work: StepWork, cost: Cost, cores: Cores | None) -> tuple[Timeline, float]:
+    """Of the schedule, and how many times longer takes what all ranks do at once."""
     if cores is None:
-        return simulate(work.schedule, work.places, cost), (1.0,) * work.grid["pp"], 1.0
-    timeline = simulate_shared(work.schedule, work.places, cost, cores)
-    alone = (sum(map(cost.time, row)) for row in work.schedule)
-    slower = tuple(busy / own if own else 1.0 for busy, own in zip(timeline.busy, alone, strict=True))
-    return timeline, slower, cores.crowd
-
-
-def _sent(stage: list[StageSeconds]) -> float:
-    """Of a micro batch on a stage; where the host is slower it costs nothing."""
-    return sum(a.sent_seconds for s in stage for a in (s.forward, s.backward))
+        return simulate(work.schedule, work.places, cost), 1.0
+    return simulate_shared(work.schedule, work.places, cost, cores), cores.crowd
 
 
 def _stalls(work: StepWork, speeds: Speeds) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from launcher.plan.prediction.speeds import Speeds, together
-from launcher.plan.prediction.step_work import Pass, RankWork, Sent, StepWork
+from launcher.plan.prediction.step_work import Pass, Sent, StepWork
+from launcher.plan.schedule.lanes import Part
 from launcher.plan.schedule.shared_cores import Cores
 from launcher.plan.schedule.simulate import Cost
 from launcher.plan.values.grid import Grid
@@ -37,6 +38,27 @@ class StageSeconds:
 
     forward: Action
     backward: Action
+
+
+@dataclass(frozen=True)
+class TpShare:
+    """How much of its actions a stage waits for collectives over tp: 0 to 1."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a pipeline rank sends of weights and gradients in a step, and seconds that it waits for that."""
+
+    parts: tuple[Part, ...]
+    exposed: float
+
+    @property
+    def seconds(self) -> float:
+        """A wait may be longer than collectives by themselves."""
+        return max(sum(p.seconds for p in self.parts), self.exposed)
 
 
 def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds]]:
@@ -99,6 +121,17 @@ def cost(work: StepWork, seconds: dict[int, list[StageSeconds]], speeds: Speeds)
     )
 
 
+def tp_shares(seconds: dict[int, list[StageSeconds]], speeds: Speeds) -> tuple[TpShare, ...]:
+    """Of each stage, its pieces."""
+    slot = speeds.cluster.overheads.slot_ms / 1e3
+
+    def share(a: Action) -> float:
+        return a.sent_seconds / (a.seconds + slot) if a.sent_seconds else 0.0
+
+    each = (one for stage in seconds.values() for one in stage)
+    return tuple(TpShare(share(s.forward), share(s.backward)) for s in each)
+
+
 def shared_cores(work: StepWork, speeds: Speeds) -> Cores | None:
     """Who shares the cores of each node; ``None``: nobody does."""
     if speeds.cores is None:
@@ -123,17 +156,33 @@ def crosses_nodes(grid: Grid, speeds: Speeds) -> bool:
     return grid["pp"] > 1 and grid.size > speeds.per_node
 
 
-def exposed(work: StepWork, rank: RankWork, pp: int, busy: float, speeds: Speeds) -> float:
-    """Seconds of weights and gradients on the network that a pipeline rank waits for in a step.
+def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) -> Network:
+    """Of weights and gradients of a pipeline rank.
 
-    ``busy``: its seconds of computation, which the rest travels behind.
+    ``busy``: its seconds of computation, which what is not waited for travels behind; ``crowd``: how many
+    times longer all of it takes for others at work.
     """
-    grid = work.grid
+    grid, rank = work.grid, work.ranks[pp]
     first = grid.ranks(pp=pp)[0]
     shards, copies = grid.peers(first, "dp_shard"), grid.peers(first, "dp_replicate", "dp_shard")
     if work.replicated:
         copies = grid.peers(first, "dp_replicate")
+    share = tuple(_parts(rank.share, shards, speeds, crowd))
+    same = tuple(_parts(rank.same, copies, speeds, crowd))
+    tied = tuple(_parts(rank.tied, grid.peers(first, "pp"), speeds, crowd, of=" of tied weights"))
+
     costs = speeds.cluster.overheads
-    share = collectives(rank.share, shards, speeds)
-    same = collectives(rank.same, copies, speeds) + collectives(rank.tied, grid.peers(first, "pp"), speeds)
-    return max(costs.exposed * share + costs.exposed_sums * same, share + same - busy)
+    shared, summed = sum(p.seconds for p in share), sum(p.seconds for p in same + tied)
+    waited = costs.exposed * shared + costs.exposed_sums * summed
+    return Network(share + same + tied, max(waited, shared + summed - busy * crowd))
+
+
+def _parts(
+    sent: tuple[Sent, ...], ranks: tuple[int, ...], speeds: Speeds, crowd: float, of: str = ""
+) -> Iterator[Part]:
+    """One a kind; among few ranks some take no time."""
+    for kind in dict.fromkeys(kind for kind, *_ in sent):
+        here = [s for s in sent if s[0] == kind]
+        seconds = collectives(here, ranks, speeds) * crowd
+        if seconds:
+            yield Part(kind + of, sum(n for *_, n in here), sum(b * n for _, b, n in here), seconds)

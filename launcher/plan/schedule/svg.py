@@ -9,6 +9,7 @@ from itertools import cycle
 
 from launcher.plan.schedule import axis
 from launcher.plan.schedule.actions import Kind
+from launcher.plan.schedule.lanes import Lane, Stretch
 from launcher.plan.schedule.simulate import Event, Timeline
 from launcher.plan.values.text import many, seconds_text
 
@@ -24,6 +25,9 @@ LATER = ("#8250df", "#bf3989", "#57606a", "#a40e26")
 LEFT, RIGHT, TOP, LEGEND, ROW, BAR = 136, 28, 96, 20, 38, 30
 NEXT, BEFORE, LINE = BAR + 2.5, BAR + 5.5, 2.5
 """Of what is sent to the next stage and to the one before: how far below the top of a row, and how thick."""
+LANES = {"tp": "#cf222e", "data-parallel": "#24292f"}
+LANE, THICK, APART = 5, 3.5, 3
+"""From a lane of collectives to the next, how thick one is, and from the last one to the next row besides."""
 STYLE = (
     "text{font-family:sans-serif;font-size:12px;fill:#24292f}"
     ".head{font-size:16px;font-weight:600}.soft{fill:#6e7781;font-size:11px}"
@@ -33,10 +37,14 @@ STYLE = (
 
 @dataclass(frozen=True)
 class _Picture:
-    """``after``: names and seconds of what comes after the schedule; ``None`` where time has no unit."""
+    """``after``: names and seconds of what comes after the schedule; ``None`` where time has no unit.
+
+    ``lanes``: of collectives.
+    """
 
     timeline: Timeline
     after: tuple[tuple[str, float], ...] | None
+    lanes: tuple[Lane, ...]
 
     @cached_property
     def span(self) -> float:
@@ -56,8 +64,18 @@ class _Picture:
 
     @property
     def top(self) -> int:
-        """Of the first row, below one or two rows of legend."""
-        return TOP + (LEGEND if self.after else 0)
+        """Of the first row, below what the legend says."""
+        more = [self.after, self.sent or self.lanes, self.lanes]
+        return TOP + LEGEND * sum(map(bool, more))
+
+    @property
+    def row(self) -> int:
+        """From a rank to the next."""
+        return ROW + (LANE * len(self.lanes) + APART if self.lanes else 0)
+
+    @property
+    def bottom(self) -> int:
+        return self.top + self.row * len(self.timeline.busy)
 
     @cached_property
     def sent(self) -> tuple[Event, ...]:
@@ -66,18 +84,21 @@ class _Picture:
         return t.sent if t.transfer and len(t.events) <= MANY else ()
 
 
-def svg(timeline: Timeline, after: Sequence[tuple[str, float]] | None = None) -> str:
+def svg(
+    timeline: Timeline, after: Sequence[tuple[str, float]] | None = None, lanes: Sequence[Lane] = ()
+) -> str:
     """Colour says what runs, the number which micro batch, a paler shade a later chunk.
 
     With ``after``, time is in seconds: those of what comes once the schedule is over are drawn across all
-    ranks, and what a rank sends is drawn below its actions, from the end of one to where it arrives.
+    ranks, and what a rank sends is drawn below its actions, from the end of one to where it arrives; below
+    that its ``lanes`` of collectives, which may go on after the schedule.
 
     Hovering shows torch's name of it. As wide as its labels need, within bounds; actions too narrow for a
     number have none. Of more than ``MANY`` actions those of one kind that touch are drawn as one, without
     names, numbers and messages, and the picture says so.
     """
-    picture = _Picture(timeline, None if after is None else tuple(after))
-    width, height = LEFT + picture.inner + RIGHT, picture.top + ROW * len(timeline.busy) + 46
+    picture = _Picture(timeline, None if after is None else tuple(after), tuple(lanes))
+    width, height = LEFT + picture.inner + RIGHT, picture.bottom + 46
 
     # what stands around the actions
     size = f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"'
@@ -99,10 +120,11 @@ def svg(timeline: Timeline, after: Sequence[tuple[str, float]] | None = None) ->
     else:
         lines += [line for e, fill in shaded for line in _bar(e, picture, fill)]
 
-    # and their messages
+    # and what is on the network
     for kinds, y in (("F", NEXT), ("BI", BEFORE)):
         going = [(e, COLOURS["F" if kinds == "F" else "B"]) for e in picture.sent if e.action.kind in kinds]
         lines += _merged(going, picture, y, LINE) if going else ()
+    lines += [line for i, lane in enumerate(picture.lanes) for line in _lane(lane, picture, i)]
     return "\n".join([*lines, "</svg>\n"])
 
 
@@ -121,8 +143,8 @@ def _head(picture: _Picture) -> Iterator[str]:
     bar = "a bar shows its micro batch"
     if len(t.events) > MANY:
         bar = f"a bar merges those of one kind that touch, of {len(t.events)} actions"
-    lanes = ", below it what it sends" if picture.sent else ""
-    sent = f"{t.messages} messages between ranks; {bar}, a rank the most it holds at once{lanes}"
+    below = ", below it what it sends" if picture.sent else ""
+    sent = f"{t.messages} messages between ranks; {bar}, a rank the most it holds at once{below}"
     yield f'<text class="soft" x="{LEFT}" y="48">{sent}</text>'
 
     # a box for every shade of a kind, then its name
@@ -139,33 +161,56 @@ def _head(picture: _Picture) -> Iterator[str]:
     idle = f'<text x="{x + 20}" y="73">idle</text>'
     yield f'<rect x="{x}" y="62" width="14" height="14" rx="2" fill="#eef1f4"/>{idle}'
 
-    # what comes after the schedule, in a row of its own
+    # what comes after the schedule and what is on the network, in rows of their own
+    y = 62
+    if picture.after:
+        y += LEGEND
+        later = zip(picture.after, cycle(LATER), strict=False)
+        yield from _legend(y, [([fill], f"{name} {seconds_text(n)}") for (name, n), fill in later])
+    if picture.sent or picture.lanes:
+        yield from _legend(y + LEGEND, _network(picture))
+    if picture.lanes:
+        said = "collectives are drawn as late as they can be: how long they take is predicted, not when"
+        yield f'<text class="soft" x="{LEFT}" y="{y + 2 * LEGEND + 11}">{said}</text>'
+
+
+def _network(picture: _Picture) -> Iterator[tuple[list[str], str]]:
+    """Colours and names of lanes that are drawn."""
+    if picture.sent:
+        yield [COLOURS["F"], COLOURS["B"]], "messages"
+    for lane in picture.lanes:
+        yield [LANES[lane.name]], lane.label
+
+
+def _legend(y: int, entries: Iterable[tuple[list[str], str]]) -> Iterator[str]:
+    """A row of boxes with their names."""
     x = LEFT
-    for (name, n), fill in zip(picture.after or (), cycle(LATER), strict=False):
-        label = f"{name} {seconds_text(n)}"
-        yield f'<rect x="{x}" y="{62 + LEGEND}" width="14" height="14" rx="2" fill="{fill}"/>'
-        yield f'<text x="{x + 20}" y="{73 + LEGEND}">{label}</text>'
-        x += 44 + 7 * len(label)
+    for fills, label in entries:
+        for fill in fills:
+            yield f'<rect x="{x}" y="{y}" width="14" height="14" rx="2" fill="{fill}"/>'
+            x += 16
+        yield f'<text x="{x + 4}" y="{y + 11}">{label}</text>'
+        x += 28 + 7 * len(label)
 
 
 def _grid(picture: _Picture) -> Iterator[str]:
     """A row a rank, and the time axis."""
     t, inner, top = picture.timeline, picture.inner, picture.top
     for rank, (busy, held) in enumerate(zip(t.busy, t.in_flight, strict=True)):
-        y = top + ROW * rank
+        y = top + picture.row * rank
         share = busy / picture.span if picture.span else 0.0
         yield f'<rect x="{LEFT}" y="{y}" width="{inner:.1f}" height="{BAR}" fill="#eef1f4"/>'
         yield f'<text x="16" y="{y + 13}">rank {rank}</text>'
         yield f'<text class="soft" x="16" y="{y + 27}">busy {share:.0%}, holds {held}</text>'
 
     ticks = axis.shares() if picture.after is None else axis.seconds(picture.span)
-    yield from axis.drawn(ticks, left=LEFT, inner=inner, bottom=top + ROW * len(t.busy))
+    yield from axis.drawn(ticks, left=LEFT, inner=inner, bottom=picture.bottom)
 
 
 def _later(picture: _Picture) -> Iterator[str]:
     """What comes after the schedule, across all ranks."""
     start = picture.timeline.makespan
-    high = ROW * len(picture.timeline.busy) - (ROW - BAR)
+    high = picture.bottom - picture.top - (APART if picture.lanes else ROW - BAR)
     for (name, n), fill in zip(picture.after or (), cycle(LATER), strict=False):
         x, wide = LEFT + start * picture.scale, n * picture.scale
         box = f'x="{x:.2f}" y="{picture.top}" width="{wide:.2f}" height="{high}" fill="{fill}"'
@@ -175,7 +220,7 @@ def _later(picture: _Picture) -> Iterator[str]:
 
 def _bar(e: Event, picture: _Picture, fill: str) -> Iterator[str]:
     scale, pieces = picture.scale, picture.timeline.pieces
-    x, wide, y = LEFT + e.start * scale, (e.end - e.start) * scale, picture.top + ROW * e.rank
+    x, wide, y = LEFT + e.start * scale, (e.end - e.start) * scale, picture.top + picture.row * e.rank
     gap = 1.0 if wide > 4 else 0.0
     box = f'x="{x:.2f}" y="{y}" width="{wide - gap:.2f}" height="{BAR}" fill="{fill}"'
     long = "" if picture.after is None else f", {seconds_text(e.end - e.start)}"
@@ -187,7 +232,25 @@ def _bar(e: Event, picture: _Picture, fill: str) -> Iterator[str]:
         yield f'<text class="{tone}" x="{x + (wide - gap) / 2:.2f}" y="{y + 19}">{label}</text>'
 
 
-def _merged(shaded: Iterable[tuple[Event, str]], picture: _Picture, y: float, thick: float) -> Iterator[str]:
+def _lane(lane: Lane, picture: _Picture, at: int) -> Iterator[str]:
+    """The one that is ``at`` so many below the messages."""
+    fill, scale = LANES[lane.name], picture.scale
+    y = (ROW if picture.sent else BAR + 2) + LANE * at
+    if len(lane.stretches) > MANY:
+        yield from _merged([(s, fill) for s in lane.stretches], picture, y + THICK / 2, THICK)
+        return
+    yield f'<g fill="{fill}">'
+    for s in lane.stretches:
+        x, wide = LEFT + s.start * scale, s.seconds * scale
+        box = f'x="{x:.2f}" y="{picture.top + picture.row * s.rank + y}" width="{wide:.2f}" height="{THICK}"'
+        made = "".join(f"; {part}" for part in s.parts)
+        yield f"<rect {box}><title>{s.name}, {seconds_text(s.seconds)}{made}</title></rect>"
+    yield "</g>"
+
+
+def _merged(
+    shaded: Iterable[tuple[Event | Stretch, str]], picture: _Picture, y: float, thick: float
+) -> Iterator[str]:
     """A path a colour, with a stretch for each run of bars that touch; its units are tenths of a pixel.
 
     ``y``: how far below the top of a row.
@@ -201,7 +264,7 @@ def _merged(shaded: Iterable[tuple[Event, str]], picture: _Picture, y: float, th
         spans.append((start, end))
     yield f'<g transform="translate({LEFT} {picture.top + y:g}) scale(.1 1)" stroke-width="{thick:g}">'
     for fill, rows in runs.items():
-        path = "".join(_stretches(ROW * rank, spans) for rank, spans in rows.items())
+        path = "".join(_stretches(picture.row * rank, spans) for rank, spans in rows.items())
         yield f'<path stroke="{fill}" d="{path}"/>'
     yield "</g>"
 

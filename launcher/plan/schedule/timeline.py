@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from operator import attrgetter
+from typing import Any
 
 from launcher.plan.schedule.actions import Action
+from launcher.plan.schedule.lanes import Lane, Stretch, messages
 from launcher.plan.schedule.simulate import Event, Timeline
-from launcher.plan.schedule.svg import NAMES, svg
+from launcher.plan.schedule.svg import MANY, NAMES, svg
 
 __all__ = ["chrome", "svg", "text"]
 
@@ -42,39 +45,79 @@ def _letter(a: Action, pieces: int) -> str:
     return GLYPHS[a.kind][a.micro // pieces % len(GLYPHS[a.kind])]
 
 
-def chrome(timeline: Timeline, step_us: float = 1e6, after: Sequence[tuple[str, float]] | None = None) -> str:
+def chrome(
+    timeline: Timeline,
+    step_us: float = 1e6,
+    after: Sequence[tuple[str, float]] | None = None,
+    lanes: Sequence[Lane] = (),
+) -> str:
     """A trace for chrome://tracing or Perfetto, one event an action; a step of ``step_us`` microseconds.
 
-    With ``after``, as ``svg`` takes it, microseconds are those of the timeline: each event says its seconds,
-    and what comes after the schedule is an event of every rank.
+    With ``after`` and ``lanes``, as ``svg`` takes them, microseconds are those of the timeline: each event
+    says its seconds, what comes after the schedule is an event of every rank, and messages and lanes are
+    threads of their own, below that of their rank; without those that have more than ``MANY`` stretches.
     """
     scale = step_us / (timeline.makespan or 1.0) if after is None else 1e6
+    ranks = range(len(timeline.busy))
 
     # a thread a rank, and a complete event ("X") an action
-    names = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": r, "args": {"name": f"pipeline rank {r}"}}
-        for r in range(len(timeline.busy))
-    ]
-    events = [
-        {"name": str(e.action), "cat": NAMES[e.action.kind], "ph": "X", "pid": 0, "tid": e.rank,
-         "ts": round(e.start * scale, 3), "dur": round((e.end - e.start) * scale, 3),
-         "args": _args(e.action, timeline.pieces) | ({} if after is None else _seconds(e.end - e.start))}
-        for e in timeline.events
-    ]  # fmt: skip
+    names = [_thread(r, "thread_name", name=f"pipeline rank {r}") for r in ranks]
+    events = []
+    for e in timeline.events:
+        said = {} if after is None else _seconds(e.end - e.start)
+        args = _args(e.action, timeline.pieces) | said
+        events.append(_event(e, str(e.action), NAMES[e.action.kind], e.rank, scale=scale, args=args))
     start = timeline.makespan
     for name, n in after or ():
-        event = {"name": name, "cat": "after the schedule", "ph": "X", "pid": 0}
-        at = {"ts": round(start * scale, 3), "dur": round(n * scale, 3), "args": _seconds(n)}
-        events += [event | {"tid": r} | at for r in range(len(timeline.busy))]
+        at = Stretch(0, start, start + n, name)
+        events += [_event(at, name, "after the schedule", r, scale=scale, args=_seconds(n)) for r in ranks]
         start += n
+
+    # threads of what is on the network, numbered after the ranks and shown each below its own
+    network = [] if after is None else [*_network([messages(timeline), *lanes], ranks)]
+    for tid, (lane, row) in enumerate(network, start=len(ranks)):
+        names.append(_thread(tid, "thread_name", name=f"pipeline rank {row[0].rank}: {lane.name}"))
+        events += [_event(s, s.name, lane.label, tid, scale=scale, args=_made(s)) for s in row]
+    if network:
+        owners = [*ranks, *(row[0].rank for _, row in network)]
+        order = sorted(range(len(owners)), key=owners.__getitem__)
+        names += [_thread(tid, "thread_sort_index", sort_index=i) for i, tid in enumerate(order)]
 
     rows = ",\n".join(json.dumps(e) for e in names + events)
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{rows}\n]}}\n'
 
 
+def _network(lanes: Sequence[Lane], ranks: Iterable[int]) -> Iterator[tuple[Lane, list[Stretch]]]:
+    """Rows of one rank each in which none overlaps the next, as viewers want it of a thread."""
+    for rank, lane in product(ranks, (lane for lane in lanes if len(lane.stretches) <= MANY)):
+        rows: list[list[Stretch]] = []
+        for s in (s for s in lane.stretches if s.rank == rank):
+            free = next((row for row in rows if row[-1].end <= s.start), None)
+            if free is None:
+                rows.append(free := [])
+            free.append(s)
+        yield from ((lane, row) for row in rows)
+
+
+def _thread(tid: int, what: str, **args: str | int) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": 0, "tid": tid, "args": args}
+
+
+def _event(
+    at: Event | Stretch, name: str, cat: str, tid: int, *, scale: float, args: Mapping[str, Any]
+) -> dict[str, Any]:
+    times = {"ts": round(at.start * scale, 3), "dur": round((at.end - at.start) * scale, 3)}
+    return {"name": name, "cat": cat, "ph": "X", "pid": 0, "tid": tid, **times, "args": args}
+
+
 def _seconds(n: float) -> dict[str, float]:
     """To the nanosecond."""
     return {"seconds": round(n, 9)}
+
+
+def _made(s: Stretch) -> dict[str, Any]:
+    parts = {p.kind: {"count": p.count, "bytes": p.nbytes} | _seconds(p.seconds) for p in s.parts}
+    return _seconds(s.seconds) | parts
 
 
 def _args(a: Action, pieces: int) -> dict[str, int]:

@@ -6,6 +6,7 @@ import pytest
 
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Action
+from launcher.plan.schedule.lanes import Lane, Part, Stretch
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 
 
@@ -19,6 +20,15 @@ def split() -> Timeline:
     """One rank, one micro batch, its backward in two halves."""
     row = (Action(0, "F", 0), Action(0, "I", 0), Action(0, "W", 0))
     return simulate((row,), (0,), Cost((1.0,), (2.0,), (1,)))
+
+
+def lanes(timeline: Timeline) -> tuple[Lane, Lane]:
+    """The last tenth of each action, and a stretch a rank that goes on after the schedule."""
+    ends = [Stretch(e.rank, e.end - (e.end - e.start) / 10, e.end, f"{e.action}: over tp") for e in timeline.events]
+    parts = (Part("all_gather", 4, 3 << 30, 1.5), Part("reduce_scatter", 1, 1 << 20, 1.0))
+    late = max(0.0, timeline.makespan - 1.0)
+    sums = tuple(Stretch(r, late, late + 2.5, "weights", parts) for r in range(len(timeline.busy)))
+    return Lane("tp", "collectives over tp", tuple(ends)), Lane("data-parallel", "gradients and weights", sums)
 
 
 NOTHING = simulate(((),), (0,), Cost((1.0,), (2.0,), (1,)))

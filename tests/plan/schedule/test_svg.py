@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from launcher.plan.schedule.lanes import Lane
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.schedule.svg import MANY, ROW, svg
-from tests.plan.schedule.drawn import TIMELINES, drawn, every
+from tests.plan.schedule.drawn import TIMELINES, drawn, every, lanes
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -119,7 +120,7 @@ def test_in_seconds_the_picture_ends_with_the_step() -> None:
         "6 messages between ranks; a bar shows its micro batch, a rank the most it holds at once, "
         "below it what it sends",
         "forward", "backward", "idle",
-        "gradients and weights on the network 2.0 s", "optimizer 1.0 s",
+        "gradients and weights on the network 2.0 s", "optimizer 1.0 s", "messages",
         "rank 0", "busy 56%, holds 3", "rank 1", "busy 56%, holds 3", "seconds",
     ]  # fmt: skip
 
@@ -154,9 +155,62 @@ def test_of_too_many_actions_no_messages_are_drawn() -> None:
     assert len(picture) < 12 * len(timeline.events)
 
 
+def test_lanes_lie_below_the_bars_of_their_rank_and_make_rows_higher() -> None:
+    timeline = drawn("1f1b", 3, 1, 4, transfer=0.25)
+    over_tp, weights = lanes(timeline)
+    picture = svg(timeline, AFTER, (over_tp, weights))
+    scale, named = 760 / (timeline.makespan + 3), bars(picture)
+
+    def wanted(lane: Lane, below: int) -> list[tuple[float, float, float]]:
+        top, row = 96 + 3 * 20, ROW + 2 * 5 + 3
+        return [
+            (pytest.approx(136 + scale * s.start, abs=0.01), top + row * s.rank + below,
+             pytest.approx(scale * s.seconds, abs=0.01))
+            for s in lane.stretches
+        ]  # fmt: skip
+
+    def at(names: str) -> list[tuple[float, float, float]]:
+        found = (at for name, at in named if names in name)
+        return [(float(at["x"]), float(at["y"]), float(at["width"])) for at in found]
+
+    assert at(": over tp") == wanted(over_tp, ROW)
+    assert at("weights, 2.5 s") == wanted(weights, ROW + 5)
+    hover = "weights, 2.5 s; 4 x all_gather, 3.0 GB, 1.5 s; 1 x reduce_scatter, 1.0 MB, 1.0 s"
+    assert [name for name, _ in named].count(hover) == 3
+    rows = sorted({float(at["y"]) for name, at in named if name[1] in "FB" and ":" not in name})
+    assert [b - a for a, b in pairwise(rows)] == [ROW + 13] * 2
+
+
+def test_the_legend_has_the_lanes_that_are_drawn() -> None:
+    timeline = drawn("gpipe", 2, 1, 3)
+    over_tp, weights = lanes(timeline)
+    note = "collectives are drawn as late as they can be: how long they take is predicted, not when"
+    said = [w for w in words(svg(timeline, AFTER, (weights,))) if not w.isdigit()]
+    assert said[2:9] == [
+        "forward", "backward", "idle", "gradients and weights on the network 2.0 s", "optimizer 1.0 s",
+        weights.label, note,
+    ]  # fmt: skip
+    assert over_tp.label not in said
+    assert over_tp.label in {*words(svg(timeline, AFTER, (over_tp,)))}
+    assert note not in {*words(svg(timeline, AFTER))}
+
+
+def test_lanes_of_too_many_actions_are_merged() -> None:
+    timeline = drawn("1f1b", 20, 1, 128)
+    over_tp, weights = lanes(timeline)
+    picture = svg(timeline, AFTER, (over_tp, weights))
+    scale = 10 * 2400 / (timeline.makespan + 3)
+    found = [spans for (_, colour), spans in stretches(picture).items() if colour == "#cf222e"]
+    assert sum(map(len, found)) == len(timeline.events)
+    assert sum(b - a for spans in found for a, b in spans) == pytest.approx(scale * sum(timeline.busy) / 10, rel=0.05)
+    assert len([name for name, _ in bars(picture) if name.startswith("weights")]) == 20
+    assert len(picture) < 24 * len(timeline.events)
+
+
 @every
-def test_nothing_is_drawn_outside_a_picture_in_seconds(timeline: Timeline) -> None:
-    root = ElementTree.fromstring(svg(timeline, [("optimizer", 0.125)]))
+@pytest.mark.parametrize("drawn_too", [True, False], ids=["lanes", "no lanes"])
+def test_nothing_is_drawn_outside_a_picture_in_seconds(timeline: Timeline, drawn_too: bool) -> None:
+    root = ElementTree.fromstring(svg(timeline, AFTER, lanes(timeline) if drawn_too else ()))
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     for at in (e.attrib for e in root.iter() if "x" in e.attrib):
         assert 0 <= float(at["x"]) <= float(at["x"]) + float(at.get("width", 0)) <= width + 0.01

@@ -1,0 +1,41 @@
+"""When collectives of a predicted step are on the network: those over tp, those of weights and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.plan.prediction.step_seconds import Network, TpShare
+from launcher.plan.schedule.lanes import Lane, Stretch
+from launcher.plan.schedule.simulate import Event, Timeline
+
+
+def lanes(timeline: Timeline, shares: Sequence[TpShare], networks: Sequence[Network]) -> tuple[Lane, ...]:
+    """Those that have something. ``shares``: of each stage, its pieces; ``networks``: one a pipeline rank."""
+    label = "gradients and weights, hidden and waited for"
+    found = (
+        Lane("tp", "collectives over tp", tuple(_over_tp(timeline, shares))),
+        Lane("data-parallel", label, tuple(_of_weights(timeline, networks))),
+    )
+    return tuple(lane for lane in found if lane.stretches)
+
+
+def tp_seconds(e: Event, pieces: int, shares: Sequence[TpShare]) -> float:
+    """Of an action; both halves of a backward that is split wait for their part."""
+    share = shares[e.action.stage * pieces + e.action.micro % pieces]
+    return (e.end - e.start) * (share.forward if e.action.kind == "F" else share.backward)
+
+
+def _over_tp(timeline: Timeline, shares: Sequence[TpShare]) -> Iterator[Stretch]:
+    """How long they take is predicted, not when: they lie at the end of the action that waits for them."""
+    for e in timeline.events:
+        seconds = tp_seconds(e, timeline.pieces, shares)
+        if seconds:
+            yield Stretch(e.rank, e.end - seconds, e.end, f"{e.action}: collectives over tp")
+
+
+def _of_weights(timeline: Timeline, networks: Sequence[Network]) -> Iterator[Stretch]:
+    """One a rank, whenever its parts are sent: what is waited for after the schedule, the rest before."""
+    for rank, sent in enumerate(networks):
+        end = timeline.makespan + sent.exposed
+        if sent.seconds:
+            yield Stretch(rank, max(0.0, end - sent.seconds), end, "gradients and weights", sent.parts)
