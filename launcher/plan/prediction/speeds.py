@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from launcher.job.schema.cluster import Cluster, Links
 from launcher.job.schema.job import Job
@@ -85,11 +86,16 @@ class Speeds:
 
     def message_seconds(self, nbytes: int, sender: int, receiver: int) -> float:
         """From one rank to another."""
+        latency, rate = self.link(sender, receiver)
+        return latency + nbytes / rate
+
+    def link(self, sender: int, receiver: int) -> tuple[float, float]:
+        """Seconds that a message takes to begin, and bytes a second of it."""
         if sender == receiver:
-            return 0.0
+            return 0.0, inf
         same = sender // self.per_node == receiver // self.per_node
         link, rate = (self.links.inside, self._inside(2)) if same else (self.links.between, None)
-        return link.latency_us / 1e6 + nbytes / ((link.message_gb_per_s or rate or link.gb_per_s) * 1e9)
+        return link.latency_us / 1e6, (link.message_gb_per_s or rate or link.gb_per_s) * 1e9
 
 
 def together(device: float, host: float) -> float:
