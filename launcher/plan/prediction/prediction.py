@@ -40,9 +40,10 @@ class Term:
 class Prediction:
     """``seconds`` of a step on ``cluster``, all ``terms`` together; ``mfu``: share of the devices' peak.
 
-    ``samples`` and ``tokens`` of a step; ``memory``: bytes on the device that has most; ``timeline``: of the
-    schedule, in seconds. ``shares``: of collectives over tp, one a stage and piece; ``networks``: of weights
-    and gradients, one a pipeline rank.
+    ``samples`` and ``tokens`` of a step; ``memory``: bytes that the plan holds on the device that has most,
+    ``needs``: those with what an allocator needs more; ``timeline``: of the schedule, in seconds.
+    ``shares``: of collectives over tp, one a stage and piece; ``networks``: of weights and gradients, one a
+    pipeline rank.
     """
 
     cluster: str
@@ -53,6 +54,7 @@ class Prediction:
     devices: int
     mfu: float
     memory: int
+    needs: int
     timeline: Timeline
     shares: tuple[TpShare, ...]
     networks: tuple[Network, ...]
@@ -100,7 +102,8 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
         tokens=work.tokens,
         devices=work.grid.size,
         mfu=work.flops / (whole * speeds.peak * work.grid.size),
-        memory=needed,
+        memory=work.memory,
+        needs=needed,
         timeline=timeline,
         shares=shares,
         networks=networks,
