@@ -24,8 +24,8 @@ from launcher.plan.schedule.shared_cores import Cores, simulate_shared
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 
 GB = 1 << 30
-FULL, WIDTH = 0.94, 1.5
-"""Around this share of a device an allocator begins to free and to ask again; within so many GB."""
+WIDTH = 1.5
+"""GB around a full device within which an allocator begins to free and to ask again."""
 
 
 @dataclass(frozen=True)
@@ -131,5 +131,5 @@ def _near_limit(needed: int, speeds: Speeds) -> float:
     room = speeds.cluster.memory_gb
     if room is None:
         return 0.0
-    below = (FULL * room - needed / GB) / WIDTH
+    below = (room - needed / GB) / WIDTH
     return speeds.cluster.overheads.near_limit / (1 + exp(min(50.0, below)))
