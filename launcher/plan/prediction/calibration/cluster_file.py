@@ -9,7 +9,6 @@ from launcher.plan.prediction.calibration.constants import Constant
 from launcher.plan.prediction.calibration.timed import Machine
 
 SHARED = "the cores that compute send"
-BESIDE = ("overheads.exposed", "overheads.exposed_sums")
 GROUPS = ("kernels", "overheads")
 HOW = {
     "tflops": "the fastest products",
@@ -65,7 +64,7 @@ def _together(above: str, found: Sequence[Constant], nodes: int) -> str:
 
 
 def _line(c: Constant, machine: Machine) -> str:
-    if c.key in BESIDE and machine.cores is not None:
+    if "exposed" in c.key and machine.cores is not None:
         return f"{_last(c.key)}: {number(c.value)}  # {SHARED}"
     return f"{_last(c.key)}: {number(c.value)}  # {HOW[c.key]}; spread {c.spread:.0%}"
 

@@ -211,13 +211,13 @@ def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) ->
 def _exposed(found: Round, machine: Machine) -> Values:
     """What sending takes beside a product, and after one, of what it takes alone.
 
-    More than all of it where ranks wait for the slowest of them. On shared cores all of it beside a product:
-    the cores that compute send.
+    More than all of it where ranks wait for the slowest of them. On shared cores all of it: the cores that
+    compute send.
     """
+    if machine.cores is not None:
+        return dict.fromkeys(("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp"), 1.0)
     took = {w.what: s for w, s in found.items() if isinstance(w, Overlap)}
     share, waited = (max(0.0, took[w] - took["product"]) / took["network"] for w in ("both", "turns"))
-    if machine.cores is not None:
-        share = 1.0
     return {"overheads.exposed": share, "overheads.exposed_sums": share, "overheads.exposed_tp": waited}
 
 

@@ -117,8 +117,8 @@ def trained(at: Machine) -> dict[Timed, float]:
 
 
 def shared(at: Machine) -> dict[str, float]:
-    """Cores that compute send: nothing of it is hidden. What ranks wait for each other is measured there too."""
-    hidden = ("overheads.exposed", "overheads.exposed_sums")
+    """Cores that compute send: nothing of it is hidden."""
+    hidden = ("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp")
     return dict.fromkeys(hidden, 1.0) if at.cores else {}
 
 
