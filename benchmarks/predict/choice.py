@@ -61,7 +61,6 @@ class OutOfMemory:
 
 
 def out_of_memory(ran: Sequence[Compared], failed: Sequence[Compared], room: float) -> OutOfMemory:
-    """``predicted`` of both is GB; ``room``: of a device."""
-    right = sum(c.predicted > room for c in failed)
-    wrong = sum(c.predicted > room for c in ran)
+    """Of devices with so many bytes of ``room``, by what a plan and its allocator need."""
+    right, wrong = (sum(step(c.plan).needs > room for c in some) for some in (failed, ran))
     return OutOfMemory(right / max(right + wrong, 1), right / max(len(failed), 1), len(failed))

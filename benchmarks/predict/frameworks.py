@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from benchmarks.predict.rows import Row
 from launcher.job.schema.cluster import Cluster
+from launcher.plan.cost.memory import Memory
 from launcher.plan.prediction.step_work import RankWork, StepWork
 
 SAID: dict[str, dict[str, float]] = {
@@ -14,8 +15,8 @@ SAID: dict[str, dict[str, float]] = {
     "megatron_deepspeed": {"links.inside.latency_us": 0.5},
     "nanotron": {
         "memory_gb": 80e9 / (1 << 30), "kernels.attention": 0.6, "kernels.moved": 0.35,
-        "overheads.exposed": 1.0, "overheads.near_limit": 3.0, "overheads.reserve_gb": 0.2,
-        "overheads.fragments": 0.05, "overheads.stall_ms": 430.0,
+        "overheads.exposed": 1.0, "overheads.near_limit": 3.0, "overheads.reserve_gb": 1.0,
+        "overheads.fragments": 0.1, "overheads.stall_ms": 430.0,
     },
     "torchtitan": {},
 }  # fmt: skip
@@ -32,8 +33,8 @@ FITTED: dict[str, dict[str, float]] = {
         "links.between.gb_per_s": 11.5,
     },
     "nanotron": {
-        "efficiency": 0.51, "kernels.launch_us": 28.5, "overheads.crossing_ms": 0.385,
-        "links.between.latency_us": 57.5,
+        "efficiency": 0.516, "kernels.launch_us": 40.7, "overheads.crossing_ms": 0.365,
+        "links.between.latency_us": 57.1,
     },
     "torchtitan": {},
 }  # fmt: skip
@@ -57,24 +58,36 @@ def changed(cluster: Cluster, constants: Mapping[str, float]) -> Cluster:
     return Cluster.model_validate(data)
 
 
-GATHERED_KEPT = 0.3
+GATHERED_KEPT = 0.2
 """nanotron at one stage: share of the inputs gathered over tp that is still there in the backward."""
+KEPT, KEPT_OVER_TP = 1.05, 1.3
+"""What its layers keep for the backward, of what ours do on CUDA."""
+LOGITS = 3.5
+"""Bytes a logit that its loss holds less."""
+WORK_SPACE = 200_000_000
+"""Bytes of libraries, which its allocator counts."""
+BUFFERS = 1.5
+"""Its fp32 gradients lie in buffers: so many times the weights in half precision, beside those."""
 
 
-def as_held(row: Row, work: StepWork, in_flight: Sequence[int]) -> StepWork:
+def as_held(row: Row, work: StepWork, memory: Sequence[Memory], in_flight: Sequence[int]) -> StepWork:
     """``work`` with the bytes that the framework of a row holds, where they are not those of this one.
 
-    nanotron gathers inputs over tp once more in backwards, where this engine keeps them, and adds gradients
-    up in fp32 in buffers as large as the weights.
+    ``memory``: of each pipeline rank, the rank of it that has most. nanotron gathers inputs over tp once more
+    in backwards, where this engine keeps them, and adds gradients up in fp32.
     """
     if row.framework != "nanotron":
         return work
     share = GATHERED_KEPT if row.pp == 1 else 0.0
+    factor = KEPT if row.tp == 1 else KEPT_OVER_TP
     ranks = []
-    for pp, rank in enumerate(work.ranks):
-        gathered = sum(n * nbytes for kind, nbytes, n in _sent(work, pp) if kind == "all_gather")
-        less = int((1 - share) * gathered * in_flight[pp])
-        ranks.append(replace(rank, memory=rank.memory - less + _weights(rank)))
+    for pp, (rank, held) in enumerate(zip(work.ranks, memory, strict=True)):
+        sent = sum(n * nbytes for kind, nbytes, n in _sent(work, pp) if kind == "all_gather")
+        gathered = sent * in_flight[pp]
+        logits = row.micro * row.seq * row.vocab // row.tp if pp == row.pp - 1 else 0
+        kept = held.activations - gathered - 2 * LOGITS * logits
+        more = (factor - 1) * kept - (1 - share) * gathered - LOGITS * logits + BUFFERS * _weights(rank)
+        ranks.append(replace(rank, memory=int(held.total + more) + WORK_SPACE))
     return replace(work, ranks=tuple(ranks))
 
 
@@ -84,5 +97,5 @@ def _sent(work: StepWork, pp: int) -> list[tuple[str, int, int]]:
 
 
 def _weights(rank: RankWork) -> int:
-    """Bytes of weights in half precision that are gathered, as many again as fp32 gradients have more."""
+    """Bytes of weights in half precision that are gathered."""
     return sum(n * nbytes for kind, nbytes, n in rank.share if kind == "all_gather")

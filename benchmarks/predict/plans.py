@@ -14,6 +14,7 @@ from benchmarks.predict.requests import request
 from benchmarks.predict.rows import Row, Unsaid, parsed
 from launcher.errors import RequestError
 from launcher.job.schema.cluster import Cluster
+from launcher.plan.cost.memory import Memory
 from launcher.plan.plan import Plan
 from launcher.plan.prediction.step_work import StepWork
 from launcher.planner.plan_job import plan_job
@@ -75,8 +76,16 @@ def _planned(row: Row, traces: Traces) -> Planned | str:
         return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
     except RequestError as error:
         return "; ".join(f"{p.key}: {p.text}" for p in error.problems)
-    work = as_held(row, plan.estimate.work, plan.estimate.timeline.in_flight)
+    work = as_held(row, plan.estimate.work, _fullest(plan), plan.estimate.timeline.in_flight)
     return Planned(row, job.cluster, work, *_bytes(plan))
+
+
+def _fullest(plan: Plan) -> list[Memory]:
+    """Of each pipeline rank, the rank of it that has most."""
+    grid, memory = plan.sizes.grid, plan.estimate.memory
+    return [
+        max((memory[rank] for rank in grid.ranks(pp=pp)), key=lambda m: m.total) for pp in range(grid["pp"])
+    ]
 
 
 def _roomy(cluster: Cluster) -> Cluster:

@@ -14,7 +14,7 @@ from benchmarks.predict.plans import Planned, key
 from benchmarks.predict.values import Compared, compared, seconds, step, timed
 
 NAME, PICTURES = "predict.md", "results"
-ROOM = 80.0
+ROOM = 80
 """GB of a device that rows which failed are held against."""
 BLIND = (
     "What is set by hand was set while looking at all tables, and so was the network of `megatron_deepspeed`",
@@ -99,13 +99,13 @@ def _failed(rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> 
     failed = [c for c in compared(mine, plans, ("failed",)) if c.measured]
     if not failed:
         return
-    found = out_of_memory(compared(mine, plans, ("memory",)), failed, ROOM)
+    found = out_of_memory(compared(mine, plans, ("memory",)), failed, ROOM * 1e9)
     yield from (
         "## Out of memory",
         "",
-        f"More than {ROOM:g} GB predicted, of {found.failed} runs that failed",
+        f"More than {ROOM} GB needed, with what an allocator needs more, of {found.failed} runs that failed",
     )
-    yield f"(of whatever): precision {found.precision:.2f}, recall {found.recall:.2f}."
+    yield f"(of whatever): precision {found.precision:.3f}, recall {found.recall:.3f}."
     yield ""
 
 

@@ -57,6 +57,7 @@ def value(raw: dict[str, str], plan: Planned, cluster: Cluster | None = None) ->
     row, metric, unit = plan.row, raw["metric"], UNITS.get(raw["unit"], 1e9)
     if metric in MEMORY:
         nbytes = {"params_grads_optimizer_memory": plan.states, "activation_memory": plan.kept}
+        nbytes["failed"] = step(plan, cluster).needs  # with what its allocator needs more
         return nbytes.get(metric, step(plan, cluster).memory) / unit
     seconds = step(plan, cluster).seconds
     flops = plan.work.flops / seconds / row.ranks

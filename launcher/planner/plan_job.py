@@ -22,7 +22,7 @@ from launcher.plan.partition import stage_config
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import own_optimizer
-from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
+from launcher.plan.settings import cluster, compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
 from launcher.plan.settings.pipeline_stage_config import Asked
 from launcher.plan.traced_model import TracedModel
@@ -135,9 +135,10 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     job = checked.job
     refuse(_unlike(job, own=True))
     refuse(_backend(job))
+    from launcher.parallel.cost.fused_kernels import fused_norms
     from launcher.parallel.model_state.module_globals import put_back
 
-    with put_back(own_files(job)):
+    with put_back(own_files(job)), fused_norms(cluster.accelerators(job)):
         made = _made(job, checked.asked, traces)
     fits(job, made)
     refuse(_mismatched(job, made))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from launcher.job.schema.job import Job
+from launcher.plan.settings.cluster import accelerators
 from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.planner.trace_model import Followed, ModelRead, ReadOnce
 
@@ -39,7 +40,8 @@ class Traces:
         if over_device_matrix(job) or job.train.compile is not None:
             return follow()
         asked = (job.model, job.seed, job.train.precision, job.parallel.operators, job.parallel.recompute)
-        key = repr((asked, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key))
+        key = (asked, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key)
+        key = repr((*key, accelerators(job)))
         if key not in self._followed:
             self._followed[key] = follow()
         return self._followed[key]

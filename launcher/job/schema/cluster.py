@@ -24,10 +24,18 @@ class Link(Settings):
     )
 
 
+class NodeLink(Link):
+    """Inside a node, through switches or over lines between each two devices."""
+
+    mesh: bool = Field(
+        False, description="a line from each device to each other: few have few of gb_per_s's lines"
+    )
+
+
 class Links(Settings):
     """``inside`` a node, and ``between`` nodes: of one device's share of the network there."""
 
-    inside: Link
+    inside: NodeLink
     between: Link
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointError
 
-from launcher.parallel.cost.flash_attention import Flash
 from launcher.parallel.cost.forward_cost import flops_of
+from launcher.parallel.cost.fused_kernels import FusedKernels
 from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.cost.meter_hooks import AGAIN, PLAIN, Sent
 from launcher.parallel.cost.operations_meter import OperationsMeter
@@ -58,7 +58,7 @@ class _Running(ExitStack):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        for mode in (default_dtype(torch.float32), torch.device("meta"), Flash()):
+        for mode in (default_dtype(torch.float32), torch.device("meta"), FusedKernels()):
             self.enter_context(mode)
         return self
 
@@ -209,7 +209,7 @@ class _Again(Dispatch):
     def around(self, sent: Callable[[], Sent]) -> Iterator[None]:
         """While a module runs again; ``sent``: over tp, afterwards."""
         try:
-            with self, torch.device("meta"), Flash():  # torch has left these modes for the backward
+            with self, torch.device("meta"), FusedKernels():  # torch has left these modes for the backward
                 yield
         finally:
             self.sent += sent()

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from launcher.parallel.cost.flash_attention import Flash
+from launcher.parallel.cost.fused_kernels import FusedKernels
 from launcher.parallel.cost.kernel_dtypes import disagreement
 from launcher.parallel.cost.operations_meter import OperationsMeter
 from launcher.parallel.cost.saved_hooks import SavedHooks
@@ -90,7 +90,7 @@ class Meter:
         self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
         self._hooks = SavedHooks(self._keep)
         self._flops = _Flops(self._hooks, self._keep)
-        self._flash = Flash()
+        self._fused = FusedKernels()
         self.own(own)
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -142,12 +142,12 @@ class Meter:
     def __enter__(self) -> Self:
         self._hooks.__enter__()
         self._flops.__enter__()
-        self._flash.__enter__()
+        self._fused.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._flash.__exit__(kind, error, at)
+        self._fused.__exit__(kind, error, at)
         self._flops.__exit__(kind, error, at)
         self._hooks.__exit__(kind, error, at)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.parallel.cost.flash_attention import Flash
+from launcher.parallel.cost.fused_kernels import FusedKernels
 from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.dispatch import meta_cache
 from launcher.parallel.fsdp.half_precision import HalfWeight, HalfWeights
@@ -110,7 +110,7 @@ def measure_stage(
     halves = _halves(skeleton, stage.params, kept)
     program = StageProgram(stage.train, groups, META)
     weights = Weights(skeleton, stage.params, level, groups, names={})
-    with _MetaMeter() as meter, Flash():
+    with _MetaMeter() as meter, FusedKernels():
         masters = list(skeleton.parameters())
         for t in (*masters, *skeleton.buffers()):
             meter._see(t)

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.similar_names import did_you_mean
-from launcher.plan.values.facts import Skeleton
+from launcher.plan.values.facts import Param, Skeleton
 from launcher.plan.values.module_names import is_glob
 
 KEY = "parallel.pipeline.stage_config"
@@ -208,16 +208,17 @@ def units(skeleton: Skeleton, at_least: int = 1, stacks: bool = True) -> tuple[s
     children: dict[str, list[str]] = {}
     for name in skeleton.modules:
         children.setdefault(name.rpartition(".")[0], []).append(name)
-    opened = _around_layers(skeleton, children) if stacks else frozenset()
+    inside = _inside(skeleton)
+    opened = _around_layers(skeleton, children, inside) if stacks else frozenset()
 
     def expand(name: str) -> list[str]:
-        inside = children.get(name, [])
+        below = children.get(name, [])
         around = name in skeleton.containers or name in opened
-        return [u for c in inside for u in expand(c)] if around and inside else [name]
+        return [u for c in below for u in expand(c)] if around and below else [name]
 
     out = [u for top in children.get("", []) for u in expand(top)]
     while True:
-        sizes = {u: _bytes(skeleton, u) for u in out}
+        sizes = {u: _bytes(inside, u) for u in out}
         loaded = [u for u in out if sizes[u]]
         open_to = [u for u in loaded if children.get(u)]
         if len(loaded) >= at_least or not open_to:
@@ -227,30 +228,43 @@ def units(skeleton: Skeleton, at_least: int = 1, stacks: bool = True) -> tuple[s
         out[at : at + 1] = [u for c in children[big] for u in expand(c)]
 
 
-def _around_layers(skeleton: Skeleton, children: Mapping[str, Sequence[str]]) -> frozenset[str]:
+Inside = Mapping[str, Sequence[Param]]
+"""The parameters below each module."""
+
+
+def _inside(skeleton: Skeleton) -> Inside:
+    found: dict[str, list[Param]] = {}
+    for p in skeleton.params:
+        for module in _prefixes(p.name)[:-1]:
+            found.setdefault(module, []).append(p)
+    return found
+
+
+def _around_layers(
+    skeleton: Skeleton, children: Mapping[str, Sequence[str]], inside: Inside
+) -> frozenset[str]:
     """Modules that are mostly layers: most bytes are in containers of alike modules, the outermost ones."""
     stacks: list[str] = []
     for name in skeleton.modules:
         if name in skeleton.containers and not any(name.startswith(s + ".") for s in stacks):
-            shapes = [found for c in children.get(name, []) if (found := _shapes(skeleton, c))]
+            shapes = [found for c in children.get(name, []) if (found := _shapes(inside, c))]
             if len(set(shapes)) < len(shapes):
                 stacks.append(name)
-    inside: dict[str, int] = {}
+    layers: dict[str, int] = {}
     for s in stacks:
         for around in _prefixes(s)[:-1]:
-            inside[around] = inside.get(around, 0) + _bytes(skeleton, s)
-    return frozenset(m for m, size in inside.items() if 2 * size > _bytes(skeleton, m))
+            layers[around] = layers.get(around, 0) + _bytes(inside, s)
+    return frozenset(m for m, size in layers.items() if 2 * size > _bytes(inside, m))
 
 
-def _shapes(skeleton: Skeleton, module: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _shapes(inside: Inside, module: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Names and shapes below ``module``: what alike layers have in common."""
     start = module + "."
-    inside = [p for p in skeleton.params if p.name.startswith(start)]
-    return tuple((p.name.removeprefix(start), p.spec.shape) for p in inside)
+    return tuple((p.name.removeprefix(start), p.spec.shape) for p in inside.get(module, ()))
 
 
-def _bytes(skeleton: Skeleton, module: str) -> int:
-    return sum(p.spec.nbytes for p in skeleton.params if p.name.startswith(module + "."))
+def _bytes(inside: Inside, module: str) -> int:
+    return sum(p.spec.nbytes for p in inside.get(module, ()))
 
 
 def leaves(keys: Mapping[str, int], skeleton: Skeleton) -> frozenset[str]:

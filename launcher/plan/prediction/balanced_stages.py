@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from launcher.job.schema.job import Job
@@ -21,7 +21,7 @@ from launcher.plan.cost.part_memory import (
 from launcher.plan.operators.resolve import splits
 from launcher.plan.partition import stages
 from launcher.plan.partition.balance.row import Cut, Row
-from launcher.plan.partition.balance.solve import balanced
+from launcher.plan.partition.balance.solve import balanced, promising
 from launcher.plan.partition.params import placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
@@ -82,25 +82,19 @@ def balanced_stages(
     nodes = [[n.name for n in model.graph.nodes if at[n.name] == part] for part in range(len(groups))]
     crossing = tuple(crossings(g, at, len(groups)) for g in model.graphs)
 
-    rows = _rows(_scheduler(job, sizes), sizes, job.parallel.pipeline.less_memory)
+    pipe = _pipe(job, sizes)
     times = _times(job, sizes, model, nodes, crossing)
-    memory = _memory(job, sizes, model, at, crossing=crossing, optimizer=optimizer, rows=rows, nodes=nodes)
-    forward, backward = times.each
-    row = Row(
-        forward=forward,
-        backward=backward,
-        places=sizes.places,
-        micros=sizes.micros * sizes.pieces,
-        ahead=rows.ahead,
-        split=schedules.RULES[_scheduler(job, sizes)].split,
+    memory = _memory(
+        job, sizes, model, at, crossing=crossing, optimizer=optimizer, rows=_rows(pipe), nodes=nodes
+    )
+    row = replace(
+        _light_row(pipe, times),
         state=memory.state,
         saved=memory.saved,
         flying=memory.flying,
-        step=lambda cut: makespan(rows.order, times.cost(cut)),
         held=memory.held,
-        tries=min(MOST, max(FEWEST, TRIED // len(rows.order.steps))),
     )
-    found = balanced(row, room)
+    found = balanced(row, room, _likely(pipe, times))
     known = "predicted seconds" if speeds(job) else "flops and bytes written"
     text = f"balanced by {known}{'' if room is None else ' and memory'}"
     text = f"{text}, the slowest rank {_above(times, sizes, found.cut):.1%} above the mean"
@@ -120,17 +114,54 @@ def _scheduler(job: Job, sizes: Sizes) -> str:
     return "seqpipe" if sizes.pieces > 1 else "1f1b"
 
 
-def _rows(scheduler: str, sizes: Sizes, less_memory: bool) -> _Rows:
-    return _of_schedule(scheduler, sizes.places, sizes.chunks, sizes.micros, less_memory, sizes.pieces)
+@dataclass(frozen=True)
+class _Pipe:
+    """All that a schedule hangs on."""
+
+    scheduler: str
+    places: tuple[int, ...]
+    chunks: int
+    micros: int
+    less_memory: bool
+    pieces: int
+
+
+def _pipe(job: Job, sizes: Sizes) -> _Pipe:
+    less_memory = job.parallel.pipeline.less_memory
+    return _Pipe(_scheduler(job, sizes), sizes.places, sizes.chunks, sizes.micros, less_memory, sizes.pieces)
 
 
 @lru_cache(maxsize=64)  # a search asks for the same few again and again
-def _of_schedule(
-    scheduler: str, places: tuple[int, ...], chunks: int, micros: int, less_memory: bool, pieces: int
-) -> _Rows:
-    schedule = schedules.build(scheduler, max(places) + 1, chunks, micros, less_memory, pieces)
-    ahead = tuple(_ahead(schedule, stage, rank) for stage, rank in enumerate(places))
-    return _Rows(order(schedule, places, pieces), ahead, moments(schedule, pieces))
+def _rows(pipe: _Pipe) -> _Rows:
+    ranks = max(pipe.places) + 1
+    schedule = schedules.build(pipe.scheduler, ranks, pipe.chunks, pipe.micros, pipe.less_memory, pipe.pieces)
+    ahead = tuple(_ahead(schedule, stage, rank) for stage, rank in enumerate(pipe.places))
+    return _Rows(order(schedule, pipe.places, pipe.pieces), ahead, moments(schedule, pipe.pieces))
+
+
+@lru_cache(maxsize=256)  # layouts that differ in how states are shared out have the same
+def _likely(pipe: _Pipe, times: PartTimes) -> tuple[Cut, ...]:
+    return tuple(promising(_light_row(pipe, times)))
+
+
+def _light_row(pipe: _Pipe, times: PartTimes) -> Row:
+    """Of parts and stages without bytes."""
+    rows = _rows(pipe)
+    forward, backward = times.each
+    return Row(
+        forward=forward,
+        backward=backward,
+        places=pipe.places,
+        micros=pipe.micros * pipe.pieces,
+        ahead=rows.ahead,
+        split=schedules.RULES[pipe.scheduler].split,
+        state=(0,) * len(forward),
+        saved=(0,) * len(forward),
+        flying=(0,) * len(pipe.places),
+        step=lambda cut: makespan(rows.order, times.cost(cut)),
+        held=lambda rank, runs: 0,
+        tries=min(MOST, max(FEWEST, TRIED // len(rows.order.steps))),
+    )
 
 
 def _ahead(schedule: Schedule, stage: int, rank: int) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 from launcher.plan.cost.step_time import forward_time
 from launcher.plan.operators.resolve import Spread
-from launcher.plan.partition.stages import covers
+from launcher.plan.partition.stages import around
 from launcher.plan.prediction.speeds import Speeds
 from launcher.plan.prediction.step_seconds import Load, load
 from launcher.plan.prediction.step_work import loss, work_of
@@ -35,18 +36,21 @@ class PartTime:
         return (*astuple(self.forward), *astuple(self.backward), self.late, self.whole)
 
 
+Link = tuple[float, float]
+
+
 @dataclass(frozen=True)
 class PartTimes:
     """``times``: of each piece, its parts in their row. ``slot``: of every action besides.
 
-    ``crossings``: bytes that leave each part for a later one; ``message``: how long so many take from one
-    stage to the next.
+    ``crossings``: bytes that leave each part for a later one; ``links``: seconds and bytes a second of a
+    message from each stage to the next, where they take time.
     """
 
     times: tuple[tuple[PartTime, ...], ...]
     slot: float
     crossings: tuple[int, ...]
-    message: Callable[[int, int], float]
+    links: tuple[Link, ...] = ()
 
     @cached_property
     def _sums(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
@@ -69,12 +73,17 @@ class PartTimes:
             forward=tuple(forward for forward, _, _ in passes),
             backward=tuple(backward for _, backward, _ in passes),
             activation=(0,) * len(passes),
-            transfer=max(
-                (self.message(s, self.crossings[i - 1]) for s, i in enumerate(cut[1:-1])), default=0.0
-            ),
+            transfer=max((self._message(s, i - 1) for s, i in enumerate(cut[1:-1])), default=0.0),
             weight=tuple(late for _, _, late in passes),
             pieces=len(self.times),
         )
+
+    def _message(self, stage: int, part: int) -> float:
+        """From ``stage``, whose last part this is, to the next one; of a piece."""
+        if not self.links:
+            return 0.0
+        latency, rate = self.links[stage]
+        return latency + self.crossings[part] // len(self.times) / rate
 
     def _pass(self, before: tuple[float, ...], until: tuple[float, ...]) -> tuple[float, float, float]:
         """Forward, backward, and what of that may come later."""
@@ -94,7 +103,7 @@ Parts = Sequence[Sequence[str]]
 def unitless(graphs: Sequence[Graph], parts: Parts, crossings: tuple[int, ...]) -> PartTimes:
     """As ``cost.step_time`` has it."""
     times = tuple(tuple(_unitless([g[n] for n in part]) for part in parts) for g in graphs)
-    return PartTimes(times, 0.0, crossings, lambda stage, nbytes: 0.0)
+    return PartTimes(times, 0.0, crossings)
 
 
 def _unitless(nodes: Sequence[Node]) -> PartTime:
@@ -116,17 +125,19 @@ def predicted(
 ) -> PartTimes:
     """In seconds, as a plan's step is predicted; ``places``: the pipeline rank of each stage."""
     firsts = [grid.ranks(pp=pp)[0] for pp in places]
-
-    def message(stage: int, nbytes: int) -> float:
-        return speeds.message_seconds(nbytes // len(graphs), firsts[stage], firsts[stage + 1])
+    links = tuple(speeds.link(*pair) for pair in pairwise(firsts))
+    cut = defaultdict[str, list[Spread]](list)
+    for spread in spreads:
+        for module in around(spread.operator.module):
+            cut[module].append(spread)
 
     rows = []
     for graph in graphs:
         row = []
         for at, part in enumerate(parts):
             nodes = [graph[n] for n in part]
-            called = [n.target for n in nodes if n.kind == "module"]
-            here = [s for s in spreads if any(covers(m, s.operator.module) for m in called)]
+            called = dict.fromkeys(n.target for n in nodes if n.kind == "module")
+            here = [s for m in called for s in cut[m]]
             last = loss(graph) if at == len(parts) - 1 else None
             work = work_of(nodes, here, pieces=len(graphs), loss=last)
             row.append(
@@ -139,4 +150,4 @@ def predicted(
             )
         rows.append(tuple(row))
     slot = speeds.cluster.overheads.slot_ms / 1e3
-    return PartTimes(tuple(rows), slot, crossings, message)
+    return PartTimes(tuple(rows), slot, crossings, links)

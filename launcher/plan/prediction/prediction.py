@@ -24,8 +24,8 @@ from launcher.plan.schedule.shared_cores import Cores, simulate_shared
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 
 GB = 1 << 30
-FULL, WIDTH = 0.94, 1.5
-"""Around this share of a device an allocator begins to free and to ask again; within so many GB."""
+WIDTH = 1.5
+"""GB around a full device within which an allocator begins to free and to ask again."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class Term:
 class Prediction:
     """``seconds`` of a step on ``cluster``, all ``terms`` together; ``mfu``: share of the devices' peak.
 
-    ``samples`` and ``tokens`` of a step; ``memory``: bytes on the device that has most; ``timeline``: of the
-    schedule, in seconds. ``shares``: of collectives over tp, one a stage and piece; ``networks``: of weights
-    and gradients, one a pipeline rank.
+    ``samples`` and ``tokens`` of a step; ``memory``: bytes that the plan holds on the device that has most,
+    ``needs``: those with what an allocator needs more; ``timeline``: of the schedule, in seconds.
+    ``shares``: of collectives over tp, one a stage and piece; ``networks``: of weights and gradients, one a
+    pipeline rank.
     """
 
     cluster: str
@@ -53,6 +54,7 @@ class Prediction:
     devices: int
     mfu: float
     memory: int
+    needs: int
     timeline: Timeline
     shares: tuple[TpShare, ...]
     networks: tuple[Network, ...]
@@ -100,7 +102,8 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
         tokens=work.tokens,
         devices=work.grid.size,
         mfu=work.flops / (whole * speeds.peak * work.grid.size),
-        memory=needed,
+        memory=work.memory,
+        needs=needed,
         timeline=timeline,
         shares=shares,
         networks=networks,
@@ -128,5 +131,5 @@ def _near_limit(needed: int, speeds: Speeds) -> float:
     room = speeds.cluster.memory_gb
     if room is None:
         return 0.0
-    below = (FULL * room - needed / GB) / WIDTH
+    below = (room - needed / GB) / WIDTH
     return speeds.cluster.overheads.near_limit / (1 + exp(min(50.0, below)))

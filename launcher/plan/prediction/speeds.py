@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from launcher.job.schema.cluster import Cluster, Links
 from launcher.job.schema.job import Job
@@ -69,19 +70,32 @@ class Speeds:
     def ring(self, ranks: Sequence[int]) -> tuple[float, float]:
         """Seconds of all its steps, and bytes a second that a rank receives."""
         links, nodes = self.links, len({rank // self.per_node for rank in ranks})
-        rate, latency = links.inside.gb_per_s, links.inside.latency_us
+        members = max(1, len(ranks) // nodes)
+        rate, latency = self._inside(members), links.inside.latency_us
         if nodes > 1:
-            rate = min(rate, links.between.gb_per_s * max(1, len(ranks) // nodes))
-            latency = links.between.latency_us
+            through = links.between.gb_per_s * members
+            rate, latency = (min(rate, through) if members > 1 else through), links.between.latency_us
         return (len(ranks) - 1) * latency / 1e6, rate * 1e9
+
+    def _inside(self, members: int) -> float:
+        """GB a second that one of so many ``members`` of a group on a node receives from the others."""
+        inside, lines = self.links.inside, (self.cluster.devices_per_node or 1) - 1
+        if not inside.mesh or lines < 2:
+            return inside.gb_per_s
+        return inside.gb_per_s * (members - 1) / lines
 
     def message_seconds(self, nbytes: int, sender: int, receiver: int) -> float:
         """From one rank to another."""
+        latency, rate = self.link(sender, receiver)
+        return latency + nbytes / rate
+
+    def link(self, sender: int, receiver: int) -> tuple[float, float]:
+        """Seconds that a message takes to begin, and bytes a second of it."""
         if sender == receiver:
-            return 0.0
+            return 0.0, inf
         same = sender // self.per_node == receiver // self.per_node
-        link = self.links.inside if same else self.links.between
-        return link.latency_us / 1e6 + nbytes / ((link.message_gb_per_s or link.gb_per_s) * 1e9)
+        link, rate = (self.links.inside, self._inside(2)) if same else (self.links.between, None)
+        return link.latency_us / 1e6, (link.message_gb_per_s or rate or link.gb_per_s) * 1e9
 
 
 def together(device: float, host: float) -> float:

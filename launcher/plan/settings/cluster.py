@@ -14,6 +14,13 @@ def room(job: Job) -> int | None:
     return None if gb is None else int(gb * (1 << 30))
 
 
+def accelerators(job: Job) -> bool:
+    """Whether ranks are planned on devices of their own, wherever the plan is made."""
+    if job.launch.device == "auto":
+        return job.cluster.links is not None and job.cluster.cores_per_node is None
+    return job.launch.device == "cuda"
+
+
 def refused(job: Job) -> Iterator[Problem]:
     """More ranks a node than it has devices."""
     cluster, launch = job.cluster, job.launch

@@ -18,7 +18,7 @@ GPU = (1 << 20, 1 << 24, 1 << 27)
 """Bytes of the whole tensor."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 SEVERAL = 0.04
-"""Seconds of what is compared: ranks wait for each other now more and now less."""
+"""Seconds of messages and of what is compared: ranks wait for each other now more and now less."""
 PARTS = 4
 """Tensors that travel together."""
 SMALL = 4
@@ -48,7 +48,8 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
     for link, pair in _pairs(world):
         for nbytes in sizes:
             work = _message(nbytes, pair, world.rank, device)
-            yield Sample(Message(link, nbytes), work, world.rank in pair, joint=True, share=0.5)
+            here = world.rank in pair
+            yield Sample(Message(link, nbytes), work, here, joint=True, share=0.5, least=SEVERAL)
     yield from _overlap(world, cores, device)
 
 

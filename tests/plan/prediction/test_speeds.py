@@ -7,6 +7,7 @@ import pytest
 from launcher.job.schema.cluster import Cluster
 from launcher.plan.prediction.speeds import Speeds, speeds_of
 from launcher.plan.values.operations import Operations, Product
+from tests.plan.made import job
 
 CLUSTER = Cluster.model_validate({
     "devices_per_node": 4, "tflops": {"fp32": 10, "bf16": 100}, "efficiency": 0.5, "memory_gb_per_s": 1000,
@@ -72,6 +73,36 @@ def test_a_group_has_the_adapters_of_its_members_on_a_node() -> None:
     strided = speeds().collective_seconds("reduce_scatter", 80_000_000, (0, 2, 4, 6))
     assert whole == pytest.approx(7 * 50e-6 + 7 / 8 * 80e6 / 40e9)
     assert strided == pytest.approx(3 * 50e-6 + 3 / 4 * 80e6 / 20e9)
+
+
+def test_few_devices_of_a_mesh_have_few_of_its_lines() -> None:
+    """Lines between each two of four: a pair has one of three, three have two each, a message goes over one."""
+    links = CLUSTER.links
+    assert links is not None
+    mesh = links.model_copy(update={"inside": links.inside.model_copy(update={"mesh": True})})
+    found = speeds_of(CLUSTER.model_copy(update={"links": mesh}), "bf16")
+    assert found is not None
+    assert found.collective_seconds("all_gather", 60_000_000, (0, 1)) == pytest.approx(2e-6 + 30e6 / (200e9 / 3))
+    assert found.collective_seconds("all_gather", 60_000_000, (0, 1, 3)) == pytest.approx(4e-6 + 40e6 / (400e9 / 3))
+    assert found.collective_seconds("all_gather", 60_000_000, (0, 1, 2, 3)) == pytest.approx(6e-6 + 45e6 / 200e9)
+    assert found.message_seconds(60_000_000, 0, 3) == pytest.approx(2e-6 + 60e6 / (200e9 / 3))
+
+    # between nodes it is the adapters that count, with one member a node too
+    assert found.collective_seconds("all_gather", 80_000_000, (0, 4)) == pytest.approx(50e-6 + 40e6 / 10e9)
+    assert found.collective_seconds("all_gather", 80_000_000, tuple(range(8))) == pytest.approx(7 * 50e-6 + 70e6 / 40e9)
+
+
+MEASURED_910B = {2: (38, 18), 4: (64, 30), 8: (149, 72)}
+"""GB/s of a whole tensor: all-gather and all-reduce of that many devices of an Atlas 800T A2 (HCCL, CANN 8.0)."""
+
+
+@pytest.mark.parametrize("ranks", MEASURED_910B)
+def test_collectives_of_ascend_910b_take_what_was_measured(ranks: int) -> None:
+    found = speeds_of(job("cluster=ascend_910b").cluster, "bf16")
+    assert found is not None
+    for kind, measured in zip(("all_gather", "all_reduce"), MEASURED_910B[ranks], strict=True):
+        took = found.collective_seconds(kind, 1 << 30, tuple(range(ranks)))
+        assert (1 << 30) / took / 1e9 == pytest.approx(measured, rel=0.2)
 
 
 def test_alone_nothing_is_sent() -> None:

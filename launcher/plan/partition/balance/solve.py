@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
@@ -23,24 +23,26 @@ class Balance:
     fastest: Cut
 
 
-def balanced(row: Row, room: int | None = None) -> Balance:
+def balanced(row: Row, room: int | None = None, likely: Sequence[Cut] = ()) -> Balance:
     """The cut with the shortest step of those that need no more bytes than ``room`` on any rank.
+
+    ``likely``: what ``promising`` says of a row that is like this one but for bytes.
 
     Of steps as short as the shortest one that with the fewest stages that have next to nothing to do, then
     that with the least memory. Where nothing fits it is the fastest. There are at least as many parts as
     stages.
     """
     row = replace(row, step=cache(row.step), held=cache(row.held))
-    fastest = _best(row, _promising(row, None))
+    fastest = _best(row, likely or promising(row))
     assert fastest is not None
     if room is None or row.memory(fastest) <= room or not row.may_fit(room):
         return Balance(fastest, fastest)
 
-    return Balance(_best(row, _promising(row, room)) or fastest, fastest)
+    return Balance(_best(row, promising(row, room)) or fastest, fastest)
 
 
-def _promising(row: Row, room: int | None) -> list[Cut]:
-    """The cuts within ``room`` to choose from; all of them, if they are few."""
+def promising(row: Row, room: int | None = None) -> list[Cut]:
+    """The cuts within ``room`` to choose from; all of them, if they are few. Without it no bytes count."""
     if comb(row.parts - 1, row.stages - 1) <= row.tries:
         return [c for c in _all(row) if room is None or row.memory(c) <= room]
     if row.stages == len(row.ranks):

@@ -1,7 +1,10 @@
-"""Attention on meta tensors costs what the fused kernel costs: torch would form all scores there."""
+"""Attention and norms on meta tensors cost what fused kernels do: torch takes them to pieces there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -9,18 +12,50 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 ATTENTION = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
+RMS_NORM = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
+_norms = ContextVar("fused_norms", default=False)
 
 
-class Flash(TorchFunctionMode):
-    """While entered, attention on meta tensors keeps for backward what it keeps on real devices."""
+@contextmanager
+def fused_norms(there: bool) -> Iterator[None]:
+    """Whether the device that is planned for has one kernel for RMSNorm, as CUDA has; CPUs have none."""
+    before = _norms.set(there)
+    try:
+        yield
+    finally:
+        _norms.reset(before)
+
+
+class FusedKernels(TorchFunctionMode):
+    """While entered, what fused kernels do on meta tensors keeps for backward what it does on devices."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = _fused(*args, **kwargs) if func in ATTENTION else None
+        out = None
+        if func in ATTENTION:
+            out = _attention(*args, **kwargs)
+        elif func in RMS_NORM and _norms.get():
+            out = _rms_norm(*args, **kwargs)
         return func(*args, **kwargs) if out is None else out
 
 
-def _fused(
+def _rms_norm(
+    input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
+) -> torch.Tensor | None:
+    """By the kernel of LayerNorm, which reads and keeps as much but for a mean of each row.
+
+    ``None`` where CUDA takes it to pieces too: a weight of another dtype.
+    """
+    if not isinstance(input, torch.Tensor) or input.device.type != "meta":
+        return None
+    if weight is not None and weight.dtype != input.dtype:
+        return None
+    out: torch.Tensor
+    out, _, _ = torch.native_layer_norm(input, normalized_shape, weight, None, eps or 1e-6)
+    return out
+
+
+def _attention(
     q: Any,
     k: Any,
     v: Any,

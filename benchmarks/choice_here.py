@@ -1,0 +1,177 @@
+"""What a search would choose on this machine, among 40 layouts of which all are trained for some steps.
+
+Layouts of a language model on 1, 2 and 4 ranks: those that the search for each number of ranks finds
+best, and others that are drawn from all that it looks at. Measure the cluster first, and run it on an idle
+machine:
+
+    python -m launcher launch.nproc=4 'steps=[calibrate]' steps.calibrate.to=mine/cluster/mine.yaml
+    python -m benchmarks.choice_here --config-dir mine --cluster mine [--steps 4] [--write FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.predict_here import MODEL, Measured, kept, measure
+from launcher.errors import RequestError
+from launcher.job.compose import compose
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.plan.prediction.speeds import speeds
+from launcher.planner.plan_job import plan_job
+from launcher.planner.search import candidates
+from launcher.planner.search.evaluate import Question
+from launcher.planner.search.layout import Layout
+from launcher.planner.search.search import search
+
+SIZES = (1, 2, 4)
+FEW = 5
+"""Of each number of ranks, those that the search finds best."""
+LIMIT = 0.05
+"""How much slower than the best of all the chosen one may be."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """``chosen``: the search for this number of ranks finds it best."""
+
+    name: str
+    chosen: bool
+    predicted: float
+    measured: float
+
+
+def left_open(size: int, cluster: str, config_dir: Path | None) -> Job:
+    words = [*MODEL, f"launch.nproc={size}", "parallel=auto", f"search.measure={FEW}", f"cluster={cluster}"]
+    return compose(words, config_dir=config_dir).job
+
+
+def drawn(count: int, cluster: str, config_dir: Path | None) -> tuple[dict[str, tuple[Job, Plan]], set[str]]:
+    """So many layouts by name, with their plans; and the names of those that a search would choose."""
+    found: dict[str, tuple[Job, Plan]] = {}
+    chosen, rest = set[str](), list[tuple[str, Job]]()
+    for size in SIZES:
+        job = left_open(size, cluster, config_dir)
+        finalists, _ = search(job)
+        for n, one in enumerate(finalists):
+            name = named(size, one.predicted.layout)
+            found[name] = one.job, plan_job(one.job)
+            if n == 0:
+                chosen.add(name)
+        rest += others(size, job)
+
+    # and others, until there are enough
+    for name, job in random.Random(0).sample(rest, len(rest)):
+        if len(found) == count:
+            break
+        if name not in found:
+            plan = planned(job)
+            if plan is not None:
+                found[name] = job, plan
+    return found, chosen
+
+
+def others(size: int, job: Job) -> Iterator[tuple[str, Job]]:
+    fast = speeds(job)
+    assert fast is not None
+    there = candidates.space(job)
+    asked = Question(job, there.named, fast)
+    for layout in there.layouts:
+        settled = asked.of(layout)
+        parallel = settled.parallel.model_copy(update={"recompute": None})
+        yield named(size, layout), settled.model_copy(update={"parallel": parallel})
+
+
+def planned(job: Job) -> Plan | None:
+    """``None`` where no plan can be made, as a search finds out too."""
+    try:
+        return plan_job(job)
+    except RequestError:
+        return None
+
+
+def named(size: int, layout: Layout) -> str:
+    shown = layout.shown()
+    words = [f"{size} rank{'s' if size > 1 else ''}: tp {layout.tp}"]
+    words += [f"{shown[key]} {what}" for key, what in (("stages", "stages"), ("micros", "micro batches"))]
+    virtual = f", {layout.chunks} a rank" if layout.chunks > 1 else ""
+    operators = f" {layout.operators}" if layout.tp > 1 else ""
+    return f"{words[0]}{operators}, {words[1]} {layout.scheduler}{virtual}, {words[2]}, hsdp {shown['hsdp']}"
+
+
+def tried(
+    plans: Mapping[str, tuple[Job, Plan]], chosen: set[str], found: Mapping[str, Measured]
+) -> list[Tried]:
+    """The fastest first."""
+    out = []
+    for name, (_, plan) in plans.items():
+        step = plan.estimate.step
+        assert step is not None
+        out.append(Tried(name, name in chosen, step.seconds * 1e3, found[name].median))
+    return sorted(out, key=lambda one: one.measured)
+
+
+def lost(rows: Sequence[Tried], count: int) -> float:
+    """How much slower than the best of all the best of the ``count`` that are predicted fastest is."""
+    first = sorted(rows, key=lambda one: one.predicted)[:count]
+    return min(one.measured for one in first) / rows[0].measured - 1
+
+
+def page(rows: Sequence[Tried], cluster: str) -> list[str]:
+    off = [abs(one.predicted / one.measured - 1) for one in rows]
+    mean = f"{statistics.mean(off):.1%}"
+    table = []
+    for one in rows:
+        name = f"**{one.name}**" if one.chosen else one.name
+        error = one.predicted / one.measured - 1
+        table.append(f"| {name} | {one.predicted:.0f} | {one.measured:.0f} | {error:+.1%} |")
+    return [
+        "# What a search chooses on one machine",
+        "",
+        f"`python -m benchmarks.choice_here --cluster {cluster}`: {len(rows)} layouts of a language model,",
+        f"all of them trained; for each number of ranks the {FEW} that a search finds best, the first of",
+        "them in bold, the others drawn at random.",
+        "",
+        f"The layout that is predicted fastest is {lost(rows, 1):.1%} slower than the fastest of all,",
+        f"the best of {FEW} that run for some steps {lost(rows, FEW):.1%}. Predictions are {mean} off on the",
+        "mean.",
+        "",
+        "| layout | predicted ms | measured ms | error |",
+        "|---|---|---|---|",
+        *table,
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cluster", default="here")
+    parser.add_argument("--config-dir", type=Path, help="a folder with cluster/NAME.yaml")
+    parser.add_argument("--layouts", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--patience", type=int, default=3, help="times as many steps at most, for quiet ones")
+    parser.add_argument(
+        "--measured", type=Path, help="a JSON file to keep measurements in; one that is there is read"
+    )
+    parser.add_argument("--write", type=Path, help="a folder that gets choice_here.md")
+    args = parser.parse_args()
+
+    plans, chosen = drawn(args.layouts, args.cluster, args.config_dir)
+    found = kept(args.measured, partial(measure, plans, args.steps, args.patience))
+    rows = tried(plans, chosen, found)
+    lines = page(rows, args.cluster)
+    print("\n".join(lines))
+    if args.write is not None:
+        args.write.mkdir(parents=True, exist_ok=True)
+        (args.write / "choice_here.md").write_text("\n".join(lines) + "\n")
+    if lost(rows, 1) > LIMIT:
+        raise SystemExit(f"the search's choice is more than {LIMIT:.0%} slower than the best of all")
+
+
+if __name__ == "__main__":
+    main()
