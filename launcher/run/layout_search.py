@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import refuse
 from launcher.job.schema.job import Job
@@ -12,8 +13,11 @@ from launcher.plan.partition.sizes import Note
 from launcher.planner.plan_job import planning
 from launcher.planner.search import candidates, show_ranking
 from launcher.planner.search.search import search
-from launcher.run import best_recipe
+from launcher.run import best_recipe, launch, memory_check
 from launcher.run.measure_layouts import MeasuredLayout, measured, refused
+
+if TYPE_CHECKING:
+    from launcher.run.outer_ranks import Others
 
 MOST_PROCESSES = 8
 
@@ -32,8 +36,10 @@ def check(job: Job) -> None:
     refuse(found)
 
 
-def settled(job: Job, measure: bool = False) -> tuple[Job, tuple[Note, ...]]:
+def settled(job: Job, measure: bool = False, others: Others | None = None) -> tuple[Job, tuple[Note, ...]]:
     """``job`` with nothing left open, and what was chosen; where it asks to ``measure``, by that too.
+
+    ``others``: the ranks of an outer launcher.
 
     Raises ``RequestError``.
     """
@@ -44,21 +50,22 @@ def settled(job: Job, measure: bool = False) -> tuple[Job, tuple[Note, ...]]:
         found, ranking = search(job, processes())
     if not (measure and job.search.measure):
         return found[0].job, tuple(show_ranking.notes(ranking))
-    ran = measured(job, found)
+    ran = measured(job, found, others)
     taken = ran[0].finalist
     told = Note("search.measure", "; ".join(_compared(ran)))
     return taken.job, (*show_ranking.notes(ranking, taken.predicted), told)
 
 
-def shown(job: Job) -> Iterator[str]:
+def shown(job: Job, others: Others | None = None) -> Iterator[str]:
     """What was found, and the recipe that it is written to."""
+    job = memory_check.told(launch.at_home(job, launch.outer_size()))
     check(job)
     with planning():
         found, ranking = search(job, processes())
     lines = [*show_ranking.text(ranking)]
     best = found[0].job
     if job.search.measure:
-        ran = measured(job, found)
+        ran = measured(job, found, others)
         best = ran[0].finalist.job
         lines += [f"  {'measured' if not n else '':<10} {line}" for n, line in enumerate(_compared(ran))]
     yield from lines

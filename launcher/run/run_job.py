@@ -60,23 +60,28 @@ class RunRequest:
 
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
-    if request.job.show == "search":
-        say("\n".join(layout_search.shown(memory_check.told(request.job))))
-        return DONE
-    if request.job.show is not None:
+    if request.job.show not in (None, "search"):
         say("\n".join(show.shown(request.job, request.overrides)))
         return DONE
-    from launcher.job.cures.report import as_yaml
-
-    log.console()
     try:
-        _carry_out(
-            RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides), others
-        )
+        if request.job.show == "search":
+            with stoppable():
+                say("\n".join(layout_search.shown(request.job, others)))
+        else:
+            _start(request, words, others)
     except Interrupted as stop:
         tell(str(stop))
         return stop.code
     return DONE
+
+
+def _start(request: Request, words: Sequence[str], others: Others | None) -> None:
+    from launcher.job.cures.report import as_yaml
+
+    log.console()
+    _carry_out(
+        RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides), others
+    )
 
 
 def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -137,7 +142,8 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
     """Returns the figures of the steps."""
     with stoppable(), _saved(request.job):
         # What is meant here, what can be refused, what will happen.
-        asked, chosen = _settled(settle(request.job, request.config, request.overrides, others), measure=True)
+        settled = settle(request.job, request.config, request.overrides, others)
+        asked, chosen = _settled(settled, measure=True, others=others)
         start, plan = _decide(asked, chosen)
 
         with _opened(asked, others) as at:
@@ -158,9 +164,11 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
             return record.results
 
 
-def _settled(asked: Settled, measure: bool = False) -> tuple[Settled, tuple[Note, ...]]:
+def _settled(
+    asked: Settled, measure: bool = False, others: Others | None = None
+) -> tuple[Settled, tuple[Note, ...]]:
     """With the layout that is found where one is left open, and what was chosen."""
-    job, chosen = layout_search.settled(asked.job, measure)
+    job, chosen = layout_search.settled(asked.job, measure, others)
     return replace(asked, job=job), chosen
 
 
