@@ -19,4 +19,4 @@ def fit(data: Sequence[Timed], start: Mapping[str, float], fixed: Mapping[str, f
         refit.MeasuredStep(plan.work, clusters[id(plan.cluster)], plan.row.precision, None, seconds)
         for plan, seconds in data
     ]
-    return refit.fit(steps, start, MOST)
+    return refit.fit(steps, start, {key: (0.0, most) for key, most in MOST.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, inf, log
 from statistics import mean
 
 from launcher.job.schema.cluster import Cluster
@@ -35,10 +35,12 @@ CANDIDATES = (
 """What differs most from one machine to the next that has the same devices."""
 MOST = 5
 """Constants that are fitted to a few layouts."""
-LEAST = 0.02
-"""Seconds hang on a constant if half of it makes them longer or shorter by more than about so much."""
-TRUST = log(2)
-"""A constant that is twice what it was counts as much as one layout that is predicted 16 % off."""
+LEAST = 1e-3
+"""Seconds hang on a constant if with half of it those of a step are another by more than this share."""
+TRUST = log(4)
+"""A constant that is four times what it was counts as much as one layout that is predicted 16 % off."""
+FAR = 4
+"""No constant becomes so many times what it was, or so small a part of it."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,15 @@ class Refit:
 def refit(steps: Sequence[MeasuredStep]) -> Refit:
     """The cluster of all ``steps`` with those of its constants fitted that they can tell.
 
-    At most ``MOST`` of ``CANDIDATES``: those that the seconds of these steps hang on most. A constant that no
-    step hangs on stays as it is, and so does one that is 0. Few measurements cannot send a constant far: the
-    square of the log of how many times its start it is counts beside the errors (``TRUST``), so that of
-    two sets of constants that fit alike the one nearer to the start is found, and a layout that was slow
-    for reasons of its own moves little. Constants have three digits, as in the file that they go into.
+    At most ``MOST`` of ``CANDIDATES``. A constant that no step hangs on stays as it is, and so does one that
+    is 0. Few measurements cannot send a constant far: the square of the log of how many times its start it
+    is counts beside the errors (``TRUST``), and there it ends (``FAR``). So of two sets of constants that
+    fit alike the one nearer to the start is found, and a layout that was slow for reasons of its own moves
+    little. Constants have three digits, as in the file that they go into.
     """
     cluster = steps[0].cluster
     start = {key: value(cluster, key) for key in _telling(steps, cluster)}
-    found = fit(steps, start, SHARES, rounds=3 * ROUNDS, trust=TRUST)
+    found = _near(steps, start)
     rounded = {key: float(f"{found[key]:.3g}") for key in start}
     moved = {key: new for key, new in rounded.items() if abs(log(found[key] / start[key])) > FINE}
     new = changed(cluster, moved)
@@ -101,14 +103,14 @@ def error(predicted: Sequence[float], steps: Sequence[MeasuredStep]) -> float:
 def fit(
     steps: Sequence[MeasuredStep],
     start: Mapping[str, float],
-    most: Mapping[str, float],
+    bounds: Mapping[str, tuple[float, float]],
     *,
     rounds: int = ROUNDS,
     trust: float | None = None,
 ) -> dict[str, float]:
     """The constants of ``start`` that predict ``steps`` best, whatever the clusters of these say of them.
 
-    ``most``: of some of them; ``trust``: how far in logs one may go for the price of one step's error.
+    ``bounds``: of some of them; ``trust``: how far in logs one may go for the price of one step's error.
     """
 
     def cost(constants: Mapping[str, float]) -> float:
@@ -120,7 +122,8 @@ def fit(
     for _ in range(rounds):
         for name in best:
             for sign in (1, -1):
-                tried = {**best, name: min(best[name] * exp(sign * width[name]), most.get(name, 1e9))}
+                low, high = bounds.get(name, (0.0, inf))
+                tried = {**best, name: max(low, min(best[name] * exp(sign * width[name]), high))}
                 tried_cost = cost(tried)
                 if tried_cost < least - 1e-9:
                     least, best = tried_cost, tried
@@ -144,17 +147,23 @@ def _drift(constants: Mapping[str, float], start: Mapping[str, float], trust: fl
 
 
 def _telling(steps: Sequence[MeasuredStep], cluster: Cluster) -> list[str]:
-    """Those that seconds hang on most, in the order of ``CANDIDATES``."""
+    """Those that seconds hang on; of more than ``MOST`` those that go farthest when all may go."""
     before = [step.on(cluster) for step in steps]
-    hangs = {}
+    start = {}
     for key in CANDIDATES:
-        if not value(cluster, key):
-            continue
         half = changed(cluster, {key: value(cluster, key) / 2})
-        logs = [log(step.on(half) / seconds) for step, seconds in zip(steps, before, strict=True)]
-        hangs[key] = sqrt(mean(x**2 for x in logs))
-    first = sorted(hangs, key=lambda key: -hangs[key])[:MOST]
-    return [key for key in CANDIDATES if key in first and hangs[key] > LEAST]
+        logs = (log(step.on(half) / seconds) for step, seconds in zip(steps, before, strict=True))
+        if max(map(abs, logs)) > LEAST:
+            start[key] = value(cluster, key)
+    if len(start) <= MOST:
+        return list(start)
+    found = _near(steps, start)
+    return sorted(start, key=lambda key: -abs(log(found[key] / start[key])))[:MOST]
+
+
+def _near(steps: Sequence[MeasuredStep], start: Mapping[str, float]) -> dict[str, float]:
+    bounds = {key: (old / FAR, min(old * FAR, SHARES.get(key, inf))) for key, old in start.items()}
+    return fit(steps, start, bounds, rounds=3 * ROUNDS, trust=TRUST)
 
 
 def value(cluster: Cluster, key: str) -> float:
