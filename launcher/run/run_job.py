@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from launcher.console import gone, say, tell
 from launcher.errors import DONE, refuse
 from launcher.job.schema.job import Job, Launch
-from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, impossible
 from launcher.plan.show import short
 from launcher.plan.step_order import Phase
@@ -21,7 +20,6 @@ from launcher.plan.values.text import many
 from launcher.plan.verbs import goes_on
 from launcher.planner.plan_job import before_torch, plan_checked, planning
 from launcher.run import (
-    best_recipe,
     execute,
     launch,
     layout_files,
@@ -156,8 +154,8 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
             if left:
                 goes_on_from = _source(asked, plan, at, left)
                 run = execute.Run(asked.job, plan, at, start, others=others, resume=goes_on_from)
-                if chosen:
-                    best_recipe.write(at / BEST, asked.job, tuple(map(str, chosen)))
+                if chosen.notes:
+                    layout_search.write(at / BEST, chosen, [*map(str, chosen.notes)])
                 _run(run, left, record, request)
             else:
                 _already_done(record)
@@ -166,13 +164,13 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
 
 def _settled(
     asked: Settled, measure: bool = False, others: Others | None = None
-) -> tuple[Settled, tuple[Note, ...]]:
+) -> tuple[Settled, layout_search.Chosen]:
     """With the layout that is found where one is left open, and what was chosen."""
-    job, chosen = layout_search.settled(asked.job, measure, others)
-    return replace(asked, job=job), chosen
+    chosen = layout_search.settled(asked.job, measure, others)
+    return replace(asked, job=chosen.job), chosen
 
 
-def _decide(asked: Settled, chosen: Sequence[Note] = ()) -> tuple[launch.Start, Plan]:
+def _decide(asked: Settled, chosen: layout_search.Chosen) -> tuple[launch.Start, Plan]:
     """How the ranks start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
     # What can be refused without torch, all of it at once.
     checked = before_torch(asked.job, preflight.before_plan(asked))
@@ -186,7 +184,7 @@ def _decide(asked: Settled, chosen: Sequence[Note] = ()) -> tuple[launch.Start, 
         found, notes = preflight.after_plan(asked, plan)
         refuse(found)
         start = memory_check.checked(asked.job, plan, start)
-    return start, replace(plan, notes=(*plan.notes, *chosen, *notes))
+    return start, replace(plan, notes=(*plan.notes, *chosen.notes, *notes))
 
 
 @contextmanager

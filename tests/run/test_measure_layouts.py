@@ -44,10 +44,13 @@ def test_the_few_best_are_measured_and_the_fastest_of_them_runs(tmp_path: Path, 
     found = run(tmp_path / "run", *words, "parallel.hsdp=null", steps=2)
     said = capfd.readouterr()
     assert "search: measuring layout 2 of 2" in said.out + said.err
-    (told,) = [n for n in json.loads((found / "plan.json").read_text())["notes"] if "search.measure" in str(n)]
-    first, second = str(told).split("; ")
-    assert " a step, " in first
-    assert " predicted: " in second
+    first, second, constants, error = told(found)[:4]
+    assert " predicted, " in first
+    assert " refitted: " in second
+    assert " -> " in constants
+    assert error.startswith("predictions of 2 measured layouts were off by ")
+    assert (found / "plan/best.yaml").is_file()
+    assert 'name: "here (refitted)"' in (found / "plan/cluster.yaml").read_text()
     assert status(found)["status"] == "done"
     assert len(rows(found)) >= 2
 
@@ -65,10 +68,11 @@ def test_under_torchrun_a_layout_that_fails_on_one_rank_is_left_out_and_the_next
     done = torchrun(2, *CHOICE, limited(end), f"run_dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("search: measuring layout 1 of 2\nsearch: measuring layout 2 of 2\nplan of ")
-    first, second = told(tmp_path / "run")
-    assert first.endswith(" predicted: 2 stages 1f1b, 4 x 4")
-    assert f"did not run ({why}), " in second
-    assert second.endswith(" predicted: 2 stages 1f1b, 2 x 8")
+    first, second, _, error = told(tmp_path / "run")[:4]
+    assert first.endswith(" refitted: 2 stages 1f1b, 4 x 4")
+    assert second.startswith("did not run, ")
+    assert second.endswith(f" refitted: 2 stages 1f1b, 2 x 8 ({why})")
+    assert error.startswith("predictions of 1 measured layout were off by ")
     assert status(tmp_path / "run")["status"] == "done"
     assert steps(tmp_path / "run") == [1, 2]
 
@@ -78,8 +82,10 @@ def test_one_that_hangs_is_ended_and_what_was_found_is_written_by_rank_0(tmp_pat
     done = torchrun(2, *CHOICE, limited("hang"), *more)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("search over 2 layouts on here, predicted\n") == 1
-    assert "did not run (rank 1 hung for 6 s (launch.timeout_s): it is at " in done.stdout
+    assert " 2 stages 1f1b, 2 x 8 (rank 1 hung for 6 s (launch.timeout_s): it is at " in done.stdout
+    assert done.stdout.count("\n  cluster    ") == 1
     assert "micro_batch_num: 4" in (tmp_path / "best.yaml").read_text()
+    assert 'name: "here (refitted)"' in (tmp_path / "cluster.yaml").read_text()
 
 
 def test_on_two_nodes_every_rank_tries_its_part(tmp_path: Path) -> None:
@@ -96,9 +102,10 @@ def test_on_two_nodes_every_rank_tries_its_part(tmp_path: Path) -> None:
     ):
         said = [agent.communicate(timeout=300)[0] for agent in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0), said
-    best, failed = told(tmp_path / "run")
-    assert best.endswith(" predicted: 2 stages 1f1b, 4 x 4")
-    assert "did not run (rank 1: MemoryError: no room for 8 samples), " in failed
+    best, failed = told(tmp_path / "run")[:2]
+    assert best.endswith(" refitted: 2 stages 1f1b, 4 x 4")
+    assert failed.startswith("did not run, ")
+    assert failed.endswith(" refitted: 2 stages 1f1b, 2 x 8 (rank 1: MemoryError: no room for 8 samples)")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
