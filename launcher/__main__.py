@@ -114,8 +114,8 @@ def _patience(args: Args) -> float:
 
 
 def _only_prints(args: Args) -> bool:
-    """Rank 0 prints it; no rank needs another for that."""
-    return any(o.startswith("show=") and o != "show=null" for o in args.overrides)
+    """Rank 0 prints it; no rank needs another for that, unless a search measures what it has found."""
+    return any(o.startswith("show=") and o not in ("show=null", "show=search") for o in args.overrides)
 
 
 def _run(args: Args, words: list[str], rank: int | None) -> int:

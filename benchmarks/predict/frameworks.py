@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.predict.rows import Row
 from launcher.job.schema.cluster import Cluster
 from launcher.plan.cost.memory import Memory
+from launcher.plan.prediction.calibration.refit import changed
 from launcher.plan.prediction.step_work import RankWork, StepWork
 
 SAID: dict[str, dict[str, float]] = {
@@ -44,18 +45,6 @@ FITTED: dict[str, dict[str, float]] = {
 def cluster_for(row: Row, cluster: Cluster) -> Cluster:
     """With the constants of the framework that a row is of."""
     return changed(cluster, SAID[row.framework] | FITTED[row.framework])
-
-
-def changed(cluster: Cluster, constants: Mapping[str, float]) -> Cluster:
-    """With values of dotted keys in their places."""
-    data = cluster.model_dump()
-    for path, value in constants.items():
-        *around, last = path.split(".")
-        at = data
-        for key in around:
-            at = at[key]
-        at[last] = value
-    return Cluster.model_validate(data)
 
 
 GATHERED_KEPT = 0.2

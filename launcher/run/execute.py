@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from launcher.run.outer_ranks import Others
     from launcher.runtime.cluster.world import World
     from launcher.steps.model.shared_construction import Drawings
+    from launcher.steps.on_ranks import RankSteps
 
 Hear = Callable[[int, object], None]
 Work = Callable[["World"], dict[str, Any]]
@@ -36,7 +37,8 @@ Work = Callable[["World"], dict[str, Any]]
 class Run:
     """What every phase needs.
 
-    ``others``: the ranks of an outer launcher; ``resume``: the checkpoint to go on from.
+    ``others``: the ranks of an outer launcher; ``resume``: the checkpoint to go on from; ``trial``: it may
+    fail, and others follow.
     """
 
     job: Job
@@ -45,6 +47,7 @@ class Run:
     start: Start
     others: Others | None
     resume: Path | None
+    trial: bool = False
 
 
 def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
@@ -85,6 +88,8 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     )
 
     gc_thresholds.as_usual()
+    if run.trial and run.start.mode == "external":
+        return _tried(run, todo, hear)
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, partial(on_ranks.work, todo=todo), hear)
 
@@ -151,6 +156,29 @@ def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
         polls=launch.signal_save,
     )
     return run.others.work(order, partial(hear, 0))
+
+
+def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
+    """In children of the ranks of an outer launcher."""
+    from launcher.run.outer_trial import Trial
+
+    assert run.others is not None
+    launch = run.job.launch
+    trial = Trial(
+        partial(_in_folder, todo),
+        device=run.start.device,
+        backend=run.start.backend,
+        timeout_s=launch.timeout_s,
+        threads=launch.threads,
+    )
+    return run.others.try_out(trial, partial(hear, 0))
+
+
+def _in_folder(todo: RankSteps, folder: Path, world: World) -> dict[str, Any]:
+    """That of rank 0 is on another machine."""
+    from launcher.steps import on_ranks
+
+    return on_ranks.work(world, replace(todo, folder=folder))
 
 
 def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.runtime.cluster.launch_env import place
 
@@ -68,14 +68,8 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
 
 def start(job: Job, outer: int | None, size: int) -> Start:
     """How the ``size`` ranks of the plan start. Raises ``RequestError``."""
+    refuse(mismatched(job, outer, size))
     how = mode(job, outer)
-    if how == "inproc" and size > 1:
-        text = f"inproc: this process can be one rank, the plan has {size}; debug=onerank makes it one"
-        raise RequestError((Problem("launch.mode", text),))
-    if how == "external" and size != outer:
-        assert outer is not None
-        text = f"{job.launch.nproc}: the plan has {size} ranks, {THEY} has started {outer}"
-        raise RequestError((Problem("launch.nproc", text, f"launch.nproc={outer // job.launch.nnodes}"),))
 
     # where they work, and how they talk
     device, notes = _device(job, -(-size // job.launch.nnodes))
@@ -84,6 +78,18 @@ def start(job: Job, outer: int | None, size: int) -> Start:
         raise RequestError((Problem("launch.backend", text),))
     backend = "gloo" if job.launch.backend == "gloo" else None
     return Start(how, device, backend, (*notes, *_idle(job, how)))
+
+
+def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
+    """Another number of ranks than the ``size`` of a plan is there, or can be."""
+    how = mode(job, outer)
+    if how == "inproc" and size > 1:
+        text = f"inproc: this process can be one rank, the plan has {size}; debug=onerank makes it one"
+        return [Problem("launch.mode", text)]
+    if how == "external" and outer is not None and size != outer:
+        text = f"{job.launch.nproc}: the plan has {size} ranks, {THEY} has started {outer}"
+        return [Problem("launch.nproc", text, f"launch.nproc={outer // job.launch.nnodes}")]
+    return []
 
 
 def _device(job: Job, here: int) -> tuple[str, list[str]]:

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.errors import refuse
+from launcher.checkpoint.tensorfile.durable import write_bytes
+from launcher.errors import Problem, refuse
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.planner.plan_job import planning
 from launcher.planner.search import candidates, show_ranking
 from launcher.planner.search.search import search
-from launcher.run import best_recipe
-from launcher.run.measure_layouts import MeasuredLayout, measured, refused
+from launcher.run import best_recipe, launch, measured_cluster, memory_check
+from launcher.run.measure_layouts import measured, refused
+
+if TYPE_CHECKING:
+    from launcher.run.outer_ranks import Others
 
 MOST_PROCESSES = 8
+CLUSTER = "cluster.yaml"
+"""Beside the recipe of the best layout, where some were measured."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """``job`` with nothing left open, and what was chosen; ``cluster``: the file of it as it was measured."""
+
+    job: Job
+    notes: tuple[Note, ...] = ()
+    cluster: str = ""
 
 
 def open_ended(job: Job) -> bool:
@@ -25,58 +42,83 @@ def open_ended(job: Job) -> bool:
 
 def check(job: Job) -> None:
     """Raises ``RequestError`` for what is wrong with a search whatever the model is."""
-    found = [*candidates.impossible(job), *refused(job)]
-    if job.show == "search":
-        unwritable = best_recipe.unwritable(Path(job.search.best)) if job.search.best else None
+    found = [*candidates.impossible(_at_home(job)), *refused(job)]
+    if job.show == "search" and job.search.best:
+        best = Path(job.search.best)
+        unwritable = best_recipe.unwritable(best)
+        if unwritable is None and job.search.measure:
+            unwritable = _beside(best)
         found += [unwritable] if unwritable else []
     refuse(found)
 
 
-def settled(job: Job, measure: bool = False) -> tuple[Job, tuple[Note, ...]]:
-    """``job`` with nothing left open, and what was chosen; where it asks to ``measure``, by that too.
+def _at_home(job: Job) -> Job:
+    """With as many ranks as an outer launcher has started."""
+    return launch.at_home(job, launch.outer_size())
+
+
+def _beside(best: Path) -> Problem | None:
+    """Why the cluster cannot be written there."""
+    if best.name == CLUSTER:
+        text = f"{best}: is what the refitted cluster is written to"
+        return Problem(best_recipe.KEY, text, f"{best_recipe.KEY}={best.with_name('best.yaml')}")
+    return best_recipe.unwritable(best.with_name(CLUSTER))
+
+
+def settled(job: Job, measure: bool = False, others: Others | None = None) -> Chosen:
+    """``job`` with nothing left open; where it asks to ``measure``, by that too.
+
+    ``others``: the ranks of an outer launcher.
 
     Raises ``RequestError``.
     """
     if not open_ended(job):
-        return job, ()
+        return Chosen(job)
     check(job)
+    job = _at_home(job)
     with planning():
         found, ranking = search(job, processes())
     if not (measure and job.search.measure):
-        return found[0].job, tuple(show_ranking.notes(ranking))
-    ran = measured(job, found)
-    taken = ran[0].finalist
-    told = Note("search.measure", "; ".join(_compared(ran)))
-    return taken.job, (*show_ranking.notes(ranking, taken.predicted), told)
+        return Chosen(found[0].job, tuple(show_ranking.notes(ranking)))
+    told = measured_cluster.measured_cluster(ranking, measured(job, found, others))
+    taken = told.ran[0].finalist
+    note = Note("search.measure", "; ".join(measured_cluster.note(told)))
+    notes = (*show_ranking.notes(ranking, taken.predicted), note)
+    return Chosen(taken.job, notes, measured_cluster.file(told))
 
 
-def shown(job: Job) -> Iterator[str]:
+def shown(job: Job, others: Others | None = None) -> Iterator[str]:
     """What was found, and the recipe that it is written to."""
+    job = memory_check.told(_at_home(job))
     check(job)
     with planning():
         found, ranking = search(job, processes())
     lines = [*show_ranking.text(ranking)]
-    best = found[0].job
+    best = Chosen(found[0].job)
     if job.search.measure:
-        ran = measured(job, found)
-        best = ran[0].finalist.job
-        lines += [f"  {'measured' if not n else '':<10} {line}" for n, line in enumerate(_compared(ran))]
+        told = measured_cluster.measured_cluster(ranking, measured(job, found, others))
+        best = Chosen(told.ran[0].finalist.job, cluster=measured_cluster.file(told))
+        lines += _labelled("measured", measured_cluster.table(told))
+        lines += _labelled("refitted", measured_cluster.refitted(told))
     yield from lines
     if job.search.best is not None:
         path = Path(job.search.best)
-        best_recipe.write(path, best, tuple(lines))
+        write(path, best, lines)
         yield f"  recipe     {path}: python -m launcher recipe={path}"
+        if best.cluster:
+            beside = path.with_name(CLUSTER)
+            yield f"  cluster    {beside}: as DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME"
 
 
-def _compared(ran: Sequence[MeasuredLayout]) -> Iterator[str]:
-    """The fastest first: what was measured, and what was predicted."""
-    for one in ran:
-        predicted = one.finalist.predicted
-        said = f"{show_ranking.took(predicted.seconds)} predicted: {show_ranking.layout(predicted)}"
-        if one.seconds is None:
-            yield f"did not run ({one.why}), {said}"
-        else:
-            yield f"{show_ranking.took(one.seconds)} a step, {said}"
+def _labelled(label: str, lines: Iterator[str]) -> Iterator[str]:
+    yield from (f"  {'' if n else label:<10} {line}" for n, line in enumerate(lines))
+
+
+def write(path: Path, chosen: Chosen, said: Sequence[str]) -> None:
+    """The recipe of the best layout, ``said`` as comments in it, and beside it the cluster."""
+    best_recipe.write(path, chosen.job, tuple(said))
+    if chosen.cluster:
+        write_bytes(path.with_name(CLUSTER), chosen.cluster.encode())
 
 
 def processes() -> int:

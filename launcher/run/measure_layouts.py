@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 from launcher.console import say
 from launcher.errors import Problem, RunError
@@ -16,6 +17,9 @@ from launcher.planner.plan_job import plan_job
 from launcher.planner.search.search import Finalist
 from launcher.run import execute, launch
 from launcher.runtime.scratch import scratch
+
+if TYPE_CHECKING:
+    from launcher.run.outer_ranks import Others
 
 WARM = 2
 """Steps that are not counted: memory is asked for, and caches are filled."""
@@ -32,32 +36,44 @@ class MeasuredLayout:
 
 def refused(job: Job) -> list[Problem]:
     """What cannot be measured, before anything is started."""
-    key, found = "search.measure", []
     if not job.search.measure:
         return []
-    if launch.mode(job, launch.outer_size()) == "external" or job.launch.nnodes > 1:
-        text = (
-            f"{job.search.measure}: layouts are measured on the ranks of one machine that this process starts"
-        )
-        found.append(Problem(key, text, f"{key}=0"))
+    outer = launch.outer_size()
+    job = launch.at_home(job, outer)
+    found = _nowhere(job, outer)
     if job.search.steps <= WARM:
         text = f"{job.search.steps}: the first {WARM} of them do not count, so it takes {WARM + 1} at least"
         found.append(Problem("search.steps", text, f"search.steps={WARM + 6}"))
     return found
 
 
-def measured(job: Job, finalists: Sequence[Finalist]) -> list[MeasuredLayout]:
+def _nowhere(job: Job, outer: int | None) -> list[Problem]:
+    """Ranks that this process cannot start, or that nobody has started."""
+    elsewhere = job.launch.nnodes > 1 and launch.mode(job, outer) != "external"
+    if elsewhere and job.show == "search":
+        text = f"{job.search.measure}: layouts are measured where they would run, and launch.nnodes is"
+        text = f"{text} {job.launch.nnodes}: start it with {launch.THEY}; search.measure=0 only predicts"
+        return [Problem("search.measure", text)]
+    found = launch.refused(job, outer)
+    if found or job.launch.nproc is None:
+        return found
+    return launch.mismatched(job, outer, job.launch.nproc * job.launch.nnodes)
+
+
+def measured(job: Job, finalists: Sequence[Finalist], others: Others | None) -> list[MeasuredLayout]:
     """All of them, the fastest first; those that did not run last. Raises ``RunError`` if none did."""
+    if others is not None:
+        others.gather(job.launch.timeout_s)
     found = []
     for n, one in enumerate(finalists, 1):
         say(f"search: measuring layout {n} of {len(finalists)}")
-        found.append(_measured(one, job.search.steps))
+        found.append(_measured(one, job.search.steps, others))
     if all(one.seconds is None for one in found):
         raise RunError(f"none of the {len(found)} best layouts ran: {found[0].why}")
     return sorted(found, key=lambda one: math.inf if one.seconds is None else one.seconds)
 
 
-def _measured(one: Finalist, steps: int) -> MeasuredLayout:
+def _measured(one: Finalist, steps: int, others: Others | None) -> MeasuredLayout:
     job = _short(one.job, steps)
     plan = plan_job(job)
     took: list[float] = []
@@ -67,8 +83,8 @@ def _measured(one: Finalist, steps: int) -> MeasuredLayout:
             took.append(news["step_ms"] / 1e3)
 
     with scratch() as folder:
-        start = launch.start(job, None, plan.sizes.grid.size)
-        run = execute.Run(job, plan, folder, start, others=None, resume=None)
+        start = launch.start(job, launch.outer_size(), plan.sizes.grid.size)
+        run = execute.Run(job, plan, folder, start, others=others, resume=None, trial=True)
         try:
             for phase in plan.phases:
                 execute.do(run, phase, {}, hear)
@@ -78,7 +94,7 @@ def _measured(one: Finalist, steps: int) -> MeasuredLayout:
 
 
 def _short(job: Job, steps: int) -> Job:
-    """Nothing but its first steps; nothing is kept of them."""
+    """Nothing but its first steps; nothing is kept of them, also when it fails or is told to stop."""
     train = job.train.model_copy(
         update={"steps": max(steps, job.train.steps), "eval_every": None, "log_every": 1}
     )
@@ -86,6 +102,7 @@ def _short(job: Job, steps: int) -> Job:
         "train": train,
         "steps": {"train": TrainStep(kind="train")},
         "debug": Debug(limit=steps),
+        "launch": job.launch.model_copy(update={"max_restarts": 0, "signal_save": False}),
         "checkpoint": Checkpoint(resume="never"),
         "logger": Logger(progress="off"),
         "search": Search(),

@@ -21,6 +21,7 @@ from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError, printable
+from launcher.run.outer_trial import LAST_WORD_S, Trial, lead, obey
 from launcher.runtime import gc_thresholds, log
 from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
 from launcher.runtime.cluster.outer_rendezvous import Seconds, await_ranks, open_store, ranks_text
@@ -30,7 +31,6 @@ from launcher.runtime.preemption import STOPS, heard
 from launcher.runtime.processes.blame import failed
 
 PATIENCE_S = 3600.0  # of the others, while rank 0 plans and does the steps before theirs
-LAST_WORD_S = 60.0  # of rank 0, until every other has heard it
 SHARED_S = 8.0  # until a file that one node has written is seen by the others
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Look:
 
 
 class Others:
-    """Rank 0's word to the other ranks: first ``Look``s, then one order, or an exit code."""
+    """Rank 0's word to the other ranks: first ``Trial``s and ``Look``s, then one order, or an exit code."""
 
     def __init__(self, at: Place, whole: Store) -> None:
         self._at = at
@@ -117,6 +117,15 @@ class Others:
             )
             raise RequestError((Problem(key, f"{root}: {text}"),))
 
+    def try_out(self, trial: Trial, send: Callable[[object], None]) -> dict[str, Any]:
+        """All ranks do ``trial`` in a child each; when this returns or raises there can be more to do.
+
+        Raises ``RanksFailed`` with the root cause.
+        """
+        turn = self._turn
+        self._tell(trial)
+        return lead(trial, turn, self._at, self._own, send)
+
     def work(self, order: Order, send: Callable[[object], None]) -> dict[str, Any]:
         """All ranks do ``order``; returns when the others have left.
 
@@ -148,7 +157,7 @@ class Others:
             self._over = True
             self._tell(code)
 
-    def _tell(self, word: Look | Order | int) -> None:
+    def _tell(self, word: Look | Trial | Order | int) -> None:
         self._own.set(f"word{self._turn}", pickle.dumps(word))  # type: ignore[arg-type]
         self._wait(f"heard{self._turn}.")
         self._turn += 1
@@ -224,22 +233,43 @@ def _answered(at: Place) -> Iterator[None]:
 
 
 def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
-    """Rank 0's last word; tells, as often as it asks, whether its files are to be seen."""
+    """Rank 0's last word; tries layouts, and tells whether files are to be seen, as often as it asks."""
     for turn in count():
-        end = time.monotonic() + PATIENCE_S
+        word = _word(own, at, turn, look)
+        if isinstance(word, Trial):
+            with _left(own, at, turn + 1):
+                obey(word, turn, at, own)
+            continue
+        if not isinstance(word, Look):
+            return word
+        blind = "" if _seen(word.token) else socket.gethostname()
+        own.set(f"seen{turn}.{at.rank}", blind)
+    raise AssertionError("counting ended")
+
+
+def _word(own: Store, at: Place, turn: int, look: Callable[[], None]) -> Look | Trial | Order | int:
+    """What rank 0 says next."""
+    end = time.monotonic() + PATIENCE_S
+    with _left(own, at, turn):
         while not own.check([f"word{turn}"]):
             look()
             if time.monotonic() > end:
                 raise RunError(f"rank {at.rank}: rank 0 has said nothing for {PATIENCE_S:.0f} s")
             time.sleep(0.05)
 
-        word: Look | Order | int = pickle.loads(own.get(f"word{turn}"))
+    word: Look | Trial | Order | int = pickle.loads(own.get(f"word{turn}"))
+    own.set(f"heard{turn}.{at.rank}", "")
+    return word
+
+
+@contextmanager
+def _left(own: Store, at: Place, turn: int) -> Iterator[None]:
+    """A rank that is asked to stop will not hear the word of ``turn``: rank 0 need not wait for that."""
+    try:
+        yield
+    except Interrupted:
         own.set(f"heard{turn}.{at.rank}", "")
-        if not isinstance(word, Look):
-            return word
-        blind = "" if _seen(word.token) else socket.gethostname()
-        own.set(f"seen{turn}.{at.rank}", blind)
-    raise AssertionError("counting ended")
+        raise
 
 
 def _obey(order: Order, at: Place, whole: Store) -> int:

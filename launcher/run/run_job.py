@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from launcher.console import gone, say, tell
 from launcher.errors import DONE, refuse
 from launcher.job.schema.job import Job, Launch
-from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, impossible
 from launcher.plan.show import short
 from launcher.plan.step_order import Phase
@@ -21,7 +20,6 @@ from launcher.plan.values.text import many
 from launcher.plan.verbs import goes_on
 from launcher.planner.plan_job import before_torch, plan_checked, planning
 from launcher.run import (
-    best_recipe,
     execute,
     launch,
     layout_files,
@@ -60,23 +58,28 @@ class RunRequest:
 
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
-    if request.job.show == "search":
-        say("\n".join(layout_search.shown(memory_check.told(request.job))))
-        return DONE
-    if request.job.show is not None:
+    if request.job.show not in (None, "search"):
         say("\n".join(show.shown(request.job, request.overrides)))
         return DONE
-    from launcher.job.cures.report import as_yaml
-
-    log.console()
     try:
-        _carry_out(
-            RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides), others
-        )
+        if request.job.show == "search":
+            with stoppable():
+                say("\n".join(layout_search.shown(request.job, others)))
+        else:
+            _start(request, words, others)
     except Interrupted as stop:
         tell(str(stop))
         return stop.code
     return DONE
+
+
+def _start(request: Request, words: Sequence[str], others: Others | None) -> None:
+    from launcher.job.cures.report import as_yaml
+
+    log.console()
+    _carry_out(
+        RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides), others
+    )
 
 
 def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -137,7 +140,8 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
     """Returns the figures of the steps."""
     with stoppable(), _saved(request.job):
         # What is meant here, what can be refused, what will happen.
-        asked, chosen = _settled(settle(request.job, request.config, request.overrides, others), measure=True)
+        settled = settle(request.job, request.config, request.overrides, others)
+        asked, chosen = _settled(settled, measure=True, others=others)
         start, plan = _decide(asked, chosen)
 
         with _opened(asked, others) as at:
@@ -150,21 +154,23 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
             if left:
                 goes_on_from = _source(asked, plan, at, left)
                 run = execute.Run(asked.job, plan, at, start, others=others, resume=goes_on_from)
-                if chosen:
-                    best_recipe.write(at / BEST, asked.job, tuple(map(str, chosen)))
+                if chosen.notes:
+                    layout_search.write(at / BEST, chosen, [*map(str, chosen.notes)])
                 _run(run, left, record, request)
             else:
                 _already_done(record)
             return record.results
 
 
-def _settled(asked: Settled, measure: bool = False) -> tuple[Settled, tuple[Note, ...]]:
+def _settled(
+    asked: Settled, measure: bool = False, others: Others | None = None
+) -> tuple[Settled, layout_search.Chosen]:
     """With the layout that is found where one is left open, and what was chosen."""
-    job, chosen = layout_search.settled(asked.job, measure)
-    return replace(asked, job=job), chosen
+    chosen = layout_search.settled(asked.job, measure, others)
+    return replace(asked, job=chosen.job), chosen
 
 
-def _decide(asked: Settled, chosen: Sequence[Note] = ()) -> tuple[launch.Start, Plan]:
+def _decide(asked: Settled, chosen: layout_search.Chosen) -> tuple[launch.Start, Plan]:
     """How the ranks start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
     # What can be refused without torch, all of it at once.
     checked = before_torch(asked.job, preflight.before_plan(asked))
@@ -178,7 +184,7 @@ def _decide(asked: Settled, chosen: Sequence[Note] = ()) -> tuple[launch.Start, 
         found, notes = preflight.after_plan(asked, plan)
         refuse(found)
         start = memory_check.checked(asked.job, plan, start)
-    return start, replace(plan, notes=(*plan.notes, *chosen, *notes))
+    return start, replace(plan, notes=(*plan.notes, *chosen.notes, *notes))
 
 
 @contextmanager

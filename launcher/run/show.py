@@ -17,14 +17,15 @@ from launcher.run import layout_search, memory_check, preflight, resume
 
 def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
     """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
-    job, chosen = layout_search.settled(memory_check.told(job))
+    chosen = layout_search.settled(memory_check.told(job))
+    job = chosen.job
     transforms = preflight.previews(job)
     if not (transforms and alone(job.steps)):
         plan = plan_job(job)
         with planning():
             since = resume.shown(job, plan, overrides)
             notes = preflight.pending(job, plan)
-        plan = replace(plan, notes=(*plan.notes, *chosen, *since))
+        plan = replace(plan, notes=(*plan.notes, *chosen.notes, *since))
 
         if job.show == "timeline":
             yield drawn(plan.estimate.timeline)

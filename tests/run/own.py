@@ -41,6 +41,37 @@ class Fragile(nn.Module):
         return out
 
 
+class Limit(nn.Module):
+    """On ``rank`` micro batches of so many ``samples`` come to an ``end`` of their own."""
+
+    def __init__(self, rank: int, samples: int, end: str) -> None:
+        super().__init__()
+        self.rank, self.samples, self.end = rank, samples, end
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "meta" or os.environ["RANK"] != str(self.rank) or len(x) != self.samples:
+            return x
+        if self.end == "hang":
+            time.sleep(3600)
+        if self.end == "kill":  # as the system does it when there is no memory left
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise MemoryError(f"no room for {len(x)} samples")
+
+
+class Limited(nn.Module):
+    """Its ``limit`` is a module of its own: what it does is not traced."""
+
+    def __init__(self, vocab: int, dim: int, rank: int, samples: int, end: str) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, dim)
+        self.limit = Limit(rank, samples, end)
+        self.head = nn.Linear(dim, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.limit(torch.relu(self.embed(tokens))))
+        return out
+
+
 class Warned(Fragile):
     """torchrun's SIGTERM, for another rank has failed, comes to rank 0 at the worst moment: while it records why."""
 

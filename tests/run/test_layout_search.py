@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from launcher.__main__ import main
 from launcher.job.compose import compose
 from launcher.job.schema.search import Search
 from launcher.run.best_recipe import text
-from tests.run.launching import TINY, losses, run, shape, status, steps
-from tests.run.launching import metrics as rows
+from tests.run.launching import TINY, losses, run, shape, steps
 
 OPEN = ("parallel=auto", "parallel.hsdp=[null,{shard_size: 2}]", "cluster=here", "launch.nproc=2")
 
@@ -48,33 +46,3 @@ def test_what_show_search_writes_is_a_recipe_that_runs_and_is_certified(tmp_path
     Path("plan/best.yaml").write_text("mine: true\n")
     assert main([*asked, "show=search"]) == 2
     assert "  search.best = plan/best.yaml: is there, and no search has written it\n" in capsys.readouterr().err
-
-
-def test_the_few_best_are_measured_and_the_fastest_of_them_runs(tmp_path: Path, capfd) -> None:
-    words = ("parallel.pipeline.stages=[1,2]", "cluster=here", "launch.nproc=2", "search.measure=2", "search.steps=4")
-    found = run(tmp_path / "run", *words, "parallel.hsdp=null", steps=2)
-    said = capfd.readouterr()
-    assert "search: measuring layout 2 of 2" in said.out + said.err
-    (told,) = [n for n in json.loads((found / "plan.json").read_text())["notes"] if "search.measure" in str(n)]
-    first, second = str(told).split("; ")
-    assert " a step, " in first
-    assert " predicted: " in second
-    assert status(found)["status"] == "done"
-    assert len(rows(found)) >= 2
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("search.steps=2",), "  search.steps = 2: the first 2 of them do not count, so it takes 3 at least\n"),
-        (
-            ("launch.nnodes=2",),
-            "  search.measure = 2: layouts are measured on the ranks of one machine that this process starts\n",
-        ),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_anything_starts(tmp_path: Path, capsys, words, said) -> None:
-    asked = (*TINY, "train.steps=2", "parallel.pipeline.stages=[1,2]", "cluster=here", "launch.nproc=2")
-    assert main([*asked, "search.measure=2", f"run_dir={tmp_path}/run", *words]) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

@@ -96,6 +96,16 @@ def test_what_is_found_is_planned_as_it_was_predicted() -> None:
     assert tightest(plan.estimate.memory, 0).needed == first.nbytes <= 0.02 * GB
 
 
+def test_as_many_are_found_as_are_to_be_measured_and_they_are_the_best() -> None:
+    traces = Traces()
+    asked = job(*OPEN, "search.measure=4")
+    found, _ = search(asked, traces=traces)
+    every = sorted(seconds for seconds, _, _ in brute(asked, traces))
+    assert len(found) == 4
+    for one, best in zip(found, every, strict=False):
+        assert one.predicted.seconds <= 1.01 * best
+
+
 def test_by_two_processes_it_is_the_same() -> None:
     asked = job("parallel=auto", "cluster.memory_gb=0.02")
     one, other = search(asked, 1), search(asked, 2)

@@ -41,9 +41,13 @@ class Search(Settings):
     """
 
     over: dict[str, Candidates] = Field({}, description="keys below parallel: auto, or a list of candidates")
-    measure: Index = Field(0, description="the best so many run for a few steps; what they take decides")
+    measure: Index = Field(
+        0, description="the best so many run for a few steps; what they take decides, and refits the cluster"
+    )
     steps: Count = Field(8, description="optimizer steps of each run that is measured")
-    best: str | None = Field("plan/best.yaml", description="recipe that show=search writes; null: none")
+    best: str | None = Field(
+        "plan/best.yaml", description="recipe that show=search writes, beside it cluster.yaml; null: none"
+    )
 
 
 def lifted(data: Mapping[str, Any]) -> dict[str, Any]:

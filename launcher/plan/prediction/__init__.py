@@ -3,4 +3,4 @@
 Not here: what a plan holds in memory (``cost``), and the order of its actions (``schedule``).
 """
 
-__all__ = ["speeds", "step_seconds"]
+__all__ = ["prediction", "speeds", "step_seconds", "step_work"]

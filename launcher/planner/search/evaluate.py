@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from launcher.errors import Problem, RequestError
@@ -11,7 +11,9 @@ from launcher.job.schema.job import Job
 from launcher.plan import recompute_auto
 from launcher.plan.cost.device_memory import tightest
 from launcher.plan.plan import GB, Plan
+from launcher.plan.prediction.prediction import predict
 from launcher.plan.prediction.speeds import Speeds
+from launcher.plan.prediction.step_work import StepWork
 from launcher.planner.plan_job import plan_job
 from launcher.planner.search.layout import Candidates, Layout, Trace, job_of
 from launcher.planner.traces import Traces
@@ -33,7 +35,8 @@ class Predicted:
     ``again``: share of the blocks that run again so that it fits, where that is left to the plan, and by
     which policy; seconds and bytes are then between those of plans of none and of all. ``pipeline``:
     seconds until the last action is over, and ``plain`` bytes, with none; ``tried``: policies, with
-    bytes, and seconds more, where all blocks run again.
+    bytes, and seconds more, where all blocks run again; ``works``: of those plans, where layouts are to be
+    measured.
     """
 
     layout: Layout
@@ -49,11 +52,17 @@ class Predicted:
     again: float = 0.0
     policy: str = ""
     tried: tuple[tuple[str, int, float], ...] = ()
+    works: tuple[StepWork, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def order(self) -> tuple[object, ...]:
         """The fastest first; of equally fast ones the leanest, then the plainest."""
         return (self.seconds, self.nbytes, self.layout.order)
+
+    def on(self, speeds: Speeds) -> float:
+        """The seconds on other devices, of the same plans."""
+        none, *every = (predict(work, speeds).seconds for work in self.works)
+        return none + self.again * (every[0] - none) if every else none
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,13 @@ class Trial:
 
 def evaluate(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused:
     """By a plan; by plans of none and all blocks where as few as fit run again."""
+    found = _evaluated(asked, trial, traces)
+    if isinstance(found, Refused) or asked.job.search.measure:
+        return found
+    return replace(found, works=())
+
+
+def _evaluated(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused:
     layout = trial.layout
     job = asked.of(layout)
     choosing = recompute_auto.asked(job)
@@ -121,6 +137,7 @@ def predicted(layout: Layout, plan: Plan) -> Predicted:
         pipeline=step.timeline.makespan,
         plain=most.needed,
         terms=tuple((t.name, t.seconds) for t in step.terms),
+        works=(plan.estimate.work,),
     )
 
 
@@ -155,7 +172,8 @@ def _between(none: Predicted, every: Predicted, room: int) -> Predicted:
     both = zip(none.terms, every.terms, strict=True)
     terms = tuple((name, took + share * (more - took)) for (name, took), (_, more) in both)
     mfu = none.mfu * none.seconds / seconds
-    return replace(every, seconds=seconds, mfu=mfu, nbytes=room, again=share, terms=terms)
+    works = (*none.works, *every.works)
+    return replace(every, seconds=seconds, mfu=mfu, nbytes=room, again=share, terms=terms, works=works)
 
 
 def fits(found: Predicted, room: int | None) -> bool:

@@ -57,7 +57,7 @@ def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[
     ranking = Ranking(asked, len(there.layouts) + there.out.total(), refused=there.out)
     with workers(asked, known, processes if len(there.layouts) > FEW else 1) as work:
         _look(_waiting(asked, there.layouts, ranking, work), ranking, work)
-        first = _finalists(ranking, known, max(1, job.search.measure))
+        first = _finalists(ranking, known, _count(job))
         if not first:
             _leanest(ranking, work)
     if not first:
@@ -125,7 +125,8 @@ def _wholes(asked: Question, layouts: Sequence[Layout], work: Workers) -> dict[C
 
 
 def _look(waiting: Waiting, ranking: Ranking, work: Workers) -> None:
-    """Plans what may be the best, a round at a time."""
+    """Plans what may be among the best that are asked for, a round at a time."""
+    count = _count(ranking.question.job)
     some, looked = waiting.plain(), 0
     while some or not looked:
         looked += len(some)
@@ -139,12 +140,18 @@ def _look(waiting: Waiting, ranking: Ranking, work: Workers) -> None:
         if looked >= MOST:
             ranking.left = len(waiting.heap)
             return
-        first = ranking.best[0].seconds if ranking.best else inf
-        some = waiting.take(ROUND, (1 - GAIN) * first)
+        best = ranking.best
+        last = best[count - 1].seconds if len(best) >= count else inf
+        some = waiting.take(ROUND, (1 - GAIN) * last)
         looked = max(looked, 1)
     too_large = [layout for seconds, _, layout in waiting.heap if seconds == inf]
     ranking.too_large += [(waiting.least[layout].nbytes, layout) for layout in too_large]
     ranking.beyond = len(waiting.heap) - len(too_large)
+
+
+def _count(job: Job) -> int:
+    """Of layouts that are to be found."""
+    return max(1, job.search.measure)
 
 
 def _finalists(ranking: Ranking, traces: Traces, count: int) -> list[Finalist]:

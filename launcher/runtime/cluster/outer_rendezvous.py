@@ -34,6 +34,11 @@ def open_store(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], No
     """
     if place.rank == 0 and not place.hosted:
         return _hosted(place)
+    return join_store(place, timeout_s, say, look)
+
+
+def join_store(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing) -> Store:
+    """The same where another process hosts it, that of rank 0 for a child of it too."""
     _reach(place, cache(timeout_s), say, look)
     try:
         return TCPStore(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -10,12 +11,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from launcher.errors import Problem, RequestError
+from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.outer_rendezvous import join_store
 from launcher.runtime.scratch import scratch
 
 _HOST = "127.0.0.1"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,17 @@ class Rendezvous:
             yield
         finally:
             del server
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterRendezvous(Rendezvous):
+    """Keys of their own, ``below`` a name, in the store that the ranks of an outer launcher share."""
+
+    at: Place
+    below: str
+
+    def store(self, size: int, timeout_s: float) -> Store:
+        return PrefixStore(self.below, join_store(self.at, lambda: timeout_s, _log.warning))
 
 
 @contextmanager

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
 from launcher.runtime import faults
+from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.world import World, backend_of
 from launcher.runtime.interrupts import later
 from launcher.runtime.preemption import STOPS
 from launcher.runtime.processes.rank_processes import Child, fork, spawn
-from launcher.runtime.processes.rendezvous import rendezvous
-from launcher.runtime.processes.supervise import AttemptOutcome, OnMessage, caught, watch
+from launcher.runtime.processes.rendezvous import OuterRendezvous, rendezvous
+from launcher.runtime.processes.supervise import AttemptOutcome, Elsewhere, OnMessage, all_here, caught, watch
 from launcher.runtime.processes.worker import Task
 
 T = TypeVar("T")
@@ -77,6 +78,43 @@ def run_ranks(
     return [cast(T, found[rank]) for rank in range(size)]
 
 
+def run_outer_rank(
+    work: Callable[[World], object],
+    at: Place,
+    store: str,
+    *,
+    folder: Path,
+    device: str,
+    backend: str | None,
+    timeout_s: float,
+    threads: int,
+    on_message: OnMessage,
+    elsewhere: Elsewhere,
+) -> AttemptOutcome:
+    """``work(world)`` on the rank of this process, in a child that may fail without it; what came of it.
+
+    Every rank that the outer launcher has started calls it: the children are connected by keys below
+    ``store`` in the store of those. Each is spawned, for a process that has a store has threads; so ``work``
+    must be picklable. ``folder`` is this rank's own. ``elsewhere()``: the fault of another rank, once there
+    is one, which ends this child too. Nothing is raised for what goes wrong in it, nor for a signal.
+    """
+    task = Task(
+        work=work,
+        size=at.size,
+        attempt=at.attempt,
+        device=device,
+        backend=backend or backend_of(device),
+        timeout_s=timeout_s,
+        threads=threads,
+        folder=folder,
+        rendezvous=OuterRendezvous(folder, at=at, below=store),
+        parent=os.getpid(),
+        outer=at,
+    )
+    with caught() as stop:
+        return _attempt(task, "spawn", stop, on_message, ranks=[at.rank], elsewhere=elsewhere)
+
+
 def _repeated(
     task: Callable[..., Task], attempt: Callable[[Task], AttemptOutcome], port: int | None, times: int
 ) -> Mapping[int, object] | faults.RanksFailed:
@@ -121,13 +159,22 @@ def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
     return faults.failed(out.faults.values(), stopped=killed, finished=out.results, folder=task.folder)
 
 
-def _attempt(task: Task, start: str, stop: int | None, on_message: OnMessage | None) -> AttemptOutcome:
+def _attempt(
+    task: Task,
+    start: str,
+    stop: int | None,
+    on_message: OnMessage | None,
+    *,
+    ranks: Sequence[int] | None = None,
+    elsewhere: Elsewhere = all_here,
+) -> AttemptOutcome:
+    """Of all ranks, or of those of this process."""
     live: dict[int, Child] = {}
     try:
-        for rank in range(task.size):
+        for rank in range(task.size) if ranks is None else ranks:
             live[rank] = _start(task, rank, start, live)
         with task.rendezvous.hosted():
-            return watch(live, task, stop, on_message)
+            return watch(live, task, stop, on_message, elsewhere)
     finally:  # empty unless something went wrong here
         for child in live.values():
             child.send_signal(signal.SIGKILL)

@@ -27,6 +27,8 @@ GRACE_S = 1.5  # from the first failure, or from the signal, until what still ru
 TICK_S = 1.0  # how often the ranks are looked at while none of them says anything
 
 OnMessage = Callable[[int, object], None]
+Elsewhere = Callable[[], Fault | None]
+"""What has failed on a rank that another process watches, once one has."""
 
 
 @dataclass
@@ -85,25 +87,41 @@ def _note(fd: int, signum: int) -> None:
     os.write(fd, bytes([signum]))
 
 
+def all_here() -> Fault | None:
+    """Nothing fails elsewhere where all ranks are children of this process."""
+    return None
+
+
 def watch(
-    live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None
+    live: dict[int, Child],
+    task: Task,
+    stop: int | None,
+    on_message: OnMessage | None,
+    elsewhere: Elsewhere = all_here,
 ) -> AttemptOutcome:
     """Returns when ``live`` is empty: each child leaves it as it is reaped.
 
-    After a failure, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message is dropped if nobody
-    wants it. A rank that is stopped for ``task.timeout_s`` has hung.
+    After a failure, here or ``elsewhere``, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message
+    is dropped if nobody wants it. A rank that is stopped for ``task.timeout_s`` has hung.
     """
-    return _Supervisor(live, task, stop, on_message).run()
+    return _Supervisor(live, task, stop, on_message, elsewhere).run()
 
 
 class _Supervisor:
     def __init__(
-        self, live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None
+        self,
+        live: dict[int, Child],
+        task: Task,
+        stop: int | None,
+        on_message: OnMessage | None,
+        elsewhere: Elsewhere,
     ) -> None:
         self._live = live
         self._task = task
         self._stop = stop
         self._on_message = on_message
+        self._elsewhere = elsewhere
+        self._peer: Fault | None = None
         self._deadline: float | None = None
         self._out = AttemptOutcome(task.attempt)
         self._halted: dict[int, float] = {}
@@ -147,6 +165,11 @@ class _Supervisor:
             self._folder_gone = True
             _log.warning("%s was deleted: ranks that still have to meet there cannot", meeting_place)
 
+        # ranks that others watch
+        if self._peer is None and (fault := self._elsewhere()) is not None:
+            self._peer = fault
+            self._hurry()
+
         # ranks that are stopped
         at_most = min(seconds, 2 * TICK_S)  # for this process may have been stopped as well
         for rank, child in self._live.items():
@@ -160,16 +183,21 @@ class _Supervisor:
 
     def _kill(self) -> None:
         told = self._out.signum is not None and (self._out.insisted or not self._task.polls)
-        if not told and all(f.echo for f in self._out.faults.values()):
+        if not told and all(f.echo for f in self._known()):
             self._accuse()
         for child in self._live.values():
             child.send_signal(signal.SIGKILL)
         self._out.stopped |= self._live.keys()
         self._deadline = None
 
+    def _known(self) -> list[Fault]:
+        """Faults of these ranks, and the one that was heard of from elsewhere."""
+        return [*self._out.faults.values(), *([] if self._peer is None else [self._peer])]
+
     def _accuse(self) -> None:
         """Nobody has said why it failed: somebody has said nothing at all."""
-        late = not self._out.faults or root(self._out.faults.values()).late
+        known = self._known()
+        late = not known or root(known).late
         pids = {rank: child.pid for rank, child in self._live.items() if late or stopped(child.pid)}
         stack = self._task.rendezvous.stack
         for rank, where in culprits(pids, stack, lambda rank: self._live[rank].send_signal(ASK)).items():

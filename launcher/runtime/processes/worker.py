@@ -10,13 +10,14 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from launcher.runtime import faults, log
 from launcher.runtime.cluster import flight_recorder
-from launcher.runtime.cluster.world import World, connect, never, place
+from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.world import World, among, connect, never, place
 from launcher.runtime.preemption import STOPS, polled
 from launcher.runtime.processes import hang
 from launcher.runtime.processes.channel import Outbox
@@ -30,7 +31,8 @@ _OWN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the others come from 
 class Task:
     """What every rank of one attempt is told. ``alone``: a single process that needs no process group.
 
-    ``polls``: the work looks at ``World.told`` and stops in its own time.
+    ``polls``: the work looks at ``World.told`` and stops in its own time. ``outer``: the place that an outer
+    launcher has given the only rank of this process.
     """
 
     work: Callable[[World], object]
@@ -45,6 +47,7 @@ class Task:
     parent: int
     alone: bool = False
     polls: bool = False
+    outer: Place | None = None
 
 
 def run_rank(task: Task, rank: int, fd: int) -> int:
@@ -66,17 +69,7 @@ def run_rank(task: Task, rank: int, fd: int) -> int:
 
 
 def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object:
-    world = World(
-        rank=rank,
-        size=task.size,
-        local_rank=rank,
-        local_size=task.size,
-        attempt=task.attempt,
-        device=place(task.device, rank),
-        backend=task.backend,
-        send=partial(box.send, "message"),
-        told=told,
-    )
+    world = replace(_world(task, rank), send=partial(box.send, "message"), told=told)
 
     with nullcontext() if task.alone else _connected(world, task):
         try:
@@ -86,6 +79,20 @@ def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object
         except BaseException as error:
             _tell(task, rank, box, error)  # now: leaving the group may wait for a peer that waits for us
             raise
+
+
+def _world(task: Task, rank: int) -> World:
+    if task.outer is not None:
+        return among(task.outer, task.device, task.backend)
+    return World(
+        rank=rank,
+        size=task.size,
+        local_rank=rank,
+        local_size=task.size,
+        attempt=task.attempt,
+        device=place(task.device, rank),
+        backend=task.backend,
+    )
 
 
 def _connected(world: World, task: Task) -> AbstractContextManager[None]:
@@ -124,12 +131,14 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
     faulthandler.enable(file=2)
     hang.answer(task.rendezvous.stack(rank))
 
-    os.environ.update(_variables(rank, task.size))
+    os.environ.update(_variables(_world(task, rank), near=task.outer is None))
     return told
 
 
-def _variables(rank: int, size: int) -> dict[str, str]:
-    """What torch and users look up; on one node gloo stays on the loopback unless told: no name service."""
-    near = {"GLOO_SOCKET_IFNAME": "lo"} if "lo" in {name for _, name in socket.if_nameindex()} else {}
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    return near | dict(os.environ) | {key: str(value) for key, value in place.items()}
+def _variables(at: World, near: bool) -> dict[str, str]:
+    """What torch and users look up; ``near`` ones have gloo on the loopback unless told: no name service."""
+    here = near and "lo" in {name for _, name in socket.if_nameindex()}
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if here else {}
+    numbers = {"RANK": at.rank, "LOCAL_RANK": at.local_rank, "WORLD_SIZE": at.size}
+    numbers["LOCAL_WORLD_SIZE"] = at.local_size
+    return loopback | dict(os.environ) | {key: str(value) for key, value in numbers.items()}

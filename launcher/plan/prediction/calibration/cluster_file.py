@@ -1,15 +1,19 @@
-"""The text of a file in ``conf/cluster``: each number, how it was measured, and how far its rounds differ."""
+"""The text of a file in ``conf/cluster``: of any cluster; of one that was calibrated also its spreads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 
-from launcher.plan.prediction.calibration.constants import Constant
+from launcher.job.schema.cluster import Cluster
+from launcher.plan.prediction.calibration.constants import Constant, cluster
 from launcher.plan.prediction.calibration.timed import Machine
 
 SHARED = "the cores that compute send"
 GROUPS = ("kernels", "overheads")
+TOGETHER = ("tflops", "links.inside", "links.between")
 HOW = {
     "tflops": "the fastest products",
     "efficiency": "fitted to products of several sides",
@@ -29,52 +33,86 @@ HOW = {
 }
 
 
+ALONE = (
+    "memory_gb",
+    "devices_per_node",
+    "cores_per_node",
+    "efficiency",
+    "memory_gb_per_s",
+)
+"""Single numbers; what belongs together is on a line behind them, then those of each group."""
+
+
 def cluster_file(found: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> str:
-    """``heads``: comments on when and where it was measured."""
-    return "".join(f"{line}\n" for line in _lines(found, machine, heads, nodes))
+    """Of what was calibrated; ``heads``: comments on when and where."""
+    values = {c.key: float(number(c.value)) for c in found}
+    whole = cluster(values, replace(machine, memory_gb=float(f"{machine.memory_gb:.3g}")))
+    return cluster_text(whole, heads, dict(_comments(found, machine, nodes)))
 
 
-def _lines(found: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> Iterator[str]:
-    yield from (f"# {head}" for head in heads)
-    yield from ("defaults:", "  - unknown", "  - _self_", f"name: {machine.name}")
+def _comments(found: Sequence[Constant], machine: Machine, nodes: int) -> Iterator[tuple[str, str]]:
     shared = machine.cores is not None
-    whose = f"the machine's, which {machine.per_node} ranks share" if shared else "of a device"
-    yield f"memory_gb: {machine.memory_gb:.3g}  # {whose}"
-    yield f"devices_per_node: {machine.per_node}  # ranks of the run that measured"
-    if shared:
-        yield f"cores_per_node: {machine.cores}  # that ranks of the run may use, by the threads of each"
+    yield "memory_gb", f"the machine's, which {machine.per_node} ranks share" if shared else "of a device"
+    yield "devices_per_node", "ranks of the run that measured"
+    yield "cores_per_node", "that ranks of the run may use, by the threads of each"
+    for c in found:
+        hidden = "exposed" in c.key and shared
+        yield c.key, SHARED if hidden else f"{HOW.get(c.key)}; spread {c.spread:.0%}"
+    for above in TOGETHER:
+        spreads = ", ".join(f"{c.spread:.0%}" for c in found if c.key.startswith(f"{above}."))
+        yield above, f"{HOW[above]}; spreads {spreads}"
+    if nodes == 1:
+        yield "links.between", "as inside: there is one node"
 
-    # single numbers, what belongs together on a line, then those of each group
-    yield from (_line(c, machine) for c in found if "." not in c.key)
-    yield _together("tflops", found, nodes)
-    yield from ("links:", *(f"  {_together(f'links.{at}', found, nodes)}" for at in ("inside", "between")))
+
+def cluster_text(whole: Cluster, heads: Sequence[str], comments: Mapping[str, str]) -> str:
+    """A file that is read as ``whole``; ``heads`` and, of keys, ``comments`` stand in it.
+
+    Overheads and what keeps kernels from the peak are left out where they are as in ``unknown``, and
+    nothing is said of them.
+    """
+    return "".join(f"{line}\n" for line in _lines(whole, heads, comments))
+
+
+def _lines(whole: Cluster, heads: Sequence[str], comments: Mapping[str, str]) -> Iterator[str]:
+    def line(key: str, value: str) -> str:
+        comment = f"  # {comments[key]}" if key in comments else ""
+        return f"{_last(key)}: {value}{comment}"
+
+    data, plain = whole.model_dump(exclude_none=True), Cluster().model_dump()
+    yield from (f"# {head}" for head in heads)
+    yield from ("defaults:", "  - unknown", "  - _self_", f"name: {json.dumps(whole.name)}")
+    yield from (line(key, exact(data[key])) for key in ALONE if key in data)
+    yield line("tflops", _map(data["tflops"]))
+    yield "links:"
+    yield from (f"  {line(f'links.{at}', _map(data['links'][at]))}" for at in ("inside", "between"))
     for group in GROUPS:
-        yield f"{group}:"
-        yield from (f"  {_line(c, machine)}" for c in found if c.key.startswith(f"{group}."))
-
-
-def _together(above: str, found: Sequence[Constant], nodes: int) -> str:
-    """Of one map."""
-    inner = [c for c in found if c.key.startswith(f"{above}.")]
-    each = ", ".join(f"{_last(c.key)}: {number(c.value)}" for c in inner)
-    if above == "links.between" and nodes == 1:
-        return f"{_last(above)}: {{{each}}}  # as inside: there is one node"
-    spreads = ", ".join(f"{c.spread:.0%}" for c in inner)
-    return f"{_last(above)}: {{{each}}}  # {HOW[above]}; spreads {spreads}"
-
-
-def _line(c: Constant, machine: Machine) -> str:
-    if "exposed" in c.key and machine.cores is not None:
-        return f"{_last(c.key)}: {number(c.value)}  # {SHARED}"
-    return f"{_last(c.key)}: {number(c.value)}  # {HOW[c.key]}; spread {c.spread:.0%}"
+        values = {f"{group}.{name}": value for name, value in data[group].items()}
+        told = {key: v for key, v in values.items() if v != plain[group][_last(key)] or key in comments}
+        if told:
+            yield f"{group}:"
+        yield from (f"  {line(key, exact(v))}" for key, v in told.items())
 
 
 def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
+def _map(values: Mapping[str, float]) -> str:
+    return f"{{{', '.join(f'{name}: {exact(value)}' for name, value in values.items())}}}"
+
+
+def exact(value: float) -> str:
+    """All digits, and never as a power: YAML 1.1 reads ``1e-05`` as a word.
+
+    >>> exact(98.4371), exact(1e-05), exact(3.0), exact(1200)
+    ('98.4371', '0.00001', '3', '1200')
+    """
+    return f"{Decimal(repr(value)).normalize():f}"
+
+
 def number(value: float) -> str:
-    """Three digits, and never as a power: YAML 1.1 reads ``1e-05`` as a word.
+    """Three digits.
 
     >>> number(98.437), number(0.0001234), number(0.0), number(1234567.0)
     ('98.4', '0.000123', '0', '1230000')

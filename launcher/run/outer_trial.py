@@ -1,0 +1,143 @@
+"""A layout that is tried on the ranks of an outer launcher: by a child of each, which may fail without it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from launcher.console import tell
+from launcher.errors import RunError
+from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.outer_rendezvous import await_ranks, ranks_text
+from launcher.runtime.cluster.world import World
+from launcher.runtime.faults import Fault, Interrupted, Preempted, failed, hung, raised, signal_name, silent
+from launcher.runtime.processes.start import run_outer_rank
+from launcher.runtime.scratch import scratch
+
+LAST_WORD_S = 60.0  # of rank 0, until a rank that hangs has ended its child
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a child of every rank does, each with a folder of its own, which is deleted behind it."""
+
+    work: Callable[[Path, World], dict[str, Any]]
+    device: str
+    backend: str | None
+    timeout_s: float
+    threads: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What has become of a rank's child: neither a fault nor a result where another rank has failed.
+
+    ``signum``: its parent was asked to stop, twice if it was ``insisted``.
+    """
+
+    fault: Fault | None = None
+    result: Any = None
+    signum: int = 0
+    insisted: bool = False
+
+
+def lead(trial: Trial, turn: int, at: Place, own: Store, send: Callable[[object], None]) -> dict[str, Any]:
+    """Rank 0's part; returns its figures once every child has ended, and was fine.
+
+    Raises ``RanksFailed`` with the root cause, ``Interrupted`` if a rank was asked to stop, ``RunError``
+    where a rank does not answer any more: then nothing else can be tried.
+    """
+    keys = _keys(turn, own)
+    try:
+        mine = _child(trial, turn, at, keys, send)
+        if mine.signum:
+            raise Interrupted(mine.signum, mine.insisted)
+        ended = [mine, *_others(trial, at, keys)]
+    except BaseException as error:  # whatever has ended this rank's part ends theirs
+        _tell(keys, silent(at.rank, at.attempt, type(error).__name__, "has given up"))
+        raise
+
+    stop = next((one.signum for one in ended if one.signum), 0)
+    if stop:
+        raise Interrupted(stop)
+    found = [one.fault for one in ended if one.fault is not None]
+    if found:
+        raise failed(found)
+    result: dict[str, Any] = mine.result
+    return result
+
+
+def obey(trial: Trial, turn: int, at: Place, own: Store) -> None:
+    """The part of any other rank, which is told to rank 0. Raises ``Preempted`` if it was asked to stop."""
+    keys = _keys(turn, own)
+    mine = _child(trial, turn, at, keys, lambda _: None)
+    keys.set(f"ended{at.rank}", pickle.dumps(mine))  # type: ignore[arg-type]
+    if mine.signum:
+        raise Preempted(mine.signum)
+
+
+def _child(trial: Trial, turn: int, at: Place, keys: Store, send: Callable[[object], None]) -> Ended:
+    """The part of this rank's child. A failure of it is known to all other ranks when this returns."""
+    try:
+        with scratch() as folder:
+            out = run_outer_rank(
+                partial(trial.work, folder),
+                at,
+                f"trial{at.attempt}.{turn}",
+                folder=folder,
+                device=trial.device,
+                backend=trial.backend,
+                timeout_s=trial.timeout_s,
+                threads=trial.threads,
+                on_message=lambda _, news: send(news),
+                elsewhere=partial(_told, keys),
+            )
+    except Exception as error:  # it could not be started, or watched
+        ended = Ended(raised(at.rank, at.attempt, error, skip=__file__))
+    else:
+        fault, result = out.faults.get(at.rank), out.results.get(at.rank)
+        ended = Ended(fault, result if at.rank == 0 else None, out.signum or 0, out.insisted)
+    if ended.signum:
+        text = f"was stopped by {signal_name(ended.signum)}"
+        _tell(keys, silent(at.rank, at.attempt, "stopped", text))
+    elif ended.fault is not None:
+        _tell(keys, ended.fault)
+    return ended
+
+
+def _others(trial: Trial, at: Place, keys: Store) -> Iterator[Ended]:
+    """What all but rank 0 have told; one that does not end when the others have is made to."""
+    ranks = range(1, at.size)
+    late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, what="did not end this layout yet")
+    if late:
+        fault = hung(late[0], at.attempt, trial.timeout_s, "it does not end when the others have")
+        _tell(keys, fault)
+        yield Ended(fault)
+        late = await_ranks(keys, "ended", late, LAST_WORD_S, say=tell, what="should end now")
+    if late:
+        raise RunError(f"{ranks_text(late)}: no answer within {LAST_WORD_S:g} s: dead, or cut off")
+    for rank in ranks:
+        one: Ended = pickle.loads(keys.get(f"ended{rank}"))
+        yield one
+
+
+def _tell(keys: Store, fault: Fault) -> None:
+    keys.set("failed", pickle.dumps(fault))  # type: ignore[arg-type]
+
+
+def _told(keys: Store) -> Fault | None:
+    """The fault of some rank, once one has failed."""
+    if not keys.check(["failed"]):
+        return None
+    fault: Fault = pickle.loads(keys.get("failed"))
+    return fault
+
+
+def _keys(turn: int, own: Store) -> Store:
+    return PrefixStore(f"trial{turn}", own)
