@@ -98,8 +98,14 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _map(values: Mapping[str, float]) -> str:
-    return f"{{{', '.join(f'{name}: {exact(value)}' for name, value in values.items())}}}"
+def _map(values: Mapping[str, float | bool]) -> str:
+    """What is false is left out: so it is anyway."""
+    told = {
+        name: "true" if value is True else exact(value)
+        for name, value in values.items()
+        if value is not False
+    }
+    return f"{{{', '.join(f'{name}: {value}' for name, value in told.items())}}}"
 
 
 def exact(value: float) -> str:

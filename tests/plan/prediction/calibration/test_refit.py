@@ -116,7 +116,7 @@ def test_the_file_is_read_as_the_cluster_and_predicts_the_refitted_seconds(tmp_p
     assert step.seconds == found.after[2]
 
 
-@pytest.mark.parametrize("name", ["here", "h100_sxm", "a100_80g", "b200"])
+@pytest.mark.parametrize("name", ["here", "h100_sxm", "a100_80g", "ascend_910b", "b200"])
 def test_any_cluster_is_written_as_it_is_read(tmp_path: Path, name: str) -> None:
     told = compose([f"cluster={name}"]).job.cluster.model_copy(update={"name": "mine: a, b"})
     odd = changed(told, {"overheads.near_limit": 1e-5, "links.between.gb_per_s": 100 / 3})
