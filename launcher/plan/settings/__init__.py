@@ -38,6 +38,7 @@ from launcher.plan.values.setting import Setting
 
 __all__ = [
     "checkpoint",
+    "cluster",
     "compile",
     "dataset_strategy",
     "device_matrix",
