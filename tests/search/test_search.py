@@ -106,6 +106,14 @@ def test_as_many_are_found_as_are_to_be_measured_and_they_are_the_best() -> None
         assert one.predicted.seconds <= 1.01 * best
 
 
+def test_layouts_that_are_to_be_measured_can_be_predicted_on_other_devices() -> None:
+    """On the same ones it is what was predicted, between two plans too."""
+    _, ranking = search(job("parallel=auto", "cluster.memory_gb=0.02", "search.measure=2"))
+    assert {len(one.works) for one in ranking.found} == {1, 2}
+    for one in ranking.found:
+        assert one.on(ranking.question.speeds) == pytest.approx(one.seconds, rel=1e-12)
+
+
 def test_by_two_processes_it_is_the_same() -> None:
     asked = job("parallel=auto", "cluster.memory_gb=0.02")
     one, other = search(asked, 1), search(asked, 2)
