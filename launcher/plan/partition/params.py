@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from launcher.job.schema.parallel import Hsdp
@@ -36,7 +37,7 @@ class Placed:
         """Whether data-parallel ranks share one copy: it is gathered before it is used."""
         return "dp_shard" in self.layout.axes
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Of what a rank uses: all of it, or its part of what ``tp`` cuts."""
         tp = self.layout.grid["tp"]

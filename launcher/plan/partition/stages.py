@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from launcher.errors import Problem
 from launcher.plan.partition import aliasing
@@ -37,6 +38,7 @@ def covers(module: str, name: str) -> bool:
     return not module or name == module or name.startswith(module + ".")
 
 
+@lru_cache(maxsize=8192)  # plans of one search ask for the same names
 def around(name: str) -> tuple[str, ...]:
     """All that covers ``name``, outermost first: of many names quicker than to ask each pair.
 

@@ -62,13 +62,17 @@ class PartTimes:
     def each(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Forwards and backwards of the parts by themselves, a piece on average."""
         n = len(self.times)
-        alone = [[self._pass(*ends)[:2] for ends in pairwise(sums)] for sums in self._sums]
+        alone = [
+            [self._pass(piece, part, part + 1)[:2] for part in range(len(row))]
+            for piece, row in enumerate(self.times)
+        ]
         forward = tuple(sum(f for f, _ in part) / n for part in zip(*alone, strict=True))
         return forward, tuple(sum(b for _, b in part) / n for part in zip(*alone, strict=True))
 
     def cost(self, cut: Sequence[int]) -> Cost:
         """What schedules of this cut are simulated with: ``cut`` has the first part of each stage."""
-        passes = [self._pass(sums[i], sums[j]) for i, j in pairwise(cut) for sums in self._sums]
+        pieces = range(len(self.times))
+        passes = [self._pass(piece, i, j) for i, j in pairwise(cut) for piece in pieces]
         return Cost(
             forward=tuple(forward for forward, _, _ in passes),
             backward=tuple(backward for _, backward, _ in passes),
@@ -85,11 +89,21 @@ class PartTimes:
         latency, rate = self.links[stage]
         return latency + self.crossings[part] // len(self.times) / rate
 
-    def _pass(self, before: tuple[float, ...], until: tuple[float, ...]) -> tuple[float, float, float]:
-        """Forward, backward, and what of that may come later."""
-        n = [b - a for a, b in zip(before, until, strict=True)]
-        backward = Load(*n[4:8]).action.seconds + self.slot
-        return Load(*n[:4]).action.seconds + self.slot, backward, backward * n[8] / max(n[9], 1.0)
+    @cached_property
+    def _passes(self) -> dict[tuple[int, int, int], tuple[float, float, float]]:
+        """Those that were asked for: cuts have many of their runs in common."""
+        return {}
+
+    def _pass(self, piece: int, start: int, end: int) -> tuple[float, float, float]:
+        """Forward, backward, and what of that may come later, of a run of parts."""
+        run = piece, start, end
+        if run not in self._passes:
+            sums = self._sums[piece]
+            n = [b - a for a, b in zip(sums[start], sums[end], strict=True)]
+            backward = Load(*n[4:8]).action.seconds + self.slot
+            late = backward * n[8] / max(n[9], 1.0)
+            self._passes[run] = Load(*n[:4]).action.seconds + self.slot, backward, late
+        return self._passes[run]
 
 
 def _plus(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from launcher.planner.search.evaluate import Question
 from launcher.planner.search.layout import Trace
 from launcher.planner.traces import Traces
 
+COLLECTED = 50_000
+"""Objects more before cycles among them are looked for: plans make many objects, and few cycles."""
 UNEQUAL = 2
 """Plans more that a process has to make before another one follows a forward once again."""
 
@@ -76,7 +79,8 @@ def workers(asked: Question, traces: Traces, count: int) -> Iterator[Workers]:
         lines.append(line)
         processes.append(process)
     try:
-        yield Workers(asked, traces, lines)
+        with _collected_seldom():
+            yield Workers(asked, traces, lines)
     finally:
         for line in lines:
             line.close()
@@ -90,12 +94,24 @@ def workers(asked: Question, traces: Traces, count: int) -> Iterator[Workers]:
 def _serve(line: Connection, asked: Question, keeps_messages: bool | None) -> None:
     """Plans what comes, until nobody asks any more."""
     traces = Traces(own=True, keeps_messages=keeps_messages)
-    while True:
-        try:
-            do, tasks = line.recv()
-        except EOFError:
-            return
-        try:
-            line.send([do(asked, task, traces) for task in tasks])
-        except Exception as error:  # told to who asked
-            line.send(error)
+    with _collected_seldom():
+        while True:
+            try:
+                do, tasks = line.recv()
+            except EOFError:
+                return
+            try:
+                line.send([do(asked, task, traces) for task in tasks])
+            except Exception as error:  # told to who asked
+                line.send(error)
+
+
+@contextmanager
+def _collected_seldom() -> Iterator[None]:
+    """In this process, as long as it plans."""
+    often, *older = gc.get_threshold()
+    gc.set_threshold(max(often, COLLECTED) if often else 0, *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(often, *older)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from launcher.plan.partition.balance.row import Cut, Row, shortest
 
@@ -16,8 +16,7 @@ NARROWEST, WIDEST = 2, 64
 """Cuts that are kept of those that are at the same part."""
 
 
-@dataclass(frozen=True)
-class _Begun:
+class _Begun(NamedTuple):
     """The first stages of a cut, and what each rank has so far: time, and bytes.
 
     ``squares`` of the times, and ``products`` with the stages to come of each rank.
