@@ -39,9 +39,10 @@ LIMIT = 0.05
 
 @dataclass(frozen=True)
 class Tried:
-    """``chosen``: the search for this number of ranks finds it best."""
+    """``ranks``: how many it is for; ``chosen``: the search for so many finds it best."""
 
     name: str
+    ranks: int
     chosen: bool
     predicted: float
     measured: float
@@ -113,18 +114,15 @@ def tried(
     for name, (_, plan) in plans.items():
         step = plan.estimate.step
         assert step is not None
-        out.append(Tried(name, name in chosen, step.seconds * 1e3, found[name].median))
+        out.append(Tried(name, plan.sizes.grid.size, name in chosen, step.seconds * 1e3, found[name].median))
     return sorted(out, key=lambda one: one.measured)
 
 
 def of_each_size(rows: Sequence[Tried]) -> str:
-    """How much slower than the best on as many ranks what the search for them chose is."""
-    by_size = {int(one.name.split()[0]): one.measured for one in rows if one.chosen}
-    out = []
-    for size, took in sorted(by_size.items()):
-        best = min(one.measured for one in rows if int(one.name.split()[0]) == size)
-        out.append(f"{took / best - 1:.1%} on {size}")
-    return ", ".join(out)
+    """How much slower what was chosen for so many ranks is than the best on them; the fastest row first."""
+    best = {one.ranks: one.measured for one in reversed(rows)}
+    picks = sorted((one.ranks, one.measured / best[one.ranks] - 1) for one in rows if one.chosen)
+    return ", ".join(f"{slower:.1%} on {ranks}" for ranks, slower in picks)
 
 
 def lost(rows: Sequence[Tried], count: int) -> float:

@@ -98,11 +98,8 @@ class Row:
     def near_bytes(self, cut: Cut) -> list[float]:
         """Bytes of each rank, about: quicker than ``held``."""
         out = list(self.near_rest)
-        state, saved = self._bytes_before
-        states, kept = [state[i] for i in cut], [saved[i] for i in cut]
         for stage, rank in enumerate(self.places):
-            held = states[stage + 1] - states[stage]
-            out[rank] += held + self.flying[stage] * (kept[stage + 1] - kept[stage])
+            out[rank] += self.near_run(stage, cut[stage], cut[stage + 1])
         return out
 
     def times(self, cut: Cut) -> list[float]:
