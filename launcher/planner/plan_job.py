@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
+from launcher.planner import equal_layers
 from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
@@ -120,12 +121,14 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
     return [problem] if problem else []
 
 
-def plan_job(job: Job, traces: Traces | None = None) -> Plan:
+def plan_job(job: Job, traces: Traces | None = None, like: dict[str, int] | None = None) -> Plan:
     """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model.
 
-    ``traces``: what other plans have found out already.
+    ``traces``: what other plans have found out already; ``like``: as ``Asked`` has it.
     """
     checked = before_torch(settled(job))
+    if like is not None:
+        checked = replace(checked, asked=replace(checked.asked, like=like))
     with planning():
         return plan_checked(checked, traces)
 
@@ -290,6 +293,25 @@ def _followed(
             return follow(job, asked, model, whole=whole, specs=specs)
 
 
+def _shallow(
+    job: Job,
+    asked: Asked,
+    model: ModelRead,
+    whole: tuple[str, ...] | None,
+    specs: tuple[TensorSpec, ...],
+    traces: Traces,
+) -> Followed:
+    """One forward of a deep model, by those of two shallow ones where layers are alike."""
+    two = equal_layers.shallow(job, whole) if traces.shallow else None
+    if two is not None:
+        read = [traces.read(one.job, builder(one.job)) for one in (two.first, two.second)]
+        one = _followed(two.first.job, asked, read[0], two.first.whole, specs)
+        other = _followed(two.second.job, asked, read[1], two.second.whole, specs)
+        with suppress(equal_layers.Unlike):
+            return two.deeper(one, other)
+    return _followed(job, asked, model, whole, specs)
+
+
 def _planned(
     job: Job,
     asked: Asked,
@@ -303,10 +325,10 @@ def _planned(
     from launcher.parallel.model_state.references import unmarked
 
     specs = inputs(job, asked.sizes.micro_batch)
-    followed = partial(_followed, job, asked, model, whole, specs)
     if traces is None:
-        seen = followed()
+        seen = _followed(job, asked, model, whole, specs)
     else:
+        followed = partial(_shallow, job, asked, model, whole, specs, traces)
         grid = asked.sizes.grid
         laid_out = job.parallel.param_strategy.load is not None  # for so many ranks
         hangs_on = (whole, specs, grid if laid_out else grid["tp"], asked.sizes.pieces)

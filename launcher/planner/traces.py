@@ -18,11 +18,13 @@ class Traces:
     """For many plans of requests that differ in anything: what was found is found no second time.
 
     ``own``: a class of the user's own is read once too, and not anew for each plan. ``keeps_messages``: as
-    ``TracedModel`` has it, for a runtime that is not the torch that is here.
+    ``TracedModel`` has it, for a runtime that is not the torch that is here. ``shallow``: equal layers of a
+    deep model are not followed one by one.
     """
 
-    def __init__(self, own: bool = True, keeps_messages: bool | None = None) -> None:
+    def __init__(self, own: bool = True, keeps_messages: bool | None = None, shallow: bool = False) -> None:
         self._own = own
+        self.shallow = shallow
         self.keeps_messages = keeps_messages
         self._reads: dict[str, ReadOnce] = {}
         self._followed: dict[Any, Followed] = {}

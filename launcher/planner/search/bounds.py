@@ -149,10 +149,12 @@ class Bound:
             return {}
         kept = self.kept * uneven.bytes
         need = max(0.0, self.states + kept - self.room) / max(kept - self.handed, 1.0)
-        shares = {policy: need / max(freed, 1e-9) for policy, (freed, _) in policies.items()}
-        return {
-            p: min(share, 1.0) * policies[p][1] if share < TOO_MUCH else inf for p, share in shares.items()
-        }
+        return {policy: min(_again(need, *one) for one in seen) for policy, seen in policies.items()}
+
+    def uneven(self, pipeline: float, nbytes: int) -> Uneven:
+        """As the plan of it is in which nothing runs again, of so many bytes."""
+        seconds = max(1.0, pipeline / self.pipeline)
+        return Uneven(seconds, max(1.0, (nbytes - self.states) / max(self.kept, 1.0)))
 
     @property
     def nbytes(self) -> float:
@@ -191,12 +193,24 @@ def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
     )
 
 
-Policies = Mapping[str, tuple[float, float]]
-"""Of what a forward keeps the share that a policy frees, and the share of it that then runs again."""
-UNSEEN: Policies = {"selective": (0.6, 0.25), "full": (1.0, 1.0)}
+Effect = tuple[float, float]
+"""Of what a forward keeps the share that is freed, and the share of it that then runs again."""
+Policies = Mapping[str, tuple[Effect, ...]]
+"""What each policy was seen to do."""
+UNSEEN: Policies = {"selective": ((0.6, 0.25),), "full": ((1.0, 1.0),)}
 """What is frugal and what is thorough, as long as no plan has shown it: little for much."""
+FAR, NEAR = 0.95, 0.985
+"""What is worked out for one layout by others is not exact; less so where they have other pipelines."""
+CLOSE = 1.15
+"""A policy that takes so many times the flops of another is not the better one."""
 TOO_MUCH = 1.05
 """It does not fit where a policy would have to free so many times of what it does."""
+
+
+def _again(need: float, freed: float, costs: float) -> float:
+    """The share of a forward that runs again where so much of what it keeps has to go."""
+    share = need / max(freed, 1e-9)
+    return min(share, 1.0) * costs if share < TOO_MUCH else inf
 
 
 def _fill(layout: Layout, of: Whole, one: float) -> float:

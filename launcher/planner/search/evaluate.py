@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
@@ -15,6 +15,7 @@ from launcher.plan.prediction.prediction import predict
 from launcher.plan.prediction.speeds import Speeds
 from launcher.plan.prediction.step_work import StepWork
 from launcher.planner.plan_job import plan_job
+from launcher.planner.search.bounds import CLOSE, NEAR, Bound, Policies
 from launcher.planner.search.layout import Candidates, Layout, Trace, job_of
 from launcher.planner.traces import Traces
 
@@ -85,26 +86,61 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A layout to plan; ``policies``: how its blocks run again, the others where none of these fits."""
+class Slower:
+    """A layout that takes too long whatever runs again; ``pipeline`` and ``plain`` as of ``Predicted``."""
 
     layout: Layout
-    policies: tuple[str, ...]
+    pipeline: float
+    plain: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A layout to plan. ``least``: what is known of it without; ``None``: that does not matter.
+
+    ``likely``: what policies do in layouts like it, ``surely`` at most; what would take ``below`` seconds or
+    more is not planned to its end.
+    """
+
+    layout: Layout
+    least: Bound | None = None
+    likely: Policies = field(default_factory=dict)
+    surely: Policies = field(default_factory=dict)
+    below: float = inf
 
     @property
     def trace(self) -> Trace:
         return self.layout.cut, self.layout.micro, self.layout.stages == 1
 
+    def again(self, plain: Predicted, policies: Policies) -> dict[str, float]:
+        """Seconds of what runs again under each policy, so that it fits."""
+        if self.least is None:
+            return {}
+        uneven = self.least.uneven(plain.pipeline, plain.plain)
+        shares = self.least.again(uneven, policies)
+        return {p: share * uneven.seconds * self.least.forward for p, share in shares.items()}
 
-def evaluate(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused:
+    def slow(self, plain: Predicted) -> bool:
+        """Whether it takes too long under any policy."""
+        again = min(self.again(plain, self.surely).values(), default=0.0)
+        return NEAR * (plain.seconds + again) >= self.below < inf
+
+    def policies(self, plain: Predicted) -> tuple[str, ...]:
+        """Those that may be the better one for it."""
+        takes = self.again(plain, self.likely)
+        few = min(takes.values(), default=inf)
+        return tuple(p for p in recompute_auto.POLICIES[1:] if takes.get(p, few) <= CLOSE * few)
+
+
+def evaluate(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
     """By a plan; by plans of none and all blocks where as few as fit run again."""
     found = _evaluated(asked, trial, traces)
-    if isinstance(found, Refused) or asked.job.search.measure:
+    if not isinstance(found, Predicted) or asked.job.search.measure:
         return found
     return replace(found, works=())
 
 
-def _evaluated(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused:
+def _evaluated(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
     layout = trial.layout
     job = asked.of(layout)
     choosing = recompute_auto.asked(job)
@@ -115,7 +151,9 @@ def _evaluated(asked: Question, trial: Trial, traces: Traces) -> Predicted | Ref
         found = predicted(layout, plain)
         if not choosing or asked.room is None or found.nbytes <= asked.room:
             return found
-        return _fitted(found, job, plain, asked.room, policies=trial.policies, traces=traces)
+        if trial.slow(found):
+            return Slower(layout, found.pipeline, found.plain)
+        return _fitted(found, job, plain, asked.room, policies=trial.policies(found), traces=traces)
     except RequestError as error:
         return Refused(layout, "; ".join(f"{p.key}: {p.text}" for p in error.problems[:1]))
 
@@ -145,24 +183,37 @@ def _fitted(
     plain: Predicted, job: Job, plan: Plan, room: int, *, policies: tuple[str, ...], traces: Traces
 ) -> Predicted:
     """As fast as it gets in ``room``; the leanest where nothing fits."""
-    blocks = recompute_auto.blocks(plan)
     tried: list[Predicted] = []
+    same = recompute_auto.stage_of_modules(plan)
     others = tuple(p for p in recompute_auto.POLICIES[1:] if p not in policies)
-    for policy in (*policies, *others) if blocks else ():
-        if policy in others and any(one.nbytes <= room for one in tried):
-            break
-        try:
-            all_again = plan_job(recompute_auto.under(job, dict.fromkeys(blocks, policy)), traces)
-        except RequestError:  # this policy is not for this model; the other may be
-            continue
-        found = replace(predicted(plain.layout, all_again), policy=policy, again=1.0)
-        tried.append(replace(found, pipeline=plain.pipeline, plain=plain.plain))
+    for some, like in ((policies, same), (others, same), (recompute_auto.POLICIES[1:], None)):
+        if not any(one.nbytes <= room for one in tried):
+            tried += _all_again(plain, job, plan, some, like, traces)
     shown = tuple((one.policy, one.nbytes, one.seconds - plain.seconds) for one in tried)
     tried = [replace(one, tried=shown) for one in tried]
     fitting = [_between(plain, all_again, room) for all_again in tried if all_again.nbytes <= room]
     if fitting:
         return min(fitting, key=lambda one: one.order)
     return min([plain, *tried], key=lambda one: one.nbytes)
+
+
+def _all_again(
+    plain: Predicted,
+    job: Job,
+    plan: Plan,
+    policies: Sequence[str],
+    like: dict[str, int] | None,
+    traces: Traces,
+) -> Iterator[Predicted]:
+    """With all blocks running again, in stages ``like`` those."""
+    blocks = recompute_auto.blocks(plan)
+    for policy in policies if blocks else ():
+        try:
+            made = plan_job(recompute_auto.under(job, dict.fromkeys(blocks, policy)), traces, like)
+        except RequestError:  # this policy is not for this model; the other may be
+            continue
+        found = replace(predicted(plain.layout, made), policy=policy, again=1.0)
+        yield replace(found, pipeline=plain.pipeline, plain=plain.plain)
 
 
 def _between(none: Predicted, every: Predicted, room: int) -> Predicted:

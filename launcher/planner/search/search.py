@@ -10,11 +10,18 @@ from math import inf
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
-from launcher.plan import recompute_auto
 from launcher.plan.prediction.speeds import speeds
 from launcher.planner.search import candidates, one_sample, single_change
 from launcher.planner.search.bounds import Whole
-from launcher.planner.search.evaluate import Predicted, Question, Refused, Trial, chosen, evaluate
+from launcher.planner.search.evaluate import (
+    Predicted,
+    Question,
+    Refused,
+    Slower,
+    Trial,
+    chosen,
+    evaluate,
+)
 from launcher.planner.search.layout import Cut, Layout
 from launcher.planner.search.one_sample import OneSample
 from launcher.planner.search.ranking import Ranking
@@ -53,7 +60,7 @@ def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[
     assert fast is not None
     there = candidates.space(job)
     asked = Question(job, there.named, fast)
-    known = traces or Traces(own=False)
+    known = traces or Traces(own=False, shallow=True)
     ranking = Ranking(asked, len(there.layouts) + there.out.total(), refused=there.out)
     with workers(asked, known, processes if len(there.layouts) > FEW else 1) as work:
         _look(_waiting(asked, there.layouts, ranking, work), ranking, work)
@@ -82,7 +89,7 @@ def _least_bytes(job: Job, traces: Traces) -> int | None:
 def _leanest(ranking: Ranking, work: Workers) -> None:
     """Plans some of those that are too large, to say by how much."""
     some = sorted(ranking.too_large, key=lambda one: (one[0], one[1].order))[:ROUND]
-    trials = [Trial(layout, recompute_auto.POLICIES[1:]) for _, layout in some]
+    trials = [Trial(layout) for _, layout in some]
     ranking.found += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
 
 
@@ -127,26 +134,32 @@ def _wholes(asked: Question, layouts: Sequence[Layout], work: Workers) -> dict[C
 def _look(waiting: Waiting, ranking: Ranking, work: Workers) -> None:
     """Plans what may be among the best that are asked for, a round at a time."""
     count = _count(ranking.question.job)
-    some, looked = waiting.plain(), 0
+    some, looked, below = waiting.plain(), 0, inf
     while some or not looked:
         looked += len(some)
-        trials = [Trial(layout, waiting.policies(layout)) for layout in some]
-        for one in work(trials, evaluate):
-            if isinstance(one, Refused):
-                ranking.refused[one.why] += 1
-            else:
-                ranking.found.append(one)
-                waiting.learn(one)
+        for one in work([waiting.trial(layout, below) for layout in some], evaluate):
+            _noted(one, ranking, waiting)
         if looked >= MOST:
             ranking.left = len(waiting.heap)
             return
         best = ranking.best
-        last = best[count - 1].seconds if len(best) >= count else inf
-        some = waiting.take(ROUND, (1 - GAIN) * last)
+        below = (1 - GAIN) * best[count - 1].seconds if len(best) >= count else inf
+        some = waiting.take(ROUND, below)
         looked = max(looked, 1)
     too_large = [layout for seconds, _, layout in waiting.heap if seconds == inf]
     ranking.too_large += [(waiting.least[layout].nbytes, layout) for layout in too_large]
-    ranking.beyond = len(waiting.heap) - len(too_large)
+    ranking.beyond += len(waiting.heap) - len(too_large)
+
+
+def _noted(one: Predicted | Refused | Slower, ranking: Ranking, waiting: Waiting) -> None:
+    if isinstance(one, Refused):
+        ranking.refused[one.why] += 1
+        return
+    waiting.learn(one)
+    if isinstance(one, Slower):
+        ranking.beyond += 1
+    else:
+        ranking.found.append(one)
 
 
 def _count(job: Job) -> int:

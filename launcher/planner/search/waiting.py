@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from math import inf
 from typing import Any
 
 from launcher.job.schema.search import AUTO
-from launcher.plan import recompute_auto
 from launcher.plan.schedule.schedules import RULES
 from launcher.planner.search import candidates
-from launcher.planner.search.bounds import UNSEEN, Bound, Policies, Uneven, Whole, bound
-from launcher.planner.search.evaluate import Predicted, Question
+from launcher.planner.search.bounds import FAR, NEAR, UNSEEN, Bound, Policies, Uneven, Whole, bound
+from launcher.planner.search.evaluate import Predicted, Question, Slower, Trial
 from launcher.planner.search.layout import Cut, Layout
 
 ROOMY = 0.85
 """A layout that fits by far takes no more than so much of the memory by its bound."""
-FAR, NEAR = 0.95, 0.985
-"""What is worked out for one layout by others is not exact; less so where they have other pipelines."""
-CLOSE = 1.15
-"""A policy that takes so many times the flops of another is not the better one."""
 
 Shape = tuple[str, int, int, int]
 Family = tuple[Cut, Shape]
@@ -106,22 +100,24 @@ class Waiting:
         """At least, by what is known so far; ``inf``: it does not fit."""
         least, seen = self.least[layout], self.families.get(_family(layout))
         if seen is not None:
-            return least.seconds(seen.uneven, seen.policies, NEAR)
-        return least.seconds(self._uneven(layout), self.kinds.get(_kind(layout), UNSEEN), FAR)
+            return least.seconds(seen.uneven, self._surely(layout), NEAR)
+        return least.seconds(self._uneven(layout), self._surely(layout), FAR)
 
-    def policies(self, layout: Layout) -> tuple[str, ...]:
-        """Those that may be the better one for it."""
+    def trial(self, layout: Layout, below: float) -> Trial:
+        """With what is known of it."""
+        return Trial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
+
+    def _surely(self, layout: Layout) -> Policies:
+        """As in its family, else as in layouts of its kind."""
         seen = self.families.get(_family(layout))
-        known = seen.policies if seen is not None else self._likely(layout)
-        uneven = seen.uneven if seen is not None else self._uneven(layout)
-        takes = self.least[layout].again(uneven, known)
-        few = min((again for again in takes.values()), default=inf)
-        return tuple(
-            policy for policy in recompute_auto.POLICIES[1:] if takes.get(policy, few) <= CLOSE * few
-        )
+        own = {} if seen is None else seen.policies
+        return {**UNSEEN, **self.kinds.get(_kind(layout), {}), **own}
 
     def _likely(self, layout: Layout) -> Policies:
-        """As in layouts of its kind, else as in those that are nearest to it."""
+        """As in its family, as in layouts of its kind, else as in those that are nearest to it."""
+        seen = self.families.get(_family(layout))
+        if seen is not None and seen.policies:
+            return seen.policies
         scheduler, interleaved, cut = _kind(layout)
         nearest = min(
             self.kinds,
@@ -146,22 +142,16 @@ class Waiting:
             bytes=min((one.bytes for one in fewer), default=1.0),
         )
 
-    def learn(self, found: Predicted) -> None:
+    def learn(self, found: Predicted | Slower) -> None:
         """The least uneven pipeline of a family counts."""
         least, family, kind = self.least[found.layout], _family(found.layout), _kind(found.layout)
-        seconds = max(1.0, found.pipeline / least.pipeline)
-        nbytes = max(1.0, (found.plain - least.states) / max(least.kept, 1.0))
-        policies = {
-            policy: (
-                (found.plain - left) / max(least.kept * nbytes - least.handed, 1.0),
-                more / (seconds * least.forward),
-            )
-            for policy, left, more in found.tried
-        }
-        before = self.families.get(family, Seen(Uneven(seconds, nbytes), policies))
-        uneven = Uneven(min(seconds, before.uneven.seconds), min(nbytes, before.uneven.bytes))
-        self.families[family] = Seen(uneven, _most(policies, before.policies))
-        self.kinds[kind] = _most(policies, self.kinds.get(kind, {}))
+        uneven = least.uneven(found.pipeline, found.plain)
+        policies = {} if isinstance(found, Slower) else _effects(found, least, uneven)
+        before = self.families.get(family, Seen(uneven, {}))
+        both = Uneven(min(uneven.seconds, before.uneven.seconds), min(uneven.bytes, before.uneven.bytes))
+        self.families[family] = Seen(both, _together(before.policies, policies))
+        if policies:
+            self.kinds[kind] = _together(self.kinds.get(kind, {}), policies)
 
 
 def _family(layout: Layout) -> Family:
@@ -173,11 +163,12 @@ def _kind(layout: Layout) -> tuple[str, bool, Cut]:
     return layout.scheduler, layout.chunks > 1, layout.cut
 
 
-def _most(one: Policies, other: Policies) -> Policies:
-    """The most that each policy was seen to free, for the least."""
-    both = {policy: [*_of(one, policy), *_of(other, policy)] for policy in (*one, *other)}
-    return {policy: (max(f for f, _ in seen), min(c for _, c in seen)) for policy, seen in both.items()}
+def _effects(found: Predicted, least: Bound, uneven: Uneven) -> Policies:
+    """What each policy did that was tried."""
+    frees = max(least.kept * uneven.bytes - least.handed, 1.0)
+    forward = uneven.seconds * least.forward
+    return {policy: (((found.plain - left) / frees, more / forward),) for policy, left, more in found.tried}
 
 
-def _of(policies: Policies, policy: str) -> list[tuple[float, float]]:
-    return [policies[policy]] if policy in policies else []
+def _together(one: Policies, other: Policies) -> Policies:
+    return {policy: (*one.get(policy, ()), *other.get(policy, ())) for policy in {**one, **other}}

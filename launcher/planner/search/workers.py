@@ -73,7 +73,9 @@ def workers(asked: Question, traces: Traces, count: int) -> Iterator[Workers]:
     lines, processes = [], []
     for _ in range(count - 1):
         line, end = context.Pipe()
-        process = context.Process(target=_serve, args=(end, asked, traces.keeps_messages), daemon=True)
+        process = context.Process(
+            target=_serve, args=(end, asked, traces.keeps_messages, traces.shallow), daemon=True
+        )
         process.start()
         end.close()
         lines.append(line)
@@ -91,9 +93,9 @@ def workers(asked: Question, traces: Traces, count: int) -> Iterator[Workers]:
                 process.join()
 
 
-def _serve(line: Connection, asked: Question, keeps_messages: bool | None) -> None:
+def _serve(line: Connection, asked: Question, keeps_messages: bool | None, shallow: bool) -> None:
     """Plans what comes, until nobody asks any more."""
-    traces = Traces(own=True, keeps_messages=keeps_messages)
+    traces = Traces(own=True, keeps_messages=keeps_messages, shallow=shallow)
     with _collected_seldom():
         while True:
             try:

@@ -1,0 +1,151 @@
+"""A deep model of equal layers followed by way of two shallow ones: what a layer more changes, so many times.
+
+Names count on as numbers do: after ``layers.2`` comes ``layers.3``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
+from typing import Any, TypeVar
+
+from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Recompute
+from launcher.plan.settings.device_matrix import over_device_matrix
+
+SHALLOW = 3
+"""Layers: the first and the last one may be unlike those between them."""
+DEEP = 8
+"""Models of fewer layers are as soon followed as they are."""
+LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
+EVERY = re.compile(r"([A-Za-z_.*]|\[[A-Za-z_]+\])*")
+"""Globs that match something in every layer or in none."""
+DIGITS = re.compile(r"(\d+)")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Fewer:
+    """The request of a model with fewer layers, and which of its modules are in one piece each."""
+
+    job: Job
+    whole: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Shallow:
+    """Two of them, the second with a layer more; ``steps`` like that lead from the first to the model."""
+
+    first: Fewer
+    second: Fewer
+    steps: int
+
+    def deeper(self, one: T, two: T) -> T:
+        """Of the model what these are of the two. Raises ``Unlike``."""
+        out: T = _along(one, two, self.steps)
+        return out
+
+
+class Unlike(Exception):
+    """Two models differ in more than that one of them has a layer more."""
+
+
+def shallow(job: Job, whole: tuple[str, ...] | None) -> Shallow | None:
+    """``None`` where layers are few, or are not treated alike."""
+    model, par = job.model, job.parallel
+    if not isinstance(model, LanguageModel) or model.layers < DEEP:
+        return None
+    if over_device_matrix(job) or job.train.compile is not None or par.param_strategy.load is not None:
+        return None
+    named = (dict(par.operators), _recomputed(par.recompute), dict.fromkeys(whole or ()))
+    if not all(_alike(settings, model.layers) for settings in named):
+        return None
+    if par.recompute is not None and par.recompute.every != 1:
+        return None
+    first, second = (_with(job, model, whole, depth) for depth in (SHALLOW, SHALLOW + 1))
+    return Shallow(first, second, model.layers - SHALLOW)
+
+
+def _recomputed(recompute: Recompute | None) -> dict[str, Any]:
+    """The policy of each name."""
+    modules = () if recompute is None else recompute.modules
+    if isinstance(modules, dict):
+        return dict(modules)
+    return dict.fromkeys((modules,) if isinstance(modules, str) else modules)
+
+
+def _alike(settings: dict[str, Any], layers: int) -> bool:
+    """Whether names in each layer have the same values."""
+    each: list[list[tuple[str, Any]]] = [[] for _ in range(layers)]
+    for name, value in settings.items():
+        found = LAYER.search(name)
+        if found and int(found[1]) < layers:
+            each[int(found[1])].append((LAYER.sub("layers", name), value))
+        elif EVERY.fullmatch(name) is None:
+            return False
+    return all(one == each[0] for one in each)
+
+
+def _with(job: Job, model: LanguageModel, whole: tuple[str, ...] | None, depth: int) -> Fewer:
+    def there(name: str) -> bool:
+        found = LAYER.search(name)
+        return found is None or int(found[1]) < depth
+
+    parallel = job.parallel
+    if parallel.recompute is not None and isinstance(parallel.recompute.modules, dict):
+        modules = {name: policy for name, policy in parallel.recompute.modules.items() if there(name)}
+        recompute = parallel.recompute.model_copy(update={"modules": modules})
+        parallel = parallel.model_copy(update={"recompute": recompute})
+    update = {"model": model.model_copy(update={"layers": depth}), "parallel": parallel}
+    return Fewer(job.model_copy(update=update), whole and tuple(filter(there, whole)))
+
+
+def _along(one: Any, two: Any, steps: int) -> Any:
+    """So many steps after ``one``, where ``two`` is one step after it.
+
+    >>> _along(("layers.1", 5), ("layers.2", 7), 3)
+    ('layers.4', 11)
+    >>> _along(("embed", "layers.1", "norm_2"), ("embed", "layers.1", "layers.2", "norm_3"), 3)
+    ('embed', 'layers.1', 'layers.2', 'layers.3', 'layers.4', 'norm_5')
+    """
+    if type(one) is not type(two):
+        raise Unlike
+    if one == two:
+        return one
+    if isinstance(one, str):
+        return _name(one, two, steps)
+    if isinstance(one, int) and not isinstance(one, bool):
+        return one + steps * (two - one)
+    if isinstance(one, tuple):
+        return _row(one, two, steps)
+    if isinstance(one, frozenset) and len(one) == len(two):
+        return frozenset(_along(a, b, steps) for a, b in zip(sorted(one), sorted(two), strict=True))
+    if is_dataclass(one):
+        found = {f.name: _along(getattr(one, f.name), getattr(two, f.name), steps) for f in fields(one)}
+        return replace(one, **found)  # type: ignore[type-var]
+    raise Unlike
+
+
+def _name(one: str, two: str, steps: int) -> str:
+    """With its numbers further on."""
+    first, second = DIGITS.split(one), DIGITS.split(two)
+    if len(first) != len(second) or first[::2] != second[::2]:
+        raise Unlike
+    numbers = (str(_along(int(a), int(b), steps)) for a, b in zip(first[1::2], second[1::2], strict=True))
+    return "".join(chain.from_iterable(zip(first[::2], (*numbers, ""), strict=True)))
+
+
+def _row(one: Sequence[Any], two: Sequence[Any], steps: int) -> tuple[Any, ...]:
+    """What is of the last layer but one or so comes once more for each step, further on each time."""
+    more = len(two) - len(one)
+    same = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), len(one))
+    if more < 0 or more > same:
+        raise Unlike
+    before, added = two[same - more : same], two[same : same + more]
+    new = (_along(a, b, n) for n in range(1, steps + 1) for a, b in zip(before, added, strict=True))
+    rest = zip(one[same:], two[same + more :], strict=True)
+    return (*one[:same], *new, *(_along(a, b, steps) for a, b in rest))
