@@ -12,7 +12,7 @@ from launcher.plan.cost.fusion import Fused
 from launcher.plan.cost.memory import Memory
 from launcher.plan.cost.traffic import between_copies, between_replicas
 from launcher.plan.operators.resolve import Spread
-from launcher.plan.partition.stages import Stage, covers
+from launcher.plan.partition.stages import Stage, around
 from launcher.plan.schedule.actions import Schedule
 from launcher.plan.values.facts import Graph, Node
 from launcher.plan.values.grid import Grid
@@ -122,7 +122,8 @@ def _tokens(graphs: Sequence[Graph], samples: int) -> int | None:
 
 def _stage(at: CutModel, stage: Stage, graph: Graph, spreads: Sequence[Spread]) -> StageWork:
     last = stage.index == len(at.stages) - 1
-    here = [s for s in spreads if _runs(at, stage, s.operator.module)]
+    modules = frozenset(stage.modules if len(at.stages) > 1 else [""])
+    here = [s for s in spreads if not modules.isdisjoint(around(s.operator.module))]
     nodes = [graph[n] for n in stage.nodes]
     return work_of(nodes, here, pieces=len(at.graphs), loss=loss(graph) if last else None)
 
@@ -143,10 +144,6 @@ def work_of(
         saved=sum(n.saved for n in nodes),
         waits=sum(n.backward.kept for n in nodes),
     )
-
-
-def _runs(at: CutModel, stage: Stage, module: str) -> bool:
-    return len(at.stages) == 1 or any(covers(m, module) for m in stage.modules)
 
 
 def loss(graph: Graph) -> Operations:

@@ -62,10 +62,22 @@ def _of_grid(open_: _Open, tp: int, operators: str, stages: int, found: Space) -
     local = batch // replicas
     for micros in open_.micros(stages, local, found.out):
         for scheduler, chunks in open_.schedules(stages):
+            rule = RULES[scheduler]
+            if rule.full and micros < 2 * stages:
+                found.out[f"fewer micro batches than virtual stages, which {scheduler} needs"] += 1
+                continue
             for hsdp in open_.sharing(replicas):
+                if rule.split and hsdp is not None and _dropped(hsdp):
+                    found.out[f"level3 drops weights before {scheduler} computes their gradients"] += 1
+                    continue
                 for recompute in found.named.recompute:
                     pipe = (stages, scheduler, chunks, micros)
                     yield Layout(tp, operators, *pipe, hsdp, recompute, replicas, local // micros)
+
+
+def _dropped(hsdp: Hsdp) -> bool:
+    """Whether weights are not there any more after a forward."""
+    return hsdp.optimizer_level == "level3" and hsdp.shard_size > 1
 
 
 def impossible(job: Job) -> list[Problem]:

@@ -186,7 +186,8 @@ def _fitted(
     tried: list[Predicted] = []
     same = recompute_auto.stage_of_modules(plan)
     others = tuple(p for p in recompute_auto.POLICIES[1:] if p not in policies)
-    for some, like in ((policies, same), (others, same), (recompute_auto.POLICIES[1:], None)):
+    again = recompute_auto.POLICIES[1:] if job.parallel.pipeline.stages > 1 else ()
+    for some, like in ((policies, same), (others, same), (again, None)):
         if not any(one.nbytes <= room for one in tried):
             tried += _all_again(plain, job, plan, some, like, traces)
     shown = tuple((one.policy, one.nbytes, one.seconds - plain.seconds) for one in tried)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -108,10 +109,16 @@ class Waiting:
         return Trial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
 
     def _surely(self, layout: Layout) -> Policies:
-        """As in its family, else as in layouts of its kind."""
+        """As in its family, else as in layouts of its kind, else as in all with such backwards."""
+        nothing: Policies = {}
         seen = self.families.get(_family(layout))
-        own = {} if seen is None else seen.policies
-        return {**UNSEEN, **self.kinds.get(_kind(layout), {}), **own}
+        if seen is not None and seen.policies:
+            return {**UNSEEN, **seen.policies}
+        kind = _kind(layout)
+        split = RULES[kind[0]].split
+        alike = (of for other, of in self.kinds.items() if RULES[other[0]].split == split)
+        known = self.kinds.get(kind) or reduce(_together, alike, nothing)
+        return {**UNSEEN, **known}
 
     def _likely(self, layout: Layout) -> Policies:
         """As in its family, as in layouts of its kind, else as in those that are nearest to it."""
@@ -129,17 +136,20 @@ class Waiting:
     def _uneven(self, layout: Layout) -> Uneven:
         """As pipelines alike were that have as many stages or fewer."""
         scheduler, stages, chunks, _ = layout.shape
-        fewer = [
-            seen.uneven
-            for (_, (name, n, each, _)), seen in self.families.items()
-            if (name, each) == (scheduler, chunks) and n <= stages
-        ]
         exact = [seen.uneven for (_, shape), seen in self.families.items() if shape == layout.shape]
         if exact:
             return Uneven(min(one.seconds for one in exact), min(one.bytes for one in exact))
+
+        every = [(shape, seen.uneven) for (_, shape), seen in self.families.items()]
+        fewer = [
+            uneven
+            for (name, n, each, _), uneven in every
+            if (name, each > 1) == (scheduler, chunks > 1) and n <= stages
+        ]
+        tight = [uneven.bytes for _, uneven in every if uneven.bytes > 1]
         return Uneven(
             seconds=max((one.seconds for one in fewer), default=1.0),
-            bytes=min((one.bytes for one in fewer), default=1.0),
+            bytes=min(tight, default=1.0),
         )
 
     def learn(self, found: Predicted | Slower) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Protocol, TypeVar
 
 from launcher.planner.search.evaluate import Question
@@ -16,8 +17,8 @@ from launcher.planner.traces import Traces
 
 COLLECTED = 50_000
 """Objects more before cycles among them are looked for: plans make many objects, and few cycles."""
-UNEQUAL = 2
-"""Plans more that a process has to make before another one follows a forward once again."""
+AHEAD = 2
+"""Plans that another process has, so that it does not wait for the next one while this one plans."""
 
 
 class Task(Protocol):
@@ -38,31 +39,39 @@ class Workers:
     asked: Question
     traces: Traces
     others: Sequence[Connection] = ()
-    at: dict[Trace, set[int]] = field(default_factory=dict)
+    knows: dict[int, set[Trace]] = field(default_factory=lambda: defaultdict(set))
 
     def __call__(self, tasks: Sequence[T], do: Callable[[Question, T, Traces], R]) -> list[R]:
         """What comes of each, in their order. Raises what a process raised."""
-        mine: list[int] = []
-        for task in tasks:
-            mine.append(self._worker(task.trace, mine))
-        each = list(zip(tasks, mine, strict=True))
-        for n, line in enumerate(self.others, 1):
-            line.send((do, [task for task, at in each if at == n]))
-        found = {0: iter([do(self.asked, task, self.traces) for task, at in each if at == 0])}
-        for n, line in enumerate(self.others, 1):
-            answer = line.recv()
-            if isinstance(answer, BaseException):
-                raise answer
-            found[n] = iter(answer)
-        return [next(found[at]) for at in mine]
+        found: dict[int, R] = {}
+        open_ = list(range(len(tasks)))
+        given: dict[Connection, deque[int]] = {line: deque() for line in self.others}
+        while len(found) < len(tasks):
+            # the others first: they plan on while this process does
+            for n, (line, has) in enumerate(given.items(), 1):
+                while open_ and len(has) < (AHEAD if len(open_) > AHEAD else 1):
+                    has.append(self._next(n, tasks, open_))
+                    line.send((do, tasks[has[-1]]))
+            if open_:
+                mine = self._next(0, tasks, open_)
+                found[mine] = do(self.asked, tasks[mine], self.traces)
 
-    def _worker(self, trace: Trace, taken: Sequence[int]) -> int:
-        """One that has followed this forward, unless another has much less to do; ``taken``: by whom."""
-        knows = self.at.setdefault(trace, set())
-        least = min(range(1 + len(self.others)), key=taken.count)
-        known = min(knows, key=lambda n: (taken.count(n), n), default=least)
-        chosen = least if taken.count(known) - taken.count(least) >= UNEQUAL else known
-        knows.add(chosen)
+            for line in self._ready([line for line, has in given.items() if has], until=not open_):
+                answer = line.recv()
+                if isinstance(answer, BaseException):
+                    raise answer
+                found[given[line].popleft()] = answer
+        return [found[n] for n in range(len(tasks))]
+
+    def _ready(self, lines: Sequence[Connection], until: bool) -> list[Connection]:
+        """Those with an answer; ``until`` there is one."""
+        return [one for one in wait(lines, None if until else 0) if isinstance(one, Connection)]
+
+    def _next(self, worker: int, tasks: Sequence[T], open_: list[int]) -> int:
+        """One whose forward this process has followed, if there is one."""
+        chosen = min(open_, key=lambda n: (tasks[n].trace not in self.knows[worker], n))
+        open_.remove(chosen)
+        self.knows[worker].add(tasks[chosen].trace)
         return chosen
 
 
@@ -99,11 +108,11 @@ def _serve(line: Connection, asked: Question, keeps_messages: bool | None, shall
     with _collected_seldom():
         while True:
             try:
-                do, tasks = line.recv()
+                do, task = line.recv()
             except EOFError:
                 return
             try:
-                line.send([do(asked, task, traces) for task in tasks])
+                line.send(do(asked, task, traces))
             except Exception as error:  # told to who asked
                 line.send(error)
 
