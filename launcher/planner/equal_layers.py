@@ -66,6 +66,8 @@ def shallow(job: Job, whole: tuple[str, ...] | None) -> Shallow | None:
         return None
     if par.recompute is not None and par.recompute.every != 1:
         return None
+    if par.pipeline.seq_chunks > 1:  # where sequences are cut hangs on all that a model has to do
+        return None
     first, second = (_with(job, model, whole, depth) for depth in (SHALLOW, SHALLOW + 1))
     return Shallow(first, second, model.layers - SHALLOW)
 

@@ -121,14 +121,18 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
     return [problem] if problem else []
 
 
-def plan_job(job: Job, traces: Traces | None = None, like: dict[str, int] | None = None) -> Plan:
+def plan_job(job: Job, traces: Traces | None = None) -> Plan:
     """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model.
 
-    ``traces``: what other plans have found out already; ``like``: as ``Asked`` has it.
+    ``traces``: what other plans have found out already.
     """
+    return plan_like(job, None, traces)
+
+
+def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = None) -> Plan:
+    """The same, with each module on the stage that it had in another plan, where that is left to the plan."""
     checked = before_torch(settled(job))
-    if like is not None:
-        checked = replace(checked, asked=replace(checked.asked, like=like))
+    checked = replace(checked, asked=replace(checked.asked, like=stages))
     with planning():
         return plan_checked(checked, traces)
 

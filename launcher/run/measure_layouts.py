@@ -14,7 +14,7 @@ from launcher.job.schema.job import Checkpoint, Debug, Job, Logger
 from launcher.job.schema.search import Search
 from launcher.job.schema.steps import Train as TrainStep
 from launcher.planner.plan_job import plan_job
-from launcher.planner.search.search import Finalist
+from launcher.planner.search.settle import Finalist
 from launcher.run import execute, launch
 from launcher.runtime.scratch import scratch
 

@@ -13,7 +13,8 @@ from launcher.plan.prediction.calibration.cluster_file import number
 from launcher.plan.prediction.calibration.refit import changed
 from launcher.plan.prediction.speeds import speeds_of
 from launcher.planner.search.ranking import Ranking
-from launcher.planner.search.search import Finalist, search
+from launcher.planner.search.search import search
+from launcher.planner.search.settle import Finalist
 from launcher.planner.search.show_ranking import took
 from launcher.run.measure_layouts import MeasuredLayout
 from launcher.run.measured_cluster import MeasuredCluster, file, measured_cluster, note, refitted, table

@@ -65,11 +65,25 @@ def test_operators_are_cut_where_there_is_something_to_cut_over() -> None:
 
 
 def test_schedules_have_their_chunks() -> None:
-    asked = job("parallel.pipeline.stages=2", "parallel.pipeline.scheduler=auto",
-                "parallel.pipeline.interleave=auto", "parallel.pipeline.chunks=[2,4]")  # fmt: skip
-    assert [(x.scheduler, x.chunks) for x in space(asked).layouts] == [
-        ("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("zero_bubble_h1", 1), ("zero_bubble_v", 1), ("dualpipe_v", 1),
+    asked = ("parallel.pipeline.stages=2", "parallel.pipeline.scheduler=auto",
+             "parallel.pipeline.interleave=auto", "parallel.pipeline.chunks=[2,4]")  # fmt: skip
+    found = space(job(*asked, "parallel.pipeline.micro_batch_num=[2,4]"))
+    every = [("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("zero_bubble_h1", 1), ("zero_bubble_v", 1)]
+    assert [(x.micros, x.scheduler, x.chunks) for x in found.layouts] == [
+        *((2, *one) for one in every), *((4, *one) for one in every), (4, "dualpipe_v", 1),
     ]  # fmt: skip
+    assert found.out == {"fewer micro batches than virtual stages, which dualpipe_v needs": 1}
+
+
+def test_a_level_that_drops_weights_is_not_for_backwards_that_are_split() -> None:
+    """Unless there is nobody who has them."""
+    asked = ("parallel.pipeline.stages=2", "parallel.pipeline.scheduler=[1f1b,zero_bubble_h1]",
+             "+parallel.hsdp={optimizer_level: level3}", "parallel.hsdp.shard_size=[1,2]")  # fmt: skip
+    found = space(job(*asked))
+    assert [(x.scheduler, x.shown()["hsdp"]) for x in found.layouts] == [
+        ("1f1b", "level3/1"), ("1f1b", "level3/2"), ("zero_bubble_h1", "level3/1"),
+    ]  # fmt: skip
+    assert found.out == {"level3 drops weights before zero_bubble_h1 computes their gradients": 1}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def by_hand(asked: Job, layout: Layout) -> Job:
         "grid": {"tp": layout.tp},
         "operators": asked.search.over["parallel.operators"][layout.operators] if layout.tp > 1 else {},
         "hsdp": None if layout.hsdp is None else layout.hsdp.model_dump(),
+        "recompute": asked.search.over.get("parallel.recompute"),
     }
     search = type(asked.search)()
     return asked.model_copy(update={"parallel": Parallel.model_validate(parallel), "search": search})
@@ -79,6 +80,22 @@ def test_nothing_is_faster_of_all_that_fit(batch: tuple[str, ...]) -> None:
         best = min(seconds for seconds, nbytes, _ in every if nbytes <= room)
         assert ranking.best[0].seconds <= 1.01 * best
         assert len(ranking.found) < len(every)
+
+
+@pytest.mark.parametrize("room", [0.012, 0.018])
+def test_nothing_is_faster_of_all_that_fit_once_blocks_run_again(room: float) -> None:
+    """Each layout by the plan that chooses its blocks itself; the search mixes plans of none and of all."""
+    traces = Traces()
+    asked = job(
+        "parallel=auto", "parallel.comm_fusion={}", "parallel.pipeline.scheduler=[1f1b,zero_bubble_h1]",
+        "parallel.pipeline.chunks=[2]", "parallel.hsdp.optimizer_level=[level1]", f"cluster.memory_gb={room}",
+        "parallel.pipeline.micro_batch_num=[4,8]", "model.layers=8", "data.seq_len=256",
+    )  # fmt: skip
+    settled, ranking = search(asked, traces=traces)
+    every = [seconds for seconds, nbytes, _ in brute(asked, traces) if nbytes <= room * GB]
+    assert settled[0].predicted.nbytes <= room * GB
+    assert settled[0].predicted.seconds <= 1.01 * min(every)
+    assert len(ranking.found) < ranking.layouts
 
 
 def found(*overrides: str) -> tuple[Job, Ranking]:

@@ -3,4 +3,4 @@
 Not here: how a plan is made (``planner``) and how long its step takes (``plan/prediction``).
 """
 
-__all__ = ["candidates", "evaluate", "ranking", "search", "show_ranking"]
+__all__ = ["candidates", "evaluate", "ranking", "search", "settle", "show_ranking"]

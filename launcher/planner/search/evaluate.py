@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import inf
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan import recompute_auto
 from launcher.plan.cost.device_memory import tightest
@@ -14,7 +14,7 @@ from launcher.plan.plan import GB, Plan
 from launcher.plan.prediction.prediction import predict
 from launcher.plan.prediction.speeds import Speeds
 from launcher.plan.prediction.step_work import StepWork
-from launcher.planner.plan_job import plan_job
+from launcher.planner.plan_job import plan_job, plan_like
 from launcher.planner.search.bounds import CLOSE, NEAR, Bound, Policies
 from launcher.planner.search.layout import Candidates, Layout, Trace, job_of
 from launcher.planner.traces import Traces
@@ -34,7 +34,7 @@ class Predicted:
     seconds go to.
 
     ``again``: share of the blocks that run again so that it fits, where that is left to the plan, and by
-    which policy; seconds and bytes are then between those of plans of none and of all. ``pipeline``:
+    which policy; ``between``: seconds and bytes are between those of plans of none and of all. ``pipeline``:
     seconds until the last action is over, and ``plain`` bytes, with none; ``tried``: policies, with
     bytes, and seconds more, where all blocks run again; ``works``: of those plans, where layouts are to be
     measured.
@@ -52,6 +52,7 @@ class Predicted:
     terms: tuple[tuple[str, float], ...]
     again: float = 0.0
     policy: str = ""
+    between: bool = False
     tried: tuple[tuple[str, int, float], ...] = ()
     works: tuple[StepWork, ...] = field(default=(), compare=False, repr=False)
 
@@ -210,7 +211,7 @@ def _all_again(
     blocks = recompute_auto.blocks(plan)
     for policy in policies if blocks else ():
         try:
-            made = plan_job(recompute_auto.under(job, dict.fromkeys(blocks, policy)), traces, like)
+            made = plan_like(recompute_auto.under(job, dict.fromkeys(blocks, policy)), like, traces)
         except RequestError:  # this policy is not for this model; the other may be
             continue
         found = replace(predicted(plain.layout, made), policy=policy, again=1.0)
@@ -225,7 +226,8 @@ def _between(none: Predicted, every: Predicted, room: int) -> Predicted:
     terms = tuple((name, took + share * (more - took)) for (name, took), (_, more) in both)
     mfu = none.mfu * none.seconds / seconds
     works = (*none.works, *every.works)
-    return replace(every, seconds=seconds, mfu=mfu, nbytes=room, again=share, terms=terms, works=works)
+    mixed = replace(every, seconds=seconds, mfu=mfu, nbytes=room, between=True)
+    return replace(mixed, again=share, terms=terms, works=works)
 
 
 def fits(found: Predicted, room: int | None) -> bool:
@@ -235,46 +237,3 @@ def fits(found: Predicted, room: int | None) -> bool:
 def best(found: Sequence[Predicted], room: int | None) -> list[Predicted]:
     """Those that fit, in their order."""
     return sorted((p for p in found if fits(p, room)), key=lambda p: p.order)
-
-
-def chosen(asked: Question, found: Predicted, traces: Traces) -> tuple[Job, Predicted]:
-    """The request of a layout, with the blocks that run again, and what its plan says.
-
-    Raises ``RequestError`` where it does not fit after all.
-    """
-    job = asked.of(found.layout)
-    if not recompute_auto.asked(job):
-        return job, found
-    if not found.again:
-        return recompute_auto.under(job, {}), found
-    plain = plan_job(recompute_auto.under(job, {}), traces)
-    blocks = recompute_auto.blocks(plain)
-    every = plan_job(recompute_auto.under(job, dict.fromkeys(blocks, found.policy)), traces)
-    assert asked.room is not None
-    for more in range(TRIES):
-        modules = _modules(plain, every, asked.room, more)
-        settled = recompute_auto.under(job, dict.fromkeys(modules, found.policy))
-        plan = every if len(modules) == len(blocks) else plan_job(settled, traces)
-        exact = predicted(found.layout, plan)
-        if exact.nbytes <= asked.room:
-            return settled, replace(exact, again=len(modules) / len(blocks), policy=found.policy)
-    text = f"{found.policy}: too large by a little with any share of its blocks"
-    raise RequestError((Problem("parallel.recompute", text),))
-
-
-TRIES = 4
-"""A plan may hold a little more than a share of its blocks says: then a block a stage more runs again."""
-
-
-def _modules(plain: Plan, every: Plan, room: int, more: int) -> list[str]:
-    """Of each pipeline rank the first blocks that run again so that it fits, and ``more`` of them."""
-    blocks = set(recompute_auto.blocks(plain))
-    out: list[str] = []
-    for pp, load in enumerate(plain.estimate.loads):
-        rank = plain.sizes.grid.ranks(pp=pp)[0]
-        held, least = plain.estimate.memory[rank].total, every.estimate.memory[rank].total
-        share = 0.0 if held <= room else min(1.0, (held - room) / max(held - least, 1))
-        for _, stage in load.stages:
-            names = [s.module for s in stage.passes[0].segments if s.module in blocks]
-            out += names[: ceil(share * len(names)) + (more if share else 0)]
-    return out

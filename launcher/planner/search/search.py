@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -19,12 +19,12 @@ from launcher.planner.search.evaluate import (
     Refused,
     Slower,
     Trial,
-    chosen,
     evaluate,
 )
 from launcher.planner.search.layout import Cut, Layout
 from launcher.planner.search.one_sample import OneSample
 from launcher.planner.search.ranking import Ranking
+from launcher.planner.search.settle import Choice, Finalist, settle
 from launcher.planner.search.show_ranking import nothing
 from launcher.planner.search.waiting import Waiting
 from launcher.planner.search.workers import Workers, workers
@@ -36,16 +36,10 @@ ROUND = 12
 """Layouts that are planned before it is asked again which may still be."""
 GAIN = 0.01
 """A layout that is faster by less at best is not worth a plan."""
+FINALISTS = 3
+"""Layouts whose blocks are settled before one is taken: till then they are known by a percent or two."""
 MOST = 400
 """Plans of a search; what is left then is said."""
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """``job``: the request, with nothing left open; ``predicted``: by its plan."""
-
-    job: Job
-    predicted: Predicted
 
 
 def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[list[Finalist], Ranking]:
@@ -64,7 +58,7 @@ def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[
     ranking = Ranking(asked, len(there.layouts) + there.out.total(), refused=there.out)
     with workers(asked, known, processes if len(there.layouts) > FEW else 1) as work:
         _look(_waiting(asked, there.layouts, ranking, work), ranking, work)
-        first = _finalists(ranking, known, _count(job))
+        first = _finalists(ranking, work, _count(job))
         if not first:
             _leanest(ranking, work)
     if not first:
@@ -167,19 +161,20 @@ def _count(job: Job) -> int:
     return max(1, job.search.measure)
 
 
-def _finalists(ranking: Ranking, traces: Traces, count: int) -> list[Finalist]:
-    """The first ``count`` of those that fit, once it is settled which of their blocks run again."""
-    settled: dict[Layout, Job] = {}
+def _finalists(ranking: Ranking, work: Workers, count: int) -> list[Finalist]:
+    """The first ``count`` of those that fit, once it is settled which blocks run again in the first few."""
+    settled: dict[Layout, Finalist] = {}
     while ranking.best:
-        first = ranking.best[:count]
-        one = next((one for one in first if one.layout not in settled), None)
-        if one is None:
-            return [Finalist(settled[one.layout], one) for one in first]
-        try:
-            settled[one.layout], exact = chosen(ranking.question, one, traces)
-        except RequestError as error:
-            ranking.found.remove(one)
-            ranking.refused[error.problems[0].text] += 1
-        else:
-            ranking.found[ranking.found.index(one)] = exact
+        some = ranking.best[: max(count, FINALISTS)]
+        rest = [one for one in some if one.layout not in settled]
+        if not rest:
+            return [settled[one.layout] for one in some[:count]]
+        for one, out in zip(rest, work([Choice(one) for one in rest], settle), strict=True):
+            at = ranking.found.index(one)
+            if isinstance(out, Refused):
+                del ranking.found[at]
+                ranking.refused[out.why] += 1
+            else:
+                settled[one.layout] = out
+                ranking.found[at] = out.predicted
     return []

@@ -30,7 +30,7 @@ def text(ranking: Ranking) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("", "time", f"{best[0].unit}/s", "MFU", "memory", "layout", "slower by")]
     rows += [_row(n, one, best[0]) for n, one in enumerate(best, 1)]
     yield from _table(rows)
-    if any(one.again for one in best[1:]):
+    if any(one.between for one in best):
         yield "  * between plans of no and of all blocks running again"
     leaner = [f"{took(p.seconds)} in {bytes_text(p.nbytes)}" for p in ranking.front[:SHOWN]]
     yield f"  front      {', '.join(leaner)}"
@@ -40,7 +40,7 @@ def text(ranking: Ranking) -> Iterator[str]:
 
 def _row(n: int, one: Predicted, first: Predicted) -> tuple[str, ...]:
     number, prefix = scaled(one.count / one.seconds)
-    star = "*" if one.again and one is not first else ""
+    star = "*" if one.between else ""
     cells = (f"{star}{n}", took(one.seconds), f"{number}{prefix}", f"{one.mfu:.1%}", bytes_text(one.nbytes))
     return (*cells, layout(one), _slower(one, first))
 

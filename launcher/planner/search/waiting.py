@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from launcher.job.schema.search import AUTO
 from launcher.plan.schedule.schedules import RULES
 from launcher.planner.search import candidates
-from launcher.planner.search.bounds import FAR, NEAR, UNSEEN, Bound, Policies, Uneven, Whole, bound
+from launcher.planner.search.bounds import FAR, NEAR, UNSEEN, Bound, Effect, Policies, Uneven, Whole, bound
 from launcher.planner.search.evaluate import Predicted, Question, Slower, Trial
 from launcher.planner.search.layout import Cut, Layout
 
@@ -110,15 +109,13 @@ class Waiting:
 
     def _surely(self, layout: Layout) -> Policies:
         """As in its family, else as in layouts of its kind, else as in all with such backwards."""
-        nothing: Policies = {}
         seen = self.families.get(_family(layout))
         if seen is not None and seen.policies:
             return {**UNSEEN, **seen.policies}
         kind = _kind(layout)
         split = RULES[kind[0]].split
         alike = (of for other, of in self.kinds.items() if RULES[other[0]].split == split)
-        known = self.kinds.get(kind) or reduce(_together, alike, nothing)
-        return {**UNSEEN, **known}
+        return {**UNSEEN, **(self.kinds.get(kind) or _together(alike))}
 
     def _likely(self, layout: Layout) -> Policies:
         """As in its family, as in layouts of its kind, else as in those that are nearest to it."""
@@ -159,9 +156,9 @@ class Waiting:
         policies = {} if isinstance(found, Slower) else _effects(found, least, uneven)
         before = self.families.get(family, Seen(uneven, {}))
         both = Uneven(min(uneven.seconds, before.uneven.seconds), min(uneven.bytes, before.uneven.bytes))
-        self.families[family] = Seen(both, _together(before.policies, policies))
+        self.families[family] = Seen(both, _together((before.policies, policies)))
         if policies:
-            self.kinds[kind] = _together(self.kinds.get(kind, {}), policies)
+            self.kinds[kind] = _together((self.kinds.get(kind, {}), policies))
 
 
 def _family(layout: Layout) -> Family:
@@ -180,5 +177,9 @@ def _effects(found: Predicted, least: Bound, uneven: Uneven) -> Policies:
     return {policy: (((found.plain - left) / frees, more / forward),) for policy, left, more in found.tried}
 
 
-def _together(one: Policies, other: Policies) -> Policies:
-    return {policy: (*one.get(policy, ()), *other.get(policy, ())) for policy in {**one, **other}}
+def _together(several: Iterable[Policies]) -> Policies:
+    out: dict[str, tuple[Effect, ...]] = {}
+    for one in several:
+        for policy, seen in one.items():
+            out[policy] = (*out.get(policy, ()), *seen)
+    return out

@@ -1,4 +1,4 @@
-"""Plans of a search by several processes at once: those of one trace by the same one."""
+"""Plans of a search by several processes at once, each of which takes what is next."""
 
 from __future__ import annotations
 
@@ -56,16 +56,14 @@ class Workers:
                 mine = self._next(0, tasks, open_)
                 found[mine] = do(self.asked, tasks[mine], self.traces)
 
-            for line in self._ready([line for line, has in given.items() if has], until=not open_):
+            busy = [line for line, has in given.items() if has]
+            ready = wait(busy, 0 if open_ else None) if busy else ()
+            for line in (one for one in busy if one in ready):
                 answer = line.recv()
                 if isinstance(answer, BaseException):
                     raise answer
                 found[given[line].popleft()] = answer
         return [found[n] for n in range(len(tasks))]
-
-    def _ready(self, lines: Sequence[Connection], until: bool) -> list[Connection]:
-        """Those with an answer; ``until`` there is one."""
-        return [one for one in wait(lines, None if until else 0) if isinstance(one, Connection)]
 
     def _next(self, worker: int, tasks: Sequence[T], open_: list[int]) -> int:
         """One whose forward this process has followed, if there is one."""
