@@ -63,7 +63,7 @@ def memory(
         mine = Counter((p.layout, p.spec.dtype, p.trainable) for p in params for _ in p.copies(here))
 
         # ranks of a stage differ in their shards; uneven ones need not be alike
-        axes = sorted({axis for layout, _, _ in mine for axis in layout.axes})
+        axes = sorted({axis for layout, _, _ in mine if not layout.even for axis in layout.axes})
         for ranks in sizes.grid.alike(*axes, pp=pp):
             held = [
                 (trainable, n * local_bytes(layout, dtype, ranks[0]))

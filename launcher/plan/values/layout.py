@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from launcher.plan.values.grid import Grid
 
@@ -106,6 +107,17 @@ class Layout:
     def axes(self) -> tuple[str, ...]:
         """The axes that cut this tensor, in dim order."""
         return tuple(axis for axes in self.split for axis in axes)
+
+    @property
+    def even(self) -> bool:
+        """Whether all pieces are of one size.
+
+        >>> grid = Grid.of(dp_shard=2, tp=2)
+        >>> [Layout(grid, (n,), (("tp", "dp_shard"),)).even for n in (8, 6)]
+        [True, False]
+        """
+        cut = zip(self.shape, self.split, strict=True)
+        return all(n % prod(self.grid[axis] for axis in axes) == 0 for n, axes in cut)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ ROUND = 12
 """Layouts that are planned before it is asked again which may still be."""
 GAIN = 0.01
 """A layout that is faster by less at best is not worth a plan."""
-FINALISTS = 3
-"""Layouts whose blocks are settled before one is taken: till then they are known by a percent or two."""
+FINALISTS = 2
+"""Layouts whose blocks are settled before one is taken: till then they are known to a few percent."""
 MOST = 400
 """Plans of a search; what is left then is said."""
 
