@@ -34,7 +34,7 @@ SIZES = (1, 2, 4)
 FEW = 5
 """Of each number of ranks, those that the search finds best."""
 LIMIT = 0.05
-"""How much slower than the best of all the chosen one may be."""
+"""How much slower than the best on as many ranks the chosen one may be: ranks are what a search is given."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,10 @@ def tried(
     return sorted(out, key=lambda one: one.measured)
 
 
-def of_each_size(rows: Sequence[Tried]) -> str:
+def of_each_size(rows: Sequence[Tried]) -> dict[int, float]:
     """How much slower what was chosen for so many ranks is than the best on them; the fastest row first."""
     best = {one.ranks: one.measured for one in reversed(rows)}
-    picks = sorted((one.ranks, one.measured / best[one.ranks] - 1) for one in rows if one.chosen)
-    return ", ".join(f"{slower:.1%} on {ranks}" for ranks, slower in picks)
+    return dict(sorted((one.ranks, one.measured / best[one.ranks] - 1) for one in rows if one.chosen))
 
 
 def lost(rows: Sequence[Tried], count: int) -> float:
@@ -134,6 +133,7 @@ def lost(rows: Sequence[Tried], count: int) -> float:
 def page(rows: Sequence[Tried], cluster: str) -> list[str]:
     off = [abs(one.predicted / one.measured - 1) for one in rows]
     mean = f"{statistics.mean(off):.1%}"
+    each = ", ".join(f"{slower:.1%} on {ranks}" for ranks, slower in of_each_size(rows).items())
     table = []
     for one in rows:
         name = f"**{one.name}**" if one.chosen else one.name
@@ -146,10 +146,10 @@ def page(rows: Sequence[Tried], cluster: str) -> list[str]:
         f"all of them trained; for each number of ranks the {FEW} that a search finds best, the first of",
         "them in bold, the others drawn at random.",
         "",
-        f"The layout that is predicted fastest is {lost(rows, 1):.1%} slower than the fastest of all,",
-        f"the best of {FEW} that run for some steps {lost(rows, FEW):.1%}. Predictions are {mean} off on the",
-        "mean. How many ranks there are is not what a search chooses: its layouts in bold are slower than",
-        f"the best on as many ranks by {of_each_size(rows)}.",
+        f"The layouts in bold are slower than the best on as many ranks by {each}.",
+        "How many ranks there are is not what a search chooses; over all of them the layout that is",
+        f"predicted fastest is {lost(rows, 1):.1%} slower than the fastest, the best of {FEW} that run for some",
+        f"steps {lost(rows, FEW):.1%}. Predictions are {mean} off on the mean.",
         "",
         "| layout | predicted ms | measured ms | error |",
         "|---|---|---|---|",
@@ -178,8 +178,8 @@ def main() -> None:
     if args.write is not None:
         args.write.mkdir(parents=True, exist_ok=True)
         (args.write / "choice_here.md").write_text("\n".join(lines) + "\n")
-    if lost(rows, 1) > LIMIT:
-        raise SystemExit(f"the search's choice is more than {LIMIT:.0%} slower than the best of all")
+    if max(of_each_size(rows).values()) > LIMIT:
+        raise SystemExit(f"a search's choice is more than {LIMIT:.0%} slower than the best on as many ranks")
 
 
 if __name__ == "__main__":

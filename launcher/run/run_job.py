@@ -23,13 +23,13 @@ from launcher.run import (
     execute,
     launch,
     layout_files,
-    layout_search,
     memory_check,
     preflight,
     resume,
     show,
     status,
 )
+from launcher.run.search import layout_search
 from launcher.run.settle import Settled, home, settle
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted

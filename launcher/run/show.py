@@ -12,7 +12,8 @@ from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.show import SHORT, short, text
 from launcher.plan.step_order import alone
 from launcher.planner.plan_job import before_torch, plan_job, planning, settled
-from launcher.run import layout_search, memory_check, preflight, resume
+from launcher.run import memory_check, preflight, resume
+from launcher.run.search import layout_search
 
 
 def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:

@@ -10,7 +10,7 @@ import yaml
 from launcher.__main__ import main
 from launcher.job.compose import compose
 from launcher.job.schema.search import Search
-from launcher.run.best_recipe import text
+from launcher.run.search.best_recipe import text
 from tests.run.launching import TINY, losses, run, shape, steps
 
 OPEN = ("parallel=auto", "parallel.hsdp=[null,{shard_size: 2}]", "cluster=here", "launch.nproc=2")

@@ -16,8 +16,8 @@ from launcher.planner.search.ranking import Ranking
 from launcher.planner.search.search import search
 from launcher.planner.search.settle import Finalist
 from launcher.planner.search.show_ranking import took
-from launcher.run.measure_layouts import MeasuredLayout
-from launcher.run.measured_cluster import MeasuredCluster, file, measured_cluster, note, refitted, table
+from launcher.run.search.measure_layouts import MeasuredLayout
+from launcher.run.search.measured_cluster import MeasuredCluster, file, measured_cluster, note, refitted, table
 
 ASKED = (
     "recipe=lm_single", "cluster=here", "launch.nproc=2", "train.batch_size=16", "steps=[train]", "data=random_tokens",

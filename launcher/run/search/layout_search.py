@@ -15,8 +15,9 @@ from launcher.plan.partition.sizes import Note
 from launcher.planner.plan_job import planning
 from launcher.planner.search import candidates, show_ranking
 from launcher.planner.search.search import search
-from launcher.run import best_recipe, launch, measured_cluster, memory_check
-from launcher.run.measure_layouts import measured, refused
+from launcher.run import launch, memory_check
+from launcher.run.search import best_recipe, measured_cluster
+from launcher.run.search.measure_layouts import measured, refused
 
 if TYPE_CHECKING:
     from launcher.run.outer_ranks import Others

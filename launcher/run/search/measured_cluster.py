@@ -12,8 +12,8 @@ from launcher.plan.values.text import many
 from launcher.planner.search import show_ranking
 from launcher.planner.search.evaluate import Predicted, Question
 from launcher.planner.search.ranking import Ranking
-from launcher.run.best_recipe import WRITTEN
-from launcher.run.measure_layouts import MeasuredLayout
+from launcher.run.search.best_recipe import WRITTEN
+from launcher.run.search.measure_layouts import MeasuredLayout
 
 REFITTED = " (refitted)"
 """Behind the name of the cluster."""
