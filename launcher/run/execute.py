@@ -160,7 +160,7 @@ def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 
 def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     """In children of the ranks of an outer launcher."""
-    from launcher.run.search.outer_trial import Trial
+    from launcher.run.outer_trial import Trial
 
     assert run.others is not None
     launch = run.job.launch

@@ -21,7 +21,7 @@ from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError, printable
-from launcher.run.search.outer_trial import LAST_WORD_S, Trial, lead, obey
+from launcher.run.outer_trial import LAST_WORD_S, Trial, lead, obey
 from launcher.runtime import gc_thresholds, log
 from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
 from launcher.runtime.cluster.outer_rendezvous import Seconds, await_ranks, open_store, ranks_text
