@@ -16,7 +16,8 @@ from launcher.planner.search.candidates import space
 from launcher.planner.search.layout import Layout
 from launcher.planner.search.ranking import Ranking
 from launcher.planner.search.search import search
-from launcher.planner.search.show_ranking import notes, text
+from launcher.planner.search.show_ranking import notes, nothing, text
+from launcher.planner.search.single_change import Change
 from launcher.planner.traces import Traces
 
 HERE = ("recipe=lm_single", "cluster=h100_sxm", "launch.nproc=4", "train.batch_size=16")
@@ -174,6 +175,16 @@ def test_where_nothing_fits_the_change_that_helps_most_is_named_and_holds() -> N
     assert "; of single changes " in problem.text
     assert problem.cure
     search(job("parallel.pipeline.stages=[1,2,4]", "cluster.memory_gb=0.02", *problem.cure.split()))
+
+
+def test_a_change_that_saves_nothing_is_not_named() -> None:
+    _, ranking = search(job("parallel.pipeline.stages=[1,2]"))
+    least = min(one.nbytes for one in ranking.found)
+    asked = ranking.question.job
+    without = nothing(ranking)
+    assert nothing(ranking, (Change("launch.nnodes=2", asked), least)) == without
+    saves = nothing(ranking, (Change("launch.nnodes=2", asked), least - 1))
+    assert saves.text.startswith(f"{without.text}; of single changes launch.nnodes=2 helps most: ")
 
 
 def test_where_nothing_can_be_each_reason_is_counted() -> None:

@@ -149,7 +149,7 @@ def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Proble
     needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on {who}"
     text = f"auto: none of {many(ranking.layouts, 'layout')} fits; the leanest that was planned needs {needs}"
     text = f"{text}: {layout(least)}"
-    if other is None:
+    if other is None or other[1] >= least.nbytes:
         return Problem(key, text)
     change, nbytes = other
     text = f"{text}; of single changes {change.words} helps most: {bytes_text(nbytes)}"
