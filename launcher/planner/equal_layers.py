@@ -97,11 +97,17 @@ def _with(job: Job, model: LanguageModel, whole: tuple[str, ...] | None, depth: 
         found = LAYER.search(name)
         return found is None or int(found[1]) < depth
 
-    parallel = job.parallel
-    if parallel.recompute is not None and isinstance(parallel.recompute.modules, dict):
-        modules = {name: policy for name, policy in parallel.recompute.modules.items() if there(name)}
-        recompute = parallel.recompute.model_copy(update={"modules": modules})
-        parallel = parallel.model_copy(update={"recompute": recompute})
+    # names of layers that are not there would be refused
+    recompute = job.parallel.recompute
+    if recompute is not None:
+        modules = recompute.modules
+        if isinstance(modules, dict):
+            modules = {name: policy for name, policy in modules.items() if there(name)}
+        elif not isinstance(modules, str):
+            modules = tuple(filter(there, modules))
+        recompute = recompute.model_copy(update={"modules": modules})
+    operators = {name: cut for name, cut in job.parallel.operators.items() if there(name)}
+    parallel = job.parallel.model_copy(update={"recompute": recompute, "operators": operators})
     update = {"model": model.model_copy(update={"layers": depth}), "parallel": parallel}
     return Fewer(job.model_copy(update=update), whole and tuple(filter(there, whole)))
 

@@ -33,6 +33,14 @@ def every(policy: str) -> str:
     return f"parallel.recompute={{modules: {{{modules}}}}}"
 
 
+def named() -> str:
+    """One operator of each layer, by its whole name."""
+    operators = ", ".join(f"layers.{n}.mlp.{one}: {{weight: {way}}}" for n in range(DEPTH) for one, way in (
+        ("up", "[tp, null]"), ("gate", "[tp, null]"), ("down", "[null, tp]")))  # fmt: skip
+    return f"parallel.operators={{{operators}}}"
+
+
+LIST = (f"parallel.recompute={{modules: [{', '.join(f'layers.{n}' for n in range(DEPTH))}]}}",)
 SELECTIVE, FULL, GLOB = (every("selective"),), (every("full"),), ("parallel.recompute={modules: layers.*}",)
 
 
@@ -49,6 +57,7 @@ SELECTIVE, FULL, GLOB = (every("selective"),), (every("full"),), ("parallel.reco
         ((*FOUR, "operators=sequence", "parallel.grid.tp=2"), FULL),
         (("operators=sequence", "parallel.grid.tp=2", "launch.nproc=2"), GLOB),
         ((*FOUR, "parallel.pipeline.scheduler=zero_bubble_v"), SELECTIVE),
+        ((*FOUR, named(), "parallel.grid.tp=2"), LIST),
         ((*FOUR, "parallel.pipeline.interleave=true", "+parallel.hsdp={optimizer_level: level3}"), FULL),
     ],
 )
