@@ -11,14 +11,16 @@ machine:
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.predict_here import MODEL, Measured, kept, measure
+from benchmarks.predict_here import MODEL, Measured, measure
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
@@ -155,6 +157,17 @@ def page(rows: Sequence[Tried], cluster: str) -> list[str]:
         "|---|---|---|---|",
         *table,
     ]
+
+
+def kept(path: Path | None, measured: Callable[[], dict[str, Measured]]) -> dict[str, Measured]:
+    """What ``path`` has, else what is measured now and left there."""
+    if path is not None and path.exists():
+        read: dict[str, Any] = json.loads(path.read_text())
+        return {n: Measured(*map(tuple, (m["ms"], m["others"], m["held"]))) for n, m in read.items()}
+    found = measured()
+    if path is not None:
+        path.write_text(json.dumps({n: asdict(m) for n, m in found.items()}))
+    return found
 
 
 def main() -> None:

@@ -1,30 +1,35 @@
 """Seconds and bytes that a plan predicts on a cluster, against those of the same training on this machine.
 
 A language model in 12 layouts on 1, 2 and 4 ranks. Those of as many ranks train in the same processes, a step
-of one after a step of the other: what else the machine does meets all of them. Measure the cluster first, and
-run it on an idle machine:
+of one after a step of the other: what else the machine does meets all of them. For that reason the machine
+is calibrated in between, in so many turns, and predictions are made of all rounds. Run it on an idle machine:
 
-    python -m launcher launch.nproc=4 'steps=[calibrate]' steps.calibrate.to=mine/cluster/mine.yaml
-    python benchmarks/predict_here.py --config-dir mine --cluster mine [--steps 12] [--write FOLDER]
+    python -m benchmarks.predict_here [--turns 3] [--seconds 25] [--steps 3] [--write FOLDER]
+
+With ``--cluster`` it is one that has been measured before.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from benchmarks.calibrated_here import calibrated, rounds
 from launcher.job.compose import compose
+from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
+from launcher.plan.prediction.calibration.timed import Machine, Round
+from launcher.plan.prediction.prediction import predict
+from launcher.plan.prediction.speeds import speeds_of
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
@@ -181,18 +186,46 @@ def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) ->
     return {name: out[name] for name in plans}
 
 
+def in_turns(
+    plans: Mapping[str, tuple[Job, Plan]], turns: int, seconds: float, steps: int, patience: int
+) -> tuple[dict[str, Measured], list[Round], Machine]:
+    """``seconds`` of calibrating, then ``steps`` of each layout, and again."""
+    each: list[dict[str, Measured]] = []
+    seen: list[Round] = []
+    for _ in range(turns):
+        more, machine = rounds(seconds)
+        seen += more
+        each.append(measure(plans, steps, patience))
+    return {name: together([one[name] for one in each]) for name in plans}, seen, machine
+
+
+def together(parts: Sequence[Measured]) -> Measured:
+    """Steps of several turns; a layout holds the same in each."""
+    ms, others = (tuple(x for p in parts for x in getattr(p, name)) for name in ("ms", "others"))
+    return Measured(ms, others, parts[0].held)
+
+
+def predicted(plans: Mapping[str, tuple[Job, Plan]], cluster: Cluster | None) -> dict[str, float]:
+    """Milliseconds; on ``cluster``, else on that of the requests."""
+    out = {}
+    for name, (job, plan) in plans.items():
+        at = speeds_of(cluster or job.cluster, job.train.precision, job.launch.nproc)
+        assert at is not None, "the cluster has no speeds"
+        out[name] = predict(plan.estimate.work, at).seconds * 1e3
+    return out
+
+
 def rows(
-    plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]
+    plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured], said_ms: Mapping[str, float]
 ) -> Iterator[tuple[str, float, float]]:
     """A line of the table, and how far seconds and bytes are apart in it."""
     for name, (_, plan) in plans.items():
-        step, m = plan.estimate.step, found[name]
-        assert step is not None, "the cluster has no speeds"
-        off = step.seconds * 1e3 / m.median - 1
+        m = found[name]
+        off = said_ms[name] / m.median - 1
         pairs = zip(plan.estimate.memory, m.held, strict=True)
         planned, held = max(((p.total, n) for p, n in pairs), key=lambda pair: abs(pair[0] / pair[1] - 1))
         heavy = planned / held - 1
-        said = [f"{step.seconds * 1e3:.0f}", f"{m.median:.0f}", f"{off:+.1%}"]
+        said = [f"{said_ms[name]:.0f}", f"{m.median:.0f}", f"{off:+.1%}"]
         said += [f"{len(m.alone)} of {len(m.ms)}", f"{m.spread:.1%}"]
         said += [f"{planned / 1e6:.1f}", f"{held / 1e6:.1f}", f"{heavy:+.1%}"]
         yield f"| {name} | {' | '.join(said)} |", abs(off), abs(heavy)
@@ -205,19 +238,21 @@ HEAD = (
 
 
 def page(
-    plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured]
+    plans: Mapping[str, tuple[Job, Plan]],
+    found: Mapping[str, Measured],
+    cluster: Cluster | None,
+    how: Sequence[str],
 ) -> tuple[list[str], float, float]:
     """Its lines, and the largest errors."""
     import torch
 
-    lines, times, bytes_ = zip(*rows(plans, found), strict=True)
-    cluster = next(iter(plans.values()))[0].cluster.name
+    lines, times, bytes_ = zip(*rows(plans, found, predicted(plans, cluster)), strict=True)
     said = [
         "# Predicted and measured on one machine",
         "",
-        f"`python benchmarks/predict_here.py --cluster {cluster}`: medians of the steps during which others",
-        f"had at most {QUIET:.0%} of the cores, layouts of as many ranks in turn; the spread is that between",
-        "the quartiles. Bytes: of the rank that is furthest off.",
+        *how,
+        f"Medians of the steps during which others had at most {QUIET:.0%} of the cores, layouts of as many",
+        "ranks in turn; the spread is that between the quartiles. Bytes: of the rank that is furthest off.",
         "",
         *HEAD,
         *lines,
@@ -229,36 +264,32 @@ def page(
     return said, max(times), max(bytes_)
 
 
-def kept(path: Path | None, measured: Callable[[], dict[str, Measured]]) -> dict[str, Measured]:
-    """What ``path`` has, else what is measured now and left there."""
-    if path is not None and path.exists():
-        read: dict[str, Any] = json.loads(path.read_text())
-        return {n: Measured(*map(tuple, (m["ms"], m["others"], m["held"]))) for n, m in read.items()}
-    found = measured()
-    if path is not None:
-        path.write_text(json.dumps({n: asdict(m) for n, m in found.items()}))
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cluster", default="here")
+    parser.add_argument("--turns", type=int, default=3, help="of calibrating and of measuring")
+    parser.add_argument("--seconds", type=float, default=25, help="of calibrating, a turn")
+    parser.add_argument("--steps", type=int, default=3, help="of each layout, a turn")
+    parser.add_argument("--cluster", help="one that has been measured before: nothing is calibrated")
     parser.add_argument("--config-dir", type=Path, help="a folder with cluster/NAME.yaml")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--patience", type=int, default=6, help="times as many steps at most, for quiet ones")
+    parser.add_argument("--patience", type=int, default=3, help="times as many steps at most, for quiet ones")
     parser.add_argument("--only", default="", help="layouts whose name contains it")
-    parser.add_argument(
-        "--measured", type=Path, help="a JSON file to keep measurements in; one that is there is read"
-    )
     parser.add_argument("--write", type=Path, help="a folder that gets predict_here.md")
     args = parser.parse_args()
 
     jobs = {
-        n: job_of(layout, args.cluster, args.config_dir) for n, layout in LAYOUTS.items() if args.only in n
+        n: job_of(layout, args.cluster or "here", args.config_dir)
+        for n, layout in LAYOUTS.items()
+        if args.only in n
     }
     plans = {n: (job, plan_job(job)) for n, job in jobs.items()}
+    if args.cluster is None:
+        found, seen, machine = in_turns(plans, args.turns, args.seconds, args.steps, args.patience)
+        cluster, how = calibrated(seen, machine), f"{len(seen)} rounds of calibrating, in {args.turns} turns."
+    else:
+        found = measure(plans, args.steps, args.patience)
+        cluster, how = None, f"On `cluster={args.cluster}`."
     lines, time_off, memory_off = page(
-        plans, kept(args.measured, partial(measure, plans, args.steps, args.patience))
+        plans, found, cluster, [f"`python -m benchmarks.predict_here`, {date.today()}. {how}"]
     )
     print("\n".join(lines))
     if args.write is not None:

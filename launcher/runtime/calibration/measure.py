@@ -43,11 +43,8 @@ def calibrated(world: World, wanted: Wanted, trainings: Sequence[Sample], traine
 
     ``trainings`` are timed beside all else; what they do is ``trained``.
     """
-    device = torch.device(world.device)
-    machine = _machine(world, trained, wanted.to.stem)
-    alone = machine.cores is None or world.local_rank < machine.cores
-    samples = [*kernels.samples(device, alone), *messages.samples(world, device, machine.cores), *trainings]
-    rounds = measured(world, wanted.seconds, samples)
+    machine = machine_of(world, trained, wanted.to.stem)
+    rounds = measured(world, wanted.seconds, [*samples(world, machine), *trainings])
 
     # one rank judges, all hear it
     found, others = constants(rounds, machine), taken(rounds)
@@ -57,9 +54,16 @@ def calibrated(world: World, wanted: Wanted, trainings: Sequence[Sample], traine
         raise RunError(wrong[0])
     if world.rank == 0:
         wanted.to.parent.mkdir(parents=True, exist_ok=True)
-        heads = [*_heads(world, device, len(rounds))]
+        heads = [*_heads(world, torch.device(world.device), len(rounds))]
         write_text(wanted.to, cluster_file(found, machine, heads, world.size // world.local_size))
     return _said(wanted.to, found, len(rounds), others)
+
+
+def samples(world: World, machine: Machine) -> list[Sample]:
+    """What is timed of it besides trainings; all ranks call it."""
+    device = torch.device(world.device)
+    alone = machine.cores is None or world.local_rank < machine.cores
+    return [*kernels.samples(device, alone), *messages.samples(world, device, machine.cores)]
 
 
 def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Round]:
@@ -76,7 +80,8 @@ def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Ro
             return rounds
 
 
-def _machine(world: World, trained: Works, name: str) -> Machine:
+def machine_of(world: World, trained: Works, name: str) -> Machine:
+    """The one that the ranks are on."""
     on_cpu = torch.device(world.device).type == "cpu"
     cores = max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads()) if on_cpu else None
     if on_cpu:

@@ -1,0 +1,53 @@
+"""What ``calibrate`` sees of this machine, in rounds that a benchmark takes between its own measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from launcher.job.compose import compose
+from launcher.job.schema.cluster import Cluster
+from launcher.job.schema.steps import Calibrate
+from launcher.plan.certify_copy import Copy
+from launcher.plan.plan import Plan
+from launcher.plan.prediction.calibration.constants import cluster, fitted, medians
+from launcher.plan.prediction.calibration.timed import Machine, Round, Works
+from launcher.planner.plan_job import plan_job
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
+from launcher.steps import calibrate
+from launcher.steps.model.shared_construction import Drawings
+
+RANKS = 4
+NAME = "this machine, calibrated in between"
+
+
+def rounds(seconds: float) -> tuple[list[Round], Machine]:
+    """As many as there is time for, on fresh ranks."""
+    job = compose(["recipe=lm_single", f"launch.nproc={RANKS}", "steps=[calibrate]"]).job
+    step = job.steps["calibrate"]
+    assert isinstance(step, Calibrate)
+    copies = calibrate.copies(step, job, plan_job(job))
+    with TemporaryDirectory() as folder:
+        work = partial(_work, seconds=seconds, copies=copies, folder=Path(folder))
+        return run_ranks(work, RANKS)[0]
+
+
+def _work(
+    world: World, seconds: float, copies: Sequence[tuple[Copy, Plan]], folder: Path
+) -> tuple[list[Round], Machine]:
+    from launcher.runtime.calibration.measure import machine_of, measured, samples
+    from launcher.steps.model.tiny_trainings import trainings
+
+    (copy, replicas), (_, stages) = copies
+    works = Works(copy.job.train.precision, replicas.estimate.work, stages.estimate.work)
+    machine = machine_of(world, works, NAME)
+    timed = [*samples(world, machine), *trainings(world, copies, folder, Drawings())]
+    return measured(world, seconds, timed), machine
+
+
+def calibrated(found: Sequence[Round], machine: Machine) -> Cluster:
+    """Of the medians of rounds."""
+    return cluster(fitted(medians(found), machine), machine)
