@@ -19,6 +19,7 @@ from launcher.job.schema.components import (
     Target,
     Text,
     TiedPair,
+    foreign,
 )
 
 OwnModel = LanguageModel | TiedPair | ResNet | AutoParallelMLP
@@ -27,7 +28,7 @@ OwnData = Text | Mnist5k | Idx | Cifar10 | RandomTokens
 
 def check_fit(model: Model, data: Data) -> list[Problem]:
     """Problems of the pair; none where either is a class of the user's own. Opens no file."""
-    return [] if isinstance(model, Target) or isinstance(data, Target) else list(_fit(model, data))
+    return [] if foreign(model) or isinstance(data, Target) else list(_fit(model, data))
 
 
 def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:

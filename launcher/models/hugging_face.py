@@ -1,0 +1,55 @@
+"""Models of transformers, built from the ``config.json`` of a folder: tokens in, logits out."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.similar_names import did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def from_folder(settings: HuggingFace) -> nn.Module:
+    """With new weights, under the names that the folder's have.
+
+    Nothing is fetched, and code that the folder brings along is not run. Raises ``RequestError``.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(settings)
+    config.use_cache = False  # of generation
+    model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.get_default_dtype())
+    model.__class__ = _logits_only(type(model))
+    return model
+
+
+def config_of(settings: HuggingFace) -> PreTrainedConfig:
+    """That of the folder, with what is to be otherwise."""
+    from transformers import AutoConfig
+
+    here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    written = AutoConfig.from_pretrained(settings.path, **here)
+    for key in settings.config:
+        if not hasattr(written, key):
+            known = [*written.to_dict(), "attn_implementation"]
+            text = f"{type(written).__name__} of {settings.path} has none{did_you_mean(nearest(key, known))}"
+            raise RequestError((Problem(f"model.config.{key}", text),))
+    return AutoConfig.from_pretrained(settings.path, **here, **settings.config)
+
+
+@lru_cache
+def _logits_only(cls: type[nn.Module]) -> type[nn.Module]:
+    """The same class, whose forward takes tokens and returns the logits by themselves."""
+
+    def forward(self: nn.Module, input_ids: Tensor) -> Tensor:
+        logits: Tensor = cls.forward(self, input_ids=input_ids, return_dict=False)[0]
+        return logits
+
+    return type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
