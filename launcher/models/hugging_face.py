@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
+EXPERTS = "experts_implementation"
+KERNELS = ("attn_implementation", EXPERTS)
+"""Which ones run, and nothing of the model: they are in no ``config.json``."""
+
+
 def from_folder(settings: HuggingFace) -> nn.Module:
     """With new weights, under the names that the folder's have.
 
@@ -37,11 +42,11 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     written = AutoConfig.from_pretrained(settings.path, **here)
     for key in settings.config:
-        if not hasattr(written, key):
-            known = [*written.to_dict(), "attn_implementation"]
+        if not hasattr(written, key) and key not in KERNELS:
+            known = [*written.to_dict(), *KERNELS]
             text = f"{type(written).__name__} of {settings.path} has none{did_you_mean(nearest(key, known))}"
             raise RequestError((Problem(f"model.config.{key}", text),))
-    return AutoConfig.from_pretrained(settings.path, **here, **settings.config)
+    return AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | settings.config))
 
 
 @lru_cache

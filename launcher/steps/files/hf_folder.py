@@ -16,7 +16,7 @@ OTHERS = (
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 """By the names that transformers reads; what else lies in a folder may be anything."""
-RUNNING = ("attn_implementation", "use_cache")
+RUNNING = ("attn_implementation", "experts_implementation", "use_cache")
 """Settings of a run and not of the model."""
 
 
