@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from launcher.job.schema.components import AutoParallelMLP, HuggingFace, LanguageModel, Model, ResNet, TiedPair
+from launcher.job.schema.components import (
+    AutoParallelMLP,
+    HuggingFace,
+    LanguageModel,
+    Model,
+    ResNet,
+    TiedPair,
+)
 from launcher.models.defaults import resolve
 from launcher.models.lm import Decoder
 from launcher.models.mlp import Network

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,12 +26,15 @@ def from_folder(settings: HuggingFace) -> nn.Module:
 
     Nothing is fetched, and code that the folder brings along is not run. Raises ``RequestError``.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     config = config_of(settings)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        text = f"{settings.path}: transformers has no {settings.task} of a {config.model_type}"
+        raise RequestError((Problem("model.path", text),))
     config.use_cache = False  # of generation
     model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.get_default_dtype())
-    model.__class__ = _logits_only(type(model))
+    model.__class__ = _logits_only(type(model))  # type: ignore[arg-type]  # nn.Module has a __hash__
     return model
 
 
@@ -49,7 +52,7 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | settings.config))
 
 
-@lru_cache
+@cache
 def _logits_only(cls: type[nn.Module]) -> type[nn.Module]:
     """The same class, whose forward takes tokens and returns the logits by themselves."""
 

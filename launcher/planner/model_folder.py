@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.checkpoint.foreign.cast import castable
+from launcher.checkpoint.foreign.hf_names import given, unknown
 from launcher.checkpoint.foreign.hf_read import read_hf
 from launcher.checkpoint.foreign.mismatches import few
 from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import described
 from launcher.errors import Problem, said
 from launcher.job.schema.components import HuggingFace
@@ -25,12 +27,15 @@ CONFIG = "config.json"
 NEW = "model.weights=false"
 
 
-def check(job: Job) -> list[Problem]:
-    """What can be told from the folder alone; nothing of transformers is imported."""
-    return list(_check(job.model)) if isinstance(job.model, HuggingFace) else []
+def check(job: Job, tokens: int | None) -> list[Problem]:
+    """What can be told from the folder alone; nothing of transformers is imported.
+
+    ``tokens``: how many the data may have, where that is known.
+    """
+    return list(_check(job.model, tokens)) if isinstance(job.model, HuggingFace) else []
 
 
-def _check(model: HuggingFace) -> Iterator[Problem]:
+def _check(model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
     if find_spec("transformers") is None:
         text = "hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
         yield Problem("model", text)
@@ -41,7 +46,7 @@ def _check(model: HuggingFace) -> Iterator[Problem]:
     if not (path / CONFIG).exists():
         yield Problem(KEY, f"{path}: there is no {CONFIG} in it, so nothing says what model it is")
         return
-    yield from _config(path / CONFIG)
+    yield from _config(path / CONFIG, model, tokens)
     if model.weights:
         try:
             read_hf(path)
@@ -49,7 +54,7 @@ def _check(model: HuggingFace) -> Iterator[Problem]:
             yield Problem(KEY, said(error), NEW)
 
 
-def _config(path: Path) -> Iterator[Problem]:
+def _config(path: Path, model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
     try:
         data = read_json(path, unique=True)
     except (ValueError, OSError) as error:
@@ -57,47 +62,43 @@ def _config(path: Path) -> Iterator[Problem]:
         return
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         yield Problem(KEY, f"{path}: it has no model_type, so nothing says what model it is")
+        return
+    rows = (data | model.config).get("vocab_size")
+    if tokens is not None and isinstance(rows, int) and rows < tokens:
+        text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"
+        yield Problem(KEY, f"{text}: read them with the tokenizer of this model")
 
 
 def misfits(job: Job, plan: Plan) -> list[Problem]:
     """Weights of the folder that are not those of the model, found in file heads."""
-    specs = _given(job)
-    if specs is None:
-        return []
-    found = [*_differences(specs, plan)]
-    return [Problem(KEY, f"{job.model.path}: {text}") for text in found]  # type: ignore[union-attr]
-
-
-def _given(job: Job) -> dict[str, TensorSpec] | None:
-    """The folder's tensors, where training begins with them."""
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
-        return None
-    return dict(read_hf(Path(job.model.path)).specs)
+        return []
+    path = Path(job.model.path)
+    found = [*_differences(read_hf(path).specs, of_plan(plan))]
+    return [Problem(KEY, f"{path}: {text}") for text in found]
 
 
-def _differences(specs: dict[str, TensorSpec], plan: Plan) -> Iterator[str]:
-    target = of_plan(plan)
-    lacking = [n for n, e in target.entries.items() if not {n, *e.aliases} & specs.keys()]
+def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[str]:
+    names = given(specs, target.named)
+    lacking = [n for n, e in target.entries.items() if not {n, *e.aliases} & names.keys()]
     if lacking:
         yield f"it has no weights for the model's {few(lacking)}"
-    if strange := [n for n in specs if n not in target.named]:
+    if strange := unknown(specs, names):
         yield f"the model has no place for its {few(strange)}"
     unlike = []
-    for name, first in target.named.items():
-        has, want = specs.get(name), target.entries[first].spec
-        if has is None or has == want:
-            continue
-        if has.shape != want.shape or not castable(has.dtype, want.dtype):
-            unlike.append(f"{name} is {described(has)}, the model's is {described(want)}")
+    for name, theirs in names.items():
+        has, want = specs[theirs], target.entries[target.named[name]].spec
+        if has.shape != want.shape or (has.dtype != want.dtype and not castable(has.dtype, want.dtype)):
+            unlike.append(f"{theirs} is {described(has)}, the model's is {described(want)}")
     if unlike:
         yield few(unlike, "; ")
 
 
 def note(job: Job) -> list[Note]:
     """Where weights come from."""
-    specs = _given(job)
-    if specs is None:
+    if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
+    specs = read_hf(Path(job.model.path)).specs
     size = bytes_text(sum(s.nbytes for s in specs.values()))
     text = f"true: {many(len(specs), 'tensor')} of {size} are read, by each rank what it holds of them"
     return [Note(WEIGHTS, text)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.data.checks import check
 from launcher.data.fallback import resolve as resolve_data
 from launcher.data.model_compatibility import check_fit
+from launcher.data.spec import vocab
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Target, foreign
 from launcher.job.schema.job import Job
@@ -85,7 +86,7 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     """
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    found += [*model_folder.check(job), *recompute_auto.unknown(job)]
+    found += [*model_folder.check(job, vocab(job.data)), *recompute_auto.unknown(job)]
     return Checked(job, ask(job, [*found, *_nowhere(job)]))
 
 

@@ -45,7 +45,8 @@ def write_hf(
     ``names`` turns our names into theirs, as ``renamed`` does; with ``strict`` each must be matched, else
     ``Report`` lists those left out. A tied tensor is there once, under its first name. ``max_shard_size`` is
     in bytes, or text (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config,
-    tokenizer) are copied along, ``texts`` are written by their names. ``trust`` says who must vouch for ``src``. Raises as ``transform`` does.
+    tokenizer) are copied along, ``texts`` are written by their names. ``trust`` says who must vouch for
+    ``src``. Raises as ``transform`` does.
     """
     # everything is checked first
     limit = size_in_bytes(max_shard_size)

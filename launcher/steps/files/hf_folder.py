@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export
-from launcher.untrusted.files import read_json
 
 CONFIG = "config.json"
 OTHERS = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 """By the names that transformers reads; what else lies in a folder may be anything."""
 RUNNING = ("attn_implementation", "experts_implementation", "use_cache")
@@ -42,7 +43,8 @@ def texts(step: Export, job: Job, dtype: str) -> dict[str, str]:
     """Files to be written: the settings of the model as it was trained, whose weights are ``dtype``."""
     if not isinstance(job.model, HuggingFace) or not told(step, job):
         return {}
-    data = dict(read_json(Path(job.model.path) / CONFIG, unique=True))
+    path = Path(job.model.path) / CONFIG
+    data = dict(parsed(path, read_bytes(path)))
     data |= {key: value for key, value in job.model.config.items() if key not in RUNNING}
     data.pop("torch_dtype", None)  # its name before transformers 5
     return {CONFIG: json.dumps(data | {"dtype": dtype}, indent=2, sort_keys=True) + "\n"}

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from launcher.checkpoint.foreign.cast import Cast, differing
+from launcher.checkpoint.foreign.hf_names import given
 from launcher.checkpoint.foreign.hf_read import read_hf
 from launcher.checkpoint.foreign.import_tensors import held
-from launcher.checkpoint.full_tensors import Blobs
+from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.errors import RunError
 from launcher.job.schema.components import HuggingFace
@@ -23,7 +24,8 @@ from launcher.runtime.training.session import Session
 def read(s: Session, model: HuggingFace) -> None:
     """In the place of those that were drawn. Raises ``RunError`` for numbers that the model cannot hold."""
     target = of_plan(s.plan)
-    source = Blobs(read_hf(Path(model.path)))
+    blobs = Blobs(read_hf(Path(model.path)))
+    source = RenamedTensors(blobs, given(blobs.specs, target.named))
     wanted = {name: target.entries[first].spec for name, first in target.named.items()}
     cast = Cast(source, differing(source.specs, wanted))
     mine = {p.name: local(t.detach()) for p, t in s.model.named()}
