@@ -33,6 +33,7 @@ LAYERS = {
     "launcher.models": "models",
     "launcher.data": "data",
     "launcher.optim": "optim",
+    "launcher.planner.model_folder": "request files",
     "launcher.planner.param_layouts": "request files",
     "launcher.planner.request_files": "request files",
     "launcher.planner": "planner",

@@ -10,6 +10,7 @@ from launcher.job.schema.components import (
     AutoParallelMLP,
     Cifar10,
     Data,
+    HuggingFace,
     Idx,
     LanguageModel,
     Mnist5k,
@@ -27,7 +28,9 @@ OwnData = Text | Mnist5k | Idx | Cifar10 | RandomTokens
 
 def check_fit(model: Model, data: Data) -> list[Problem]:
     """Problems of the pair; none where either is a class of the user's own. Opens no file."""
-    return [] if isinstance(model, Target) or isinstance(data, Target) else list(_fit(model, data))
+    return (
+        [] if isinstance(model, Target | HuggingFace) or isinstance(data, Target) else list(_fit(model, data))
+    )
 
 
 def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from launcher.job.schema.components import AutoParallelMLP, LanguageModel, Model, ResNet, TiedPair
+from launcher.job.schema.components import (
+    AutoParallelMLP,
+    HuggingFace,
+    LanguageModel,
+    Model,
+    ResNet,
+    TiedPair,
+)
 from launcher.models.defaults import resolve
 from launcher.models.lm import Decoder
 from launcher.models.mlp import Network
@@ -27,6 +34,10 @@ def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:
             return Network(settings)
         case TiedPair():
             return EmbeddingAndHead(settings)
+        case HuggingFace():
+            from launcher.models.hugging_face import from_folder
+
+            return from_folder(settings)
         case _:
             from launcher.job.targets import build
 

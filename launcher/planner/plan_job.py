@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from launcher.data.checks import check
 from launcher.data.fallback import resolve as resolve_data
 from launcher.data.model_compatibility import check_fit
+from launcher.data.spec import vocab
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.components import Target
+from launcher.job.schema.components import Target, foreign
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.job.targets import absent, there
@@ -29,7 +30,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
-from launcher.planner import equal_layers
+from launcher.planner import equal_layers, model_folder
 from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
@@ -85,7 +86,7 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     """
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    found += recompute_auto.unknown(job)
+    found += [*model_folder.check(job, vocab(job.data)), *recompute_auto.unknown(job)]
     return Checked(job, ask(job, [*found, *_nowhere(job)]))
 
 
@@ -148,7 +149,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     with put_back(own_files(job)), fused_norms(cluster.accelerators(job)):
         made = _made(job, checked.asked, traces)
     fits(job, made)
-    refuse(_mismatched(job, made))
+    refuse([*_mismatched(job, made), *model_folder.misfits(job, made)])
     return made
 
 
@@ -247,7 +248,7 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
-    found = list(sample_checks.problems(made, target, own=isinstance(job.model, Target)))
+    found = list(sample_checks.problems(made, target, own=foreign(job.model)))
 
     # of ours only the files know how many samples they hold
     if made.observed.mixed and isinstance(job.data, Target):
@@ -346,7 +347,7 @@ def _planned(
     if job.debug.onerank:
         text = "true: parallel and launch.nproc are left out, micro batches kept"
         notes.append(Note("debug.onerank", text))
-    notes += own_optimizer.note(traits)
+    notes += [*model_folder.note(job), *own_optimizer.note(traits)]
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.errors import RequestError, refuse
-from launcher.job.schema.components import Target
+from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import copies
 from launcher.plan.operators.resolve import unwrapped
@@ -35,7 +35,7 @@ def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[Tens
     operators, wrong = unwrapped(job.parallel.operators, model.skeleton)
     refuse(wrong)
     job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
-    ours = not isinstance(job.model, Target)
+    ours = not foreign(job.model)
     graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
     terms = _terms(job, made)
     sharding = resolve(job, graphs, rule_of, terms, _known(job, made, model))

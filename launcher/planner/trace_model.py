@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from launcher.errors import Problem, RequestError, owned, refuse
-from launcher.job.schema.components import Target
+from launcher.job.schema.components import HuggingFace, Target, foreign
 from launcher.job.schema.job import Job
 from launcher.plan.operators import param_layouts
 from launcher.plan.operators.resolve import Flow, Operator, resolve, splits, uncalled
@@ -59,7 +59,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])):
         with _owned(job.model, "model"):
             model, tape = record(build, job.seed)
-        if isinstance(job.model, Target):
+        if foreign(job.model):
             from launcher.parallel.deferred_init.uninitialized import problems
 
             refuse(problems(build, model, tape))
@@ -80,7 +80,7 @@ class ReadOnce:
         """As ``read``, for jobs that differ in ``parallel`` only."""
         from launcher.parallel.model_state.deep_copy import copied
 
-        if isinstance(job.model, Target) and not self._own:
+        if foreign(job.model) and not self._own:
             return read(job, build)
         if self._first is None:
             self._first = read(job, build)
@@ -90,6 +90,8 @@ class ReadOnce:
 
 def _owned(settings: object, section: str) -> AbstractContextManager[None]:
     """What a class of the user's own raises is told in its own words."""
+    if isinstance(settings, HuggingFace):
+        return owned(f"{section}.path", f"{settings.path}: cannot be built")
     if not isinstance(settings, Target):
         return nullcontext()
     return owned(f"{section}._target_", f"{settings.target}: cannot be built")
@@ -185,7 +187,7 @@ def follow(
 
     # one forward of whole sequences
     leaves = None if whole is None else frozenset(whole)
-    ours = not isinstance(job.model, Target)
+    ours = not foreign(job.model)
     if leaves is None:
         graph = model_facts.whole(model, specs, ours=ours)
     else:

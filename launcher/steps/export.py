@@ -32,6 +32,7 @@ from launcher.plan.values.trust import Trust
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
 from launcher.steps.files.checks import FileChecks
+from launcher.steps.files.hf_folder import settled, texts, told
 from launcher.steps.files.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 def check(step: Export, at: FileChecks) -> list[Problem]:
+    step = settled(step, at.job)
     found = [*_own_problems(step, at)]
     if not found and step.src is not None and at.here(step.src):
         src = Path(step.src)
@@ -54,7 +56,7 @@ def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
     yield from at.problems("names", lambda: renamed((), from_ours(step.names)))
     yield from at.problems("max_shard_size", lambda: size_in_bytes(step.max_shard_size))
     if not at.later(step.path):
-        yield from at.problems("path", lambda: check_place(step))
+        yield from at.problems("path", lambda: check_place(step, at.job))
     along = [Path(p) for p in step.beside if not at.later(p)]
     yield from at.problems("beside", lambda: check_beside(along))
     if step.src is not None and at.here(step.src):
@@ -67,14 +69,15 @@ def fits(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
     elsewhere = any(isinstance(s, Transform) and s.src is not None for s in at.job.steps.values())
     if at.shown or elsewhere or step.src is not None:
         return []
+    step = settled(step, at.job)
     return at.problems("names", lambda: check_names(step, "the run", of_plan(plan)))
 
 
 def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
     """Returns the loss of what was written, where it is checked."""
-    path = written(run)
+    step, path = settled(step, run.job), written(run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = _write(step, source(step, run), path, run.trust)
+    done = _write(step, source(step, run), path, run.trust, texts(step, run.job, run.plan.dtypes.kept))
     files = f" in {many(done.files, 'file')}" if step.format == "hf" else ""
     clear = ", not encrypted" if run.job.checkpoint.encrypt is not None else ""
     doubt = unvouched(source(step, run), run.trust)
@@ -107,8 +110,7 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
 
 def written(run: RunFiles) -> Path:
     """Where this step writes: each has a place of its own."""
-    step, other = run.job.steps[run.name], run.suffix(EXPORTED)
-    assert isinstance(step, Export)
+    step, other = _step(run), run.suffix(EXPORTED)
     if step.path:
         return Path(step.path)
     return run.folder / "exports" / (f"hf{other}" if step.format == "hf" else f"model{other}.safetensors")
@@ -121,12 +123,13 @@ def source(step: Export, run: RunFiles) -> Path:
     return transform.transformed(run) or run.last()
 
 
-def check_place(step: Export) -> None:
+def check_place(step: Export, job: Job) -> None:
     """Raises as ``run_on_files`` does for a destination that is named. Writes nothing."""
-    if step.path is not None and step.format == "safetensors":
+    if step.path is not None and step.format != "hf":
         check_file(Path(step.path))
     if step.path is not None and step.format == "hf":
-        check_folder(Path(step.path), tuple(map(Path, step.beside)), step.overwrite)
+        along = (*map(Path, step.beside), *map(Path, told(step, job)))
+        check_folder(Path(step.path), along, step.overwrite)
 
 
 def check_source(step: Export, src: Path, trusted: Trust) -> None:
@@ -153,9 +156,8 @@ def read(run: RunFiles) -> Mapping[str, Tensor]:
     """What this step has written, by our names, as the library of the format reads it: the writer is ours."""
     from safetensors.torch import load_file
 
-    step, path = run.job.steps[run.name], written(run)
-    assert isinstance(step, Export)
-    if step.format == "safetensors":
+    step, path = _step(run), written(run)
+    if step.format != "hf":
         return load_file(path)
     ours = open_checkpoint(source(step, run), run.trust).strategy.only("param", "buffer").entries
     back = {theirs: name for name, theirs in renamed(ours, from_ours(step.names)).names.items()}
@@ -164,8 +166,14 @@ def read(run: RunFiles) -> Mapping[str, Tensor]:
     }
 
 
-def _write(step: Export, src: Path, path: Path, trusted: Trust) -> Report:
-    if step.format == "safetensors":
+def _step(run: RunFiles) -> Export:
+    step = run.job.steps[run.name]
+    assert isinstance(step, Export)
+    return settled(step, run.job)
+
+
+def _write(step: Export, src: Path, path: Path, trusted: Trust, along: Mapping[str, str]) -> Report:
+    if step.format != "hf":
         return export(src, path, trusted)
     own = step.path is None  # a folder of this run, which a second start may write again
     return write_hf(
@@ -175,6 +183,7 @@ def _write(step: Export, src: Path, path: Path, trusted: Trust) -> Report:
         max_shard_size=step.max_shard_size,
         overwrite=step.overwrite or own,
         beside=tuple(map(Path, step.beside)),
+        texts=along,
         trust=trusted,
     )
 

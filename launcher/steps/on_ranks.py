@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.store import latest
+from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
@@ -18,7 +19,7 @@ from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session
 from launcher.steps import module
-from launcher.steps.model import build_session
+from launcher.steps.model import build_session, folder_weights
 from launcher.steps.model.shared_construction import Drawings
 
 
@@ -85,6 +86,8 @@ def _session(world: World, todo: RankSteps) -> Session:
         if world.rank == 0:
             done, doubt = f"{live.step} of {todo.plan.sizes.steps} steps", unvouched(resume, live.trust)
             live.emit({"text": f"going on from {resume.name}, after {done}{doubt}"})
+    elif isinstance(todo.job.model, HuggingFace) and todo.job.model.weights:
+        folder_weights.read(live, todo.job.model)
     live.on_stop = partial(_rescued, live, todo.job, live.step)
     return live
 

@@ -22,6 +22,7 @@ from launcher.plan.values.trust import ANYONE, Trust
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
          "TIB": 1 << 40}  # fmt: skip
+NONE: Mapping[str, str] = {}
 METADATA = {"format": "pt"}  # what transformers asks for
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", re.IGNORECASE)
 _MODEL = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -36,6 +37,7 @@ def write_hf(
     strict: bool = True,
     overwrite: bool = False,
     beside: Sequence[Path] = (),
+    texts: Mapping[str, str] = NONE,
     trust: Trust = ANYONE,
 ) -> Report:
     """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
@@ -43,13 +45,14 @@ def write_hf(
     ``names`` turns our names into theirs, as ``renamed`` does; with ``strict`` each must be matched, else
     ``Report`` lists those left out. A tied tensor is there once, under its first name. ``max_shard_size`` is
     in bytes, or text (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config,
-    tokenizer) are copied along. ``trust`` says who must vouch for ``src``. Raises as ``transform`` does.
+    tokenizer) are copied along, ``texts`` are written by their names. ``trust`` says who must vouch for
+    ``src``. Raises as ``transform`` does.
     """
     # everything is checked first
     limit = size_in_bytes(max_shard_size)
     check_apart(src, folder)
     check_beside(beside)
-    check_folder(folder, beside, overwrite)
+    check_folder(folder, (*beside, *map(Path, texts)), overwrite)
     reader = Reader(open_checkpoint(src, trust))
     entries = reader.checkpoint.strategy.only("param", "buffer").entries
     table = to_theirs(src, entries, names, strict=strict)
@@ -70,6 +73,8 @@ def write_hf(
             write_text(new / INDEX, index(files))
         for path in beside:
             copy(path, new / path.name)
+        for name, text in texts.items():
+            write_text(new / name, text)
         behind.wait()
         sync(new)
 

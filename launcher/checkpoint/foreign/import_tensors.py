@@ -88,6 +88,21 @@ def import_whole(
     return Report(dst, len(files), bytes_read=read, bytes_written=written, peak=workers * PEAK)
 
 
+def held(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, Blob]]:
+    """Each tensor that ``rank`` of ``target`` holds, its piece of it, in memory of its own.
+
+    Raises ``ValueError`` as ``import_full`` does.
+    """
+    specs = src.specs
+    names = _names(src, specs, target)
+    for name, entry in target.held(rank).items():
+        box = entry.layout.box(rank)
+        assert box is not None
+        spec = specs[names[name]]
+        data = bytearray().join(gathered(box, spec.dtype, partial(src.fill, names[name])))
+        yield name, Blob.of(spec.dtype, box.shape, data)
+
+
 def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
     """For each entry of ``target`` the name in ``src``."""
     given = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}

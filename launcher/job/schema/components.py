@@ -84,6 +84,16 @@ class TiedPair(Settings):
     dim: Count = 64
 
 
+class HuggingFace(Settings):
+    """A model folder of transformers: its ``config.json``, and its weights in safetensors if it has any."""
+
+    name: Literal["hf"]
+    path: str
+    weights: Flag = Field(True, description="train from the folder's; false: from new ones, drawn from seed")
+    task: Literal["causal_lm"] = "causal_lm"
+    config: dict[str, Any] = Field({}, description="what is to be otherwise than in config.json")
+
+
 class Text(Settings):
     """Plain text cut into windows of ``seq_len`` tokens; the last ``val_fraction`` of it is held out."""
 
@@ -192,12 +202,18 @@ def _kind(value: Any) -> str | None:
     return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
 
 
+def foreign(model: object) -> bool:
+    """Whether a model's code is not ours: a class of the user's own, or of transformers."""
+    return isinstance(model, Target | HuggingFace)
+
+
 _Own = Annotated[Target, Tag("_target_")]
 Model = Annotated[
     Annotated[LanguageModel, Tag("lm")]
     | Annotated[ResNet, Tag("resnet")]
     | Annotated[AutoParallelMLP, Tag("mlp")]
     | Annotated[TiedPair, Tag("tied_pair")]
+    | Annotated[HuggingFace, Tag("hf")]
     | _Own,
     Discriminator(_kind),
 ]

@@ -121,7 +121,9 @@ class Export(Settings):
     kind: Literal["export"] = "export"
     src: str | None = None
     path: str | None = None
-    format: Literal["safetensors", "hf"] = "safetensors"
+    format: Literal["safetensors", "hf"] | None = Field(
+        None, description="null: hf of model=hf, else safetensors"
+    )
     names: NameTable | None = Field(None, description="our names to theirs; null: as they are")
     max_shard_size: str = "5GB"
     beside: tuple[str, ...] = ()

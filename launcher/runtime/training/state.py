@@ -191,7 +191,7 @@ def _give_back(s: Session, found: Sequence[State]) -> None:
         for t, packed in kept.values():
             if packed or s.step:  # else it has what its class begins with
                 unpack(s.optimizer, t, packed)
-    _same_copies(s)
+    same_copies(s)
 
 
 def _read(
@@ -256,7 +256,7 @@ def _filled(t: Tensor, b: Blob) -> Tensor:
     return t
 
 
-def _same_copies(s: Session) -> None:
+def same_copies(s: Session) -> None:
     """A second copy of a tensor on this rank gets the first one's numbers and optimizer state."""
     first = {p.name: t for p, t in s.model.named()}
     for name, t in s.model.trainable():

@@ -1,0 +1,63 @@
+"""Models of transformers, built from the ``config.json`` of a folder: tokens in, logits out."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.similar_names import did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+EXPERTS = "experts_implementation"
+KERNELS = ("attn_implementation", EXPERTS)
+"""Which ones run, and nothing of the model: they are in no ``config.json``."""
+
+
+def from_folder(settings: HuggingFace) -> nn.Module:
+    """With new weights, under the names that the folder's have.
+
+    Nothing is fetched, and code that the folder brings along is not run. Raises ``RequestError``.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    config = config_of(settings)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        text = f"{settings.path}: transformers has no {settings.task} of a {config.model_type}"
+        raise RequestError((Problem("model.path", text),))
+    config.use_cache = False  # of generation
+    model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.get_default_dtype())
+    model.__class__ = _logits_only(type(model))  # type: ignore[arg-type]  # nn.Module has a __hash__
+    return model
+
+
+def config_of(settings: HuggingFace) -> PreTrainedConfig:
+    """That of the folder, with what is to be otherwise."""
+    from transformers import AutoConfig
+
+    here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    written = AutoConfig.from_pretrained(settings.path, **here)
+    for key in settings.config:
+        if not hasattr(written, key) and key not in KERNELS:
+            known = [*written.to_dict(), *KERNELS]
+            text = f"{type(written).__name__} of {settings.path} has none{did_you_mean(nearest(key, known))}"
+            raise RequestError((Problem(f"model.config.{key}", text),))
+    return AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | settings.config))
+
+
+@cache
+def _logits_only(cls: type[nn.Module]) -> type[nn.Module]:
+    """The same class, whose forward takes tokens and returns the logits by themselves."""
+
+    def forward(self: nn.Module, input_ids: Tensor) -> Tensor:
+        logits: Tensor = cls.forward(self, input_ids=input_ids, return_dict=False)[0]
+        return logits
+
+    return type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})

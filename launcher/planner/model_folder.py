@@ -1,0 +1,104 @@
+"""The folder of a Hugging Face model: what is wrong with it, and whether its weights are those of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from launcher.checkpoint.foreign.cast import castable
+from launcher.checkpoint.foreign.hf_names import given, unknown
+from launcher.checkpoint.foreign.hf_read import read_hf
+from launcher.checkpoint.foreign.mismatches import few
+from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.strategy import Strategy
+from launcher.checkpoint.tensorfile.blob import described
+from launcher.errors import Problem, said
+from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.job import Job
+from launcher.plan.partition.sizes import Note
+from launcher.plan.plan import Plan
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.text import bytes_text, many
+from launcher.untrusted.files import read_json
+
+KEY, WEIGHTS = "model.path", "model.weights"
+CONFIG = "config.json"
+NEW = "model.weights=false"
+
+
+def check(job: Job, tokens: int | None) -> list[Problem]:
+    """What can be told from the folder alone; nothing of transformers is imported.
+
+    ``tokens``: how many the data may have, where that is known.
+    """
+    return list(_check(job.model, tokens)) if isinstance(job.model, HuggingFace) else []
+
+
+def _check(model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
+    if find_spec("transformers") is None:
+        text = "hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
+        yield Problem("model", text)
+    path = Path(model.path)
+    if not path.is_dir():
+        yield Problem(KEY, f"{path}: no such folder")
+        return
+    if not (path / CONFIG).exists():
+        yield Problem(KEY, f"{path}: there is no {CONFIG} in it, so nothing says what model it is")
+        return
+    yield from _config(path / CONFIG, model, tokens)
+    if model.weights:
+        try:
+            read_hf(path)
+        except (ValueError, OSError) as error:
+            yield Problem(KEY, said(error), NEW)
+
+
+def _config(path: Path, model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
+    try:
+        data = read_json(path, unique=True)
+    except (ValueError, OSError) as error:
+        yield Problem(KEY, f"{path}: {said(error).removeprefix(f'{path}: ')}")
+        return
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        yield Problem(KEY, f"{path}: it has no model_type, so nothing says what model it is")
+        return
+    rows = (data | model.config).get("vocab_size")
+    if tokens is not None and isinstance(rows, int) and rows < tokens:
+        text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"
+        yield Problem(KEY, f"{text}: read them with the tokenizer of this model")
+
+
+def misfits(job: Job, plan: Plan) -> list[Problem]:
+    """Weights of the folder that are not those of the model, found in file heads."""
+    if not isinstance(job.model, HuggingFace) or not job.model.weights:
+        return []
+    path = Path(job.model.path)
+    found = [*_differences(read_hf(path).specs, of_plan(plan))]
+    return [Problem(KEY, f"{path}: {text}") for text in found]
+
+
+def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[str]:
+    names = given(specs, target.named)
+    lacking = [n for n, e in target.entries.items() if not {n, *e.aliases} & names.keys()]
+    if lacking:
+        yield f"it has no weights for the model's {few(lacking)}"
+    if strange := unknown(specs, names):
+        yield f"the model has no place for its {few(strange)}"
+    unlike = []
+    for name, theirs in names.items():
+        has, want = specs[theirs], target.entries[target.named[name]].spec
+        if has.shape != want.shape or (has.dtype != want.dtype and not castable(has.dtype, want.dtype)):
+            unlike.append(f"{theirs} is {described(has)}, the model's is {described(want)}")
+    if unlike:
+        yield few(unlike, "; ")
+
+
+def note(job: Job) -> list[Note]:
+    """Where weights come from."""
+    if not isinstance(job.model, HuggingFace) or not job.model.weights:
+        return []
+    specs = read_hf(Path(job.model.path)).specs
+    size = bytes_text(sum(s.nbytes for s in specs.values()))
+    text = f"true: {many(len(specs), 'tensor')} of {size} are read, by each rank what it holds of them"
+    return [Note(WEIGHTS, text)]

@@ -1,0 +1,50 @@
+"""What an export of a transformers model has beside its weights: its settings, its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
+from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Export
+
+CONFIG = "config.json"
+OTHERS = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""By the names that transformers reads; what else lies in a folder may be anything."""
+RUNNING = ("attn_implementation", "experts_implementation", "use_cache")
+"""Settings of a run and not of the model."""
+
+
+def settled(step: Export, job: Job) -> Export:
+    """With what is left open: a model of transformers goes into a folder, with the files of its own."""
+    if not isinstance(job.model, HuggingFace):
+        return step
+    form = step.format or "hf"
+    if form != "hf" or step.beside:
+        return step.model_copy(update={"format": form})
+    there = (Path(job.model.path) / name for name in OTHERS)
+    return step.model_copy(update={"format": form, "beside": tuple(str(p) for p in there if p.is_file())})
+
+
+def told(step: Export, job: Job) -> tuple[str, ...]:
+    """Names of the files that are written and not copied."""
+    copied = any(Path(p).name == CONFIG for p in step.beside)
+    own = isinstance(job.model, HuggingFace) and step.format == "hf"
+    return (CONFIG,) if own and not copied else ()
+
+
+def texts(step: Export, job: Job, dtype: str) -> dict[str, str]:
+    """Files to be written: the settings of the model as it was trained, whose weights are ``dtype``."""
+    if not isinstance(job.model, HuggingFace) or not told(step, job):
+        return {}
+    path = Path(job.model.path) / CONFIG
+    data = dict(parsed(path, read_bytes(path)))
+    data |= {key: value for key, value in job.model.config.items() if key not in RUNNING}
+    data.pop("torch_dtype", None)  # its name before transformers 5
+    return {CONFIG: json.dumps(data | {"dtype": dtype}, indent=2, sort_keys=True) + "\n"}

@@ -1,0 +1,91 @@
+"""What is refused of a model folder, without transformers."""
+
+from __future__ import annotations
+
+import json
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
+from launcher.job.compose import compose
+from launcher.plan.values.facts import TensorSpec
+from launcher.planner import model_folder
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is says the machine; here only folders are looked at."""
+    monkeypatch.setattr(model_folder, "find_spec", lambda name: ModuleSpec(name, None))
+
+
+def problems(folder: Path, *words: str) -> list[str]:
+    typed = ["recipe=lm_single", "model=hf", f"model.path={folder}", "data=random_tokens", "data.vocab_size=64", *words]
+    return [str(p) for p in model_folder.check(compose([*typed, "steps=[train]"]).job, 64)]
+
+
+def folder(path: Path, config: object = None) -> Path:
+    """With one tensor."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config or {"model_type": "llama"}))
+    specs = {"lm_head.weight": TensorSpec((2,), "float32")}
+    write_stream(path / "model.safetensors", specs, lambda _: sliced(memoryview(bytes(8))), {})
+    return path
+
+
+def test_a_whole_folder_is_fine(tmp_path: Path) -> None:
+    assert problems(folder(tmp_path / "m")) == []
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "none"
+    assert problems(path) == [f"model.path: {path}: no such folder"]
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    text = "there is no config.json in it, so nothing says what model it is"
+    assert problems(tmp_path) == [f"model.path: {tmp_path}: {text}"]
+
+
+def test_a_config_that_is_no_json(tmp_path: Path) -> None:
+    path = folder(tmp_path / "m")
+    (path / "config.json").write_text("{")
+    (found,) = problems(path)
+    assert found.startswith(f"model.path: {path / 'config.json'}: ")
+
+
+def test_a_config_that_names_no_model(tmp_path: Path) -> None:
+    path = folder(tmp_path / "m", {"hidden_size": 2})
+    text = "it has no model_type, so nothing says what model it is"
+    assert problems(path) == [f"model.path: {path / 'config.json'}: {text}"]
+
+
+def test_a_vocabulary_that_is_too_small_for_the_data(tmp_path: Path) -> None:
+    path = folder(tmp_path / "m", {"model_type": "llama", "vocab_size": 63})
+    text = "vocab_size 63 is too small for the 64 tokens of the data: read them with the tokenizer of this model"
+    assert problems(path) == [f"model.path: {path / 'config.json'}: {text}"]
+    assert problems(path, "model.config={vocab_size: 64}") == []
+
+
+def test_a_folder_without_weights_is_fine_for_a_new_model(tmp_path: Path) -> None:
+    path = folder(tmp_path / "m")
+    (path / "model.safetensors").unlink()
+    text = f"{path}: neither model.safetensors nor model.safetensors.index.json is there"
+    assert problems(path) == [f"model.path: {text} (try: model.weights=false)"]
+    assert problems(path, "model.weights=false") == []
+
+
+def test_weights_that_are_cut_short(tmp_path: Path) -> None:
+    path = folder(tmp_path / "m")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    (found,) = problems(path)
+    assert found.startswith(f"model.path: {file}: ")
+    assert found.endswith(" (try: model.weights=false)")
+
+
+def test_transformers_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_folder, "find_spec", lambda name: None)
+    text = "model: hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
+    assert problems(folder(tmp_path / "m")) == [text]
