@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target
+from launcher.optim import lion
 from launcher.optim.groups import Named, groups
 from launcher.optim.local_shards import LocalShards
 
@@ -51,10 +52,18 @@ def _build(settings: Optim, params: Named, allow: tuple[str, ...]) -> torch.opti
             return _sgd(groups(params, decay), lr, momentum, nesterov)
         case Momentum(lr=lr, momentum=momentum, weight_decay=decay):
             return _sgd(groups(params, decay), lr, momentum, nesterov=False)
+        case Lion():
+            return _on_pieces(partial(_lion, settings, [name for name, _ in params]), params)
         case Target():
-            tensors = [p for _, p in params]
-            own = partial(build_own, settings, allow)
-            return LocalShards(own, tensors) if any(isinstance(p, DTensor) for p in tensors) else own(tensors)
+            return _on_pieces(partial(build_own, settings, allow), params)
+
+
+def _on_pieces(
+    build: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], params: Named
+) -> torch.optim.Optimizer:
+    """Of plain tensors, this rank's pieces where they are cut."""
+    tensors = [p for _, p in params]
+    return LocalShards(build, tensors) if any(isinstance(p, DTensor) for p in tensors) else build(tensors)
 
 
 def build_own(
@@ -64,6 +73,11 @@ def build_own(
     from launcher.job.targets import build
 
     return build(settings, allow, torch.optim.Optimizer, list(tensors), key="optim._target_")
+
+
+def _lion(settings: Lion, names: Sequence[str], tensors: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    found = groups(list(zip(names, tensors, strict=True)), settings.weight_decay)
+    return lion.Lion(found, settings.lr, settings.betas, settings.weight_decay)
 
 
 def _sgd(found: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> torch.optim.SGD:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target
 from launcher.optim.build import build_optimizer, scale_lr
 from launcher.runtime.cluster.world import World
 from tests.ranks import on_ranks
@@ -22,6 +22,7 @@ OPTIMIZERS: dict[str, Optim] = {
     "sgd": SGD(name="sgd", weight_decay=0.1),
     "nesterov": SGD(name="sgd", momentum=0.9, nesterov=True),
     "momentum": Momentum(name="momentum", weight_decay=0.1),
+    "lion": Lion(name="lion", lr=0.01),
     "own": Target(_target_="torch.optim.Adam", lr=0.01, foreach=True),
 }
 

@@ -167,6 +167,13 @@ class Momentum(Settings):
     weight_decay: Rate = 0.0
 
 
+class Lion(Settings):
+    name: Literal["lion"]
+    lr: Rate = 1e-4
+    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
+    weight_decay: Rate = 0.3
+
+
 class Constant(Settings):
     name: Literal["constant"]
     warmup_steps: Index = 0
@@ -211,7 +218,11 @@ Data = Annotated[
     Discriminator(_kind),
 ]
 Optim = Annotated[
-    Annotated[AdamW, Tag("adamw")] | Annotated[SGD, Tag("sgd")] | Annotated[Momentum, Tag("momentum")] | _Own,
+    Annotated[AdamW, Tag("adamw")]
+    | Annotated[SGD, Tag("sgd")]
+    | Annotated[Momentum, Tag("momentum")]
+    | Annotated[Lion, Tag("lion")]
+    | _Own,
     Discriminator(_kind),
 ]
 Schedule = Annotated[

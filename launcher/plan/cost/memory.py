@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
-from launcher.job.schema.components import SGD, Momentum, Optim
+from launcher.job.schema.components import SGD, Lion, Momentum, Optim
 from launcher.plan.cost.peak import Moment
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
@@ -25,6 +25,8 @@ def copies(optim: Optim, own: OptimizerTraits | None = None) -> int:
     match optim:
         case SGD(momentum=momentum) | Momentum(momentum=momentum):
             return 1 if momentum else 0
+        case Lion():
+            return 1
         case _:
             return 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import cos, pi
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.job.schema.components import SGD, AdamW, Constant, Linear, Momentum, Optim, Schedule
+from launcher.job.schema.components import (
+    SGD,
+    AdamW,
+    Constant,
+    Linear,
+    Lion,
+    Momentum,
+    Optim,
+    Schedule,
+)
 from launcher.job.targets import build
 
 Indices = npt.NDArray[np.int64]
@@ -65,8 +75,8 @@ def share(schedule: Schedule, step: int, total: int) -> float:
 
 
 def optimizer(settings: Optim, params: list[nn.Parameter], allow: tuple[str, ...]) -> torch.optim.Optimizer:
-    """torch's own class, or the user's. Weights decay; gains, biases and other vectors do not."""
-    if not isinstance(settings, AdamW | SGD | Momentum):
+    """torch's own class, one below, or the user's. Weights decay; gains, biases and other vectors do not."""
+    if not isinstance(settings, AdamW | SGD | Momentum | Lion):
         return build(settings, allow, torch.optim.Optimizer, params, key="optim._target_")
     decay = settings.weight_decay
     groups = [
@@ -76,5 +86,26 @@ def optimizer(settings: Optim, params: list[nn.Parameter], allow: tuple[str, ...
     groups = [g for g in groups if g["params"]]
     if isinstance(settings, AdamW):
         return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    if isinstance(settings, Lion):
+        return SignOfMean(groups, {"lr": settings.lr, "betas": settings.betas})
     nesterov = isinstance(settings, SGD) and settings.nesterov
     return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov)
+
+
+class SignOfMean(torch.optim.Optimizer):
+    """Lion, as its paper has it: algorithm 2 of arXiv 2302.06675."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            (beta1, beta2), eta, decay = group["betas"], group["lr"], group["weight_decay"]
+            for theta in group["params"]:
+                if theta.grad is None:
+                    continue
+                g = torch.view_as_real(theta.grad) if theta.is_complex() else theta.grad
+                m = self.state[theta].get("m", torch.zeros_like(g))
+                c = torch.sign(beta1 * m + (1 - beta1) * g)
+                if theta.is_complex():
+                    c = torch.view_as_complex(c)
+                theta.copy_(theta - eta * (c + decay * theta))
+                self.state[theta]["m"] = beta2 * m + (1 - beta2) * g
