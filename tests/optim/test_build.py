@@ -15,6 +15,7 @@ from launcher.errors import RequestError
 from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target
 from launcher.optim.build import build_optimizer, scale_lr
 from launcher.runtime.cluster.world import World
+from tests.optim.grouped import grouped
 from tests.ranks import on_ranks
 
 OPTIMIZERS: dict[str, Optim] = {
@@ -33,7 +34,7 @@ def network() -> nn.Sequential:
 
 
 def build(settings: Optim, model: nn.Module) -> torch.optim.Optimizer:
-    return build_optimizer(settings, list(model.named_parameters()), allow=("torch",))
+    return build_optimizer(settings, grouped(settings, model.named_parameters()), allow=("torch",))
 
 
 def three_steps(model: nn.Module, settings: Optim) -> dict[str, torch.Tensor]:
@@ -81,9 +82,9 @@ def reference(settings: Optim, decayed: list[nn.Parameter], plain: list[nn.Param
     """Torch's own loop over single tensors."""
     groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
     if isinstance(settings, AdamW):
-        given = settings.model_dump(exclude={"name"})
+        given = settings.model_dump(exclude={"name", "groups"})
         return torch.optim.AdamW(groups, **given, fused=False, foreach=False)
-    given = settings.model_dump(exclude={"name"})
+    given = settings.model_dump(exclude={"name", "groups"})
     return torch.optim.SGD(groups, **given, fused=False, foreach=False)
 
 
