@@ -24,6 +24,7 @@ OPTIMIZERS: dict[str, Optim] = {
     "nesterov": SGD(name="sgd", momentum=0.9, nesterov=True),
     "momentum": Momentum(name="momentum", weight_decay=0.1),
     "lion": Lion(name="lion", lr=0.01),
+    "groups": Lion(name="lion", groups={"0": {"lr": 0.1}, "3.*": {"betas": [0.5, 0.5]}}),
     "own": Target(_target_="torch.optim.Adam", lr=0.01, foreach=True),
 }
 
@@ -121,7 +122,35 @@ def test_the_rate_is_a_share_of_the_initial_one(name):
     first = optimizer.param_groups[0]["lr"]
     assert scale_lr(optimizer, 0.25) == first / 4
     assert scale_lr(optimizer, 0.5) == first / 2
-    assert {g["lr"] for g in optimizer.param_groups} == {first / 2}
+    assert [g["lr"] for g in optimizer.param_groups] == [g["initial_lr"] / 2 for g in optimizer.param_groups]
+
+
+def test_each_group_has_its_own_settings_and_follows_the_schedule():
+    own = {"0": {"lr": 0.5, "betas": [0.25, 0.5]}, "*.bias": {"eps": 1e-3}, "1.*": {"weight_decay": 0.75}}
+    settings = AdamW(name="adamw", lr=0.01, groups=own)
+    ours, theirs = network(), network()
+    optimizer = build(settings, ours)
+    of = dict(theirs.named_parameters())
+    loop = torch.optim.AdamW([
+        {"params": [of["0.weight"]], "lr": 0.5, "betas": (0.25, 0.5)},
+        {"params": [of["0.bias"]], "lr": 0.5, "betas": (0.25, 0.5), "weight_decay": 0.0},
+        {"params": [of["2.bias"]], "eps": 1e-3, "weight_decay": 0.0},
+        {"params": [of["1.weight"], of["1.bias"]], "weight_decay": 0.75},
+        {"params": [of["2.weight"], of["3.weight"]]},
+    ], lr=0.01, betas=settings.betas, eps=settings.eps, weight_decay=0.1, fused=False, foreach=False)  # fmt: skip
+
+    rates = [group["lr"] for group in loop.param_groups]
+    x = torch.ones(2, 6, dtype=torch.float64)
+    for share in (1.0, 0.5, 0.125):
+        scale_lr(optimizer, share)
+        for group, rate in zip(loop.param_groups, rates, strict=True):
+            group["lr"] = rate * share
+        for model, step in ((ours, optimizer), (theirs, loop)):
+            model(x).square().sum().backward()
+            step.step()
+            step.zero_grad()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
 
 
 def test_a_class_of_the_users_own_gets_the_tensors_then_its_arguments():

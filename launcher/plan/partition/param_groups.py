@@ -115,9 +115,9 @@ def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
 
 def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
     """What each group is of, as the plan shows it."""
-    every = param_groups(optim, params)
+    at = {name: g.key for g in param_groups(optim, params) for name in g.names}
     for key, group in _groups(optim).items():
-        names = [name for g in every if g.key == key for name in g.names]
+        names = [p.name for p in _trained(params) if at[p.name] == key]
         if names:
             text = f"to {many(len(names), 'parameter')}: {listed(names)}"
             yield Setting(f"{KEY}.{key}", _text(group), "applied", text)
