@@ -115,9 +115,8 @@ def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
 
 def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
     """What each group is of, as the plan shows it."""
-    at = {name: g.key for g in param_groups(optim, params) for name in g.names}
     for key, group in _groups(optim).items():
-        names = [p.name for p in _trained(params) if at[p.name] == key]
+        names = [p.name for p in _trained(params) if key in _keys(optim, p)]
         if names:
             text = f"to {many(len(names), 'parameter')}: {listed(names)}"
             yield Setting(f"{KEY}.{key}", _text(group), "applied", text)

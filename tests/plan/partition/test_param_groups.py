@@ -186,3 +186,8 @@ def test_a_plan_says_which_parameters_a_group_is_of() -> None:
     text = "head.weight is one tensor with embed.weight, and is updated so under each name"
     assert [*map(str, notes(optim, MODEL))] == [f"optim.groups.head {text}"]
     assert [*notes(adamw({"*": {"lr": 1}}), MODEL)] == []
+
+
+def test_two_groups_that_say_the_same_of_a_tied_tensor_are_both_applied() -> None:
+    optim = adamw({"embed": {"lr": 1}, "head": {"lr": 1}})
+    assert [(s.status, s.why) for s in rows(optim, MODEL)] == [("applied", "to 1 parameter: embed.weight")] * 2
