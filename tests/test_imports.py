@@ -26,6 +26,7 @@ LAYERS = {
     "launcher.plan.values.facts": "facts",
     "launcher.plan.values.operations": "facts",
     "launcher.plan.values.optimizer_traits": "facts",
+    "launcher.plan.values.param_group": "facts",
     "launcher.plan": "plan",
     "launcher.checkpoint": "checkpoint",
     "launcher.parallel": "parallel",

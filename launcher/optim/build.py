@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,19 +11,28 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
-from launcher.optim.groups import Named, groups
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target
+from launcher.optim import lion
+from launcher.optim.groups import Grouped, flat, groups, replaced
 from launcher.optim.local_shards import LocalShards
+from launcher.plan.values.param_group import ParamGroup
+
+UNGROUPED = (
+    "a class of your own gets its parameters in one list, as it was tried, and has no argument groups; "
+    "groups are of optim=adamw, lion, momentum and sgd"
+)
+IDLE = ParamGroup("", (), ("nothing",))
 
 
-def build_optimizer(settings: Optim, params: Named, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
+def build_optimizer(settings: Optim, params: Grouped, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
     """The optimizer of ``params``, those to train on this rank; it idles where all stages are frozen.
 
     Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is
     called with plain tensors in one list, this rank's pieces where they are cut, then its
     arguments; it groups them itself.
     """
-    optimizer = _build(settings, params or [("nothing", nn.Parameter(torch.empty(0)))], allow)
+    optimizer = _build(settings, params or [(IDLE, [("nothing", nn.Parameter(torch.empty(0)))])], allow)
     keep_rates(optimizer)
     return optimizer
 
@@ -43,27 +53,44 @@ def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def _build(settings: Optim, params: Named, allow: tuple[str, ...]) -> torch.optim.Optimizer:
+def _build(settings: Optim, params: Grouped, allow: tuple[str, ...]) -> torch.optim.Optimizer:
     match settings:
-        case AdamW(lr=lr, betas=betas, eps=eps, weight_decay=decay):
-            return torch.optim.AdamW(groups(params, decay), lr=lr, betas=betas, eps=eps, fused=True)
-        case SGD(lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov):
-            return _sgd(groups(params, decay), lr, momentum, nesterov)
-        case Momentum(lr=lr, momentum=momentum, weight_decay=decay):
-            return _sgd(groups(params, decay), lr, momentum, nesterov=False)
+        case AdamW(lr=lr, betas=betas, eps=eps):
+            return torch.optim.AdamW(groups(params), lr=lr, betas=betas, eps=eps, fused=True)
+        case SGD(lr=lr, momentum=momentum, nesterov=nesterov):
+            return _sgd(groups(params), lr, momentum, nesterov)
+        case Momentum(lr=lr, momentum=momentum):
+            return _sgd(groups(params), lr, momentum, nesterov=False)
+        case Lion():
+            return _on_pieces(partial(_lion, settings, params), params)
         case Target():
-            tensors = [p for _, p in params]
-            own = partial(build_own, settings, allow)
-            return LocalShards(own, tensors) if any(isinstance(p, DTensor) for p in tensors) else own(tensors)
+            return _on_pieces(partial(build_own, settings, allow), params)
+
+
+def _on_pieces(
+    build: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], params: Grouped
+) -> torch.optim.Optimizer:
+    """Of plain tensors, this rank's pieces where they are cut."""
+    tensors = [p for _, p in flat(params)]
+    return LocalShards(build, tensors) if any(isinstance(p, DTensor) for p in tensors) else build(tensors)
 
 
 def build_own(
     settings: Target, allow: tuple[str, ...], tensors: Sequence[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """Of the user's class, as it is."""
-    from launcher.job.targets import build
+    """Of the user's class, as it is. Raises ``RequestError`` where its arguments do not fit."""
+    from launcher.job.targets import build, locate
 
+    if "groups" in settings.arguments:
+        cls = locate(settings.target, allow, torch.optim.Optimizer, key="optim._target_")
+        if "groups" not in inspect.signature(cls).parameters:
+            raise RequestError((Problem("optim.groups", f"{settings.target}: {UNGROUPED}"),))
     return build(settings, allow, torch.optim.Optimizer, list(tensors), key="optim._target_")
+
+
+def _lion(settings: Lion, params: Grouped, tensors: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    found = groups(replaced(params, tensors))
+    return lion.Lion(found, settings.lr, settings.betas, settings.weight_decay)
 
 
 def _sgd(found: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> torch.optim.SGD:

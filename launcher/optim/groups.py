@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from launcher.plan.values.param_group import ParamGroup
+
 Named = Sequence[tuple[str, nn.Parameter]]
+Grouped = Sequence[tuple[ParamGroup, Named]]
+"""Those of this rank, by the groups of the plan."""
 
 
-def groups(params: Named, weight_decay: float) -> list[dict[str, Any]]:
-    """Groups of one kind each, in order of first appearance, named.
+def groups(grouped: Grouped) -> list[dict[str, Any]]:
+    """As torch has them, named, in order of first appearance.
 
-    A kind is where a tensor lives (plain, or the mesh of a DTensor: fused and foreach kernels refuse a
-    mixture) and whether it decays: tensors of two or more dims do; gains and biases do not.
+    Each is of parameters that live alike (plain, or on one mesh of DTensors): fused and foreach kernels
+    refuse a mixture.
     """
     found: dict[Any, list[tuple[str, nn.Parameter]]] = {}
-    for name, p in params:
-        mesh = p.device_mesh if isinstance(p, DTensor) else None
-        found.setdefault((mesh, p.ndim >= 2), []).append((name, p))
-    decay = {True: weight_decay, False: 0.0}
-    return [{"params": named, "weight_decay": decay[many]} for (_, many), named in found.items()]
+    settings: dict[Any, dict[str, Any]] = {}
+    for i, (group, params) in enumerate(grouped):
+        for name, p in params:
+            kind = i, p.device_mesh if isinstance(p, DTensor) else None
+            found.setdefault(kind, []).append((name, p))
+            settings[kind] = dict(group.settings)
+    return [{"params": named, **settings[kind]} for kind, named in found.items()]
+
+
+def flat(grouped: Grouped) -> list[tuple[str, nn.Parameter]]:
+    """Group after group."""
+    return [pair for _, params in grouped for pair in params]
+
+
+def replaced(grouped: Grouped, tensors: Iterable[nn.Parameter]) -> Grouped:
+    """With ``tensors`` in place of those that ``flat`` gives, in its order."""
+    left = iter(tensors)
+    return [(group, [(name, next(left)) for name, _ in params]) for group, params in grouped]

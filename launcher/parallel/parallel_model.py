@@ -33,6 +33,7 @@ from launcher.parallel.tensor_parallel.apply import distribute
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
+from launcher.plan.values.param_group import ParamGroup
 
 if TYPE_CHECKING:
     from launcher.parallel.forward.compile_times import CompileTimes
@@ -86,6 +87,14 @@ class ParallelModel:
     @cached_property
     def _names(self) -> frozenset[str]:
         return frozenset(p.name for p in self.plan.params)
+
+    def param_groups(self) -> list[tuple[ParamGroup, list[tuple[str, nn.Parameter]]]]:
+        """What ``trainable`` has of each of the plan's groups; those that have nothing here are left out."""
+        at = {name: i for i, group in enumerate(self.plan.param_groups) for name in group.names}
+        found: dict[int, list[tuple[str, nn.Parameter]]] = {}
+        for name, p in self.trainable():
+            found.setdefault(at[self.first_name(name)], []).append((name, p))
+        return [(self.plan.param_groups[i], found[i]) for i in sorted(found)]
 
     def first_name(self, name: str) -> str:
         """The plan's name of what ``trainable`` calls ``name``; names of modules may have an @ too."""

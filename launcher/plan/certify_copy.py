@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from launcher.job.schema.components import Constant, LanguageModel, RandomTokens, Schedule, Text
+from launcher.job.schema.components import Constant, LanguageModel, RandomTokens, Schedule, Target, Text
 from launcher.job.schema.job import Debug, Job, Train
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.steps import Certify
@@ -139,6 +139,10 @@ def _layers(job: Job, model: LanguageModel, sizes: Sizes) -> int:
     """One a virtual stage, two at least; all of them when a setting or a file names them by number."""
     named = [*job.parallel.operators, *(job.parallel.shared if job.parallel.shared != "auto" else ())]
     if job.parallel.param_strategy.load is not None:
+        return model.layers
+    # a glob may be of some layers only
+    groups = {} if isinstance(job.optim, Target) else job.optim.groups
+    if any(re.search(r"[\d?\[]", key) for key in groups):
         return model.layers
     if job.parallel.pipeline.stage_config != "auto" or any(re.search(r"layers\.\d", str(n)) for n in named):
         return model.layers

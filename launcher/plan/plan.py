@@ -20,7 +20,7 @@ from launcher.plan.cost.step_flops import step_flops
 from launcher.plan.cost.step_time import Rerun, rerun, step_time
 from launcher.plan.cost.traffic import Traffic, messages, traffic
 from launcher.plan.operators.resolve import Flow, splits
-from launcher.plan.partition import stage_config, stages
+from launcher.plan.partition import param_groups, stage_config, stages
 from launcher.plan.partition.params import Placed, Tie, placed, ties
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stages import Crossing, Stage
@@ -52,6 +52,7 @@ from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
 from launcher.plan.values.compilation import Compilation
 from launcher.plan.values.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
+from launcher.plan.values.param_group import ParamGroup
 from launcher.plan.values.precision import Precision, precision
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
@@ -109,15 +110,15 @@ class Plan:
     """Everything that will happen.
 
     ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1. ``leaves`` are the
-    modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces``
-    are the lengths in which sequences pass while training; empty when they pass whole. ``operators``: how
-    modules are spread over ``tp``; ``sharding``: how operators are cut over device matrices of all ranks of
-    ``tp``, if they are; ``recomputed``: which run again in the backward; ``compilation``: which
-    torch compiles; ``sums`` are the gradients to add up over ``tp`` once a step. ``gathers``: of each
-    pipeline rank, once a step. ``reduces_early``: what is reduced once a step travels while the last backward
-    goes on. ``overlaps``: what is sent beside the computation, and what is waited for, in words. ``output``
-    is what a rank has of the model's output. ``deferred``: parameters are made shard by shard; otherwise each
-    rank builds the model once and keeps its shards.
+    modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces`` are
+    the lengths in which sequences pass while training; empty when they pass whole. ``param_groups``: what the
+    optimizer updates with which settings. ``operators``: how modules are spread over ``tp``; ``sharding``:
+    how operators are cut over device matrices of all ranks of ``tp``, if they are; ``recomputed``: which run
+    again in the backward; ``compilation``: which torch compiles; ``sums`` are the gradients to add up over
+    ``tp`` once a step. ``gathers``: of each pipeline rank, once a step. ``reduces_early``: what is reduced
+    once a step travels while the last backward goes on. ``overlaps``: what is sent beside the computation,
+    and what is waited for, in words. ``output`` is what a rank has of the model's output. ``deferred``:
+    parameters are made shard by shard; otherwise each rank builds the model once and keeps its shards.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Plan:
     inputs: tuple[TensorSpec, ...]
     output: tuple[TensorSpec, ...]
     params: tuple[Placed, ...]
+    param_groups: tuple[ParamGroup, ...]
     ties: tuple[Tie, ...]
     groups: tuple[Group, ...]
     visits: tuple[tuple[Visit, ...], ...]
@@ -215,7 +217,6 @@ def plan(
 ) -> Plan:
     """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
     # the stages, and the order in which they work
-    par, graph = job.parallel, model.graph
     cut, balanced = pipeline_stage_config.cut(job, asked, model, copies(job.optim, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
 
@@ -237,13 +238,14 @@ def plan(
         stages=cut,
         boundaries=at.boundaries,
         pieces=model.lengths,
-        inputs=tuple(t for n in graph.nodes if n.kind == "input" for t in n.out or ()),
-        output=graph.nodes[-1].out or (),
+        inputs=tuple(t for n in model.graph.nodes if n.kind == "input" for t in n.out or ()),
+        output=model.graph.nodes[-1].out or (),
         params=at.params,
+        param_groups=param_groups.param_groups(job.optim, at.params),
         ties=at.ties,
         groups=fused.groups,
         visits=at.visits,
-        gathers=tuple(_gathers(job, at, graph)),
+        gathers=tuple(_gathers(job, at, model.graph)),
         buckets=fused.buckets,
         scatters=fused.scatters,
         reduces_early=transformer_opt.reduces_early(job),
@@ -257,10 +259,10 @@ def plan(
         phases=step_order.phases(job.steps),
         settings=tuple(settings.rows(job, at.sizes, fused, model.recomputed)),
         notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
-        deferred=par.deferred_init and model.built_whole is None,
-        gradients_mean=par.gradients_mean,
-        loss_reduction=par.pipeline.loss_reduction,
-        output_broadcast=par.pipeline.output_broadcast and at.sizes.grid["pp"] > 1,
+        deferred=job.parallel.deferred_init and model.built_whole is None,
+        gradients_mean=job.parallel.gradients_mean,
+        loss_reduction=job.parallel.pipeline.loss_reduction,
+        output_broadcast=job.parallel.pipeline.output_broadcast and at.sizes.grid["pp"] > 1,
         reading=dataset_strategy.reading(job, at.sizes),
         loss_repeats=loss_repeated_mean.repeats(job, at.sizes, fused.loss_cut),
         observed=_observed(model, traits),
@@ -385,6 +387,7 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
         *model_effects.notes(at.params, at.sizes, changed),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),
+        *param_groups.notes(job.optim, at.params),
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),
         *certify_copy.notes(job, at.sizes),

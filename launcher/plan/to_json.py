@@ -34,7 +34,7 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
 
 ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
-    "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
+    "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "param_groups", "ties",
     "groups", "visits", "gathers", "buckets", "scatters", "reduces_early", "overlaps",
     "operators", "sharding", "recomputed", "compilation", "sums",
     "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room", "step",

@@ -12,7 +12,7 @@ from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target, any_momentum
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
@@ -242,8 +242,10 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
     match optim:
         case AdamW():
             needs = may = {"step", "exp_avg", "exp_avg_sq"}
-        case Momentum(momentum=momentum) | SGD(momentum=momentum):
-            needs = may = {"momentum_buffer"} if momentum else set()
+        case Lion():
+            needs = may = {"exp_avg"}
+        case Momentum() | SGD():
+            needs = may = {"momentum_buffer"} if any_momentum(optim) else set()
         case _:
             if own is None:
                 return None

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from launcher.job.schema.components import RandomTokens, Text
+from launcher.job.schema.components import RandomTokens, Target, Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Train
 from launcher.optim.build import scale_lr
@@ -32,7 +32,7 @@ def asked(s: Session, job: Job) -> loop.Loop:
 
     return loop.Loop(
         until=total,
-        lr=lambda step: scale_lr(s.optimizer, factor(job.schedule, step, total)),
+        lr=lambda step: _rate(s, job, factor(job.schedule, step, total)),
         clip=job.train.clip_norm,
         log_every=job.train.log_every,
         eval_every=job.train.eval_every,
@@ -42,6 +42,12 @@ def asked(s: Session, job: Job) -> loop.Loop:
         units=job.train.batch_size * per_sample,
         unit=unit,
     )
+
+
+def _rate(s: Session, job: Job, share: float) -> float:
+    """Sets the rate of each group, and returns that of ``optim.lr``; of a user's class, the first group's."""
+    first = scale_lr(s.optimizer, share)
+    return first if isinstance(job.optim, Target) else job.optim.lr * share
 
 
 @contextmanager

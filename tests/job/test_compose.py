@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.compose import BadRequest, compose
 from launcher.job.cures.report import as_yaml, render
@@ -85,6 +86,33 @@ def test_operator_strategies_take_module_names_with_dots():
         ]
     )
     assert request.data["parallel"]["operators"] == {"layers.0": {"in": [[1, 2]], "out": [[2]]}, "h*": {"in": [[4]]}}
+
+
+def test_groups_of_parameters_take_names_with_dots_and_a_later_one_comes_last(tmp_path):
+    path = tmp_path / "nested.yaml"
+    groups = "{layers: {0: {lr: 0.5}}, '*.bias': {weight_decay: 0}}"
+    path.write_text(f"train: {{steps: 1, batch_size: 4}}\noptim: {{groups: {groups}}}\n")
+    request = compose([f"recipe={path}", "optim.groups.layers.0.eps=0.25", "optim.groups.h*={lr: 2}"])
+    want = {"*.bias": {"weight_decay": 0}, "layers.0": {"lr": 0.5, "eps": 0.25}, "h*": {"lr": 2}}
+    assert request.data["optim"]["groups"] == want
+    assert [*request.job.optim.groups] == [*want]
+
+
+def test_a_group_is_deleted_by_its_name():
+    more = ["optim.groups.*.bias.lr=1", "optim.groups.embed.lr=1", "~optim.groups.*.bias"]
+    assert [*compose(["recipe=lm_single", *more]).job.optim.groups] == ["embed"]
+
+
+@pytest.mark.parametrize(("word", "text"), [
+    ("optim.groups.lr=1", "optim.groups = {lr:1}: lr: 1 is no group; a group is a name or a glob with settings, as "
+     "{'*.bias': {weight_decay: 0}}"),
+    ("optim.groups.embed.moment=1", "optim.groups.embed.moment: unknown key (valid here: lr, weight_decay, betas, "
+     "eps)"),
+    ("optim.groups.embed.lr=-1", "optim.groups.embed.lr = -1: should be at least 0"),
+])  # fmt: skip
+def test_a_group_that_is_none_is_refused(word, text, capsys):
+    assert main(["recipe=lm_single", word]) == 2
+    assert capsys.readouterr().err.splitlines()[2] == f"  {text}"
 
 
 def test_another_model_by_mapping_brings_its_own_keys_only():

@@ -20,6 +20,7 @@ from launcher.job.schema.components import (
 from launcher.models.build import build_model
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
+from tests.optim.grouped import grouped
 
 TEXT = Text(name="text", seq_len=32)
 DIGITS = Mnist5k(name="mnist5k")
@@ -36,7 +37,7 @@ CASES = {
 def test_a_few_steps_on_real_data_lower_the_loss_on_samples_not_seen(model, data, optim, batch, steps):
     torch.manual_seed(0)
     net, samples = build_model(model), open_data(data, seed=0)
-    optimizer = build_optimizer(optim, list(net.named_parameters()))
+    optimizer = build_optimizer(optim, grouped(optim, net.named_parameters()))
 
     def loss(source, rows):
         return cross_entropy(net(*source.inputs(rows)), source.targets(rows))

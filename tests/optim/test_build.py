@@ -12,9 +12,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target
 from launcher.optim.build import build_optimizer, scale_lr
 from launcher.runtime.cluster.world import World
+from tests.optim.grouped import grouped
 from tests.ranks import on_ranks
 
 OPTIMIZERS: dict[str, Optim] = {
@@ -22,6 +23,8 @@ OPTIMIZERS: dict[str, Optim] = {
     "sgd": SGD(name="sgd", weight_decay=0.1),
     "nesterov": SGD(name="sgd", momentum=0.9, nesterov=True),
     "momentum": Momentum(name="momentum", weight_decay=0.1),
+    "lion": Lion(name="lion", lr=0.01),
+    "groups": Lion(name="lion", groups={"0": {"lr": 0.1}, "3.*": {"betas": [0.5, 0.5]}}),
     "own": Target(_target_="torch.optim.Adam", lr=0.01, foreach=True),
 }
 
@@ -32,7 +35,7 @@ def network() -> nn.Sequential:
 
 
 def build(settings: Optim, model: nn.Module) -> torch.optim.Optimizer:
-    return build_optimizer(settings, list(model.named_parameters()), allow=("torch",))
+    return build_optimizer(settings, grouped(settings, model.named_parameters()), allow=("torch",))
 
 
 def three_steps(model: nn.Module, settings: Optim) -> dict[str, torch.Tensor]:
@@ -80,9 +83,9 @@ def reference(settings: Optim, decayed: list[nn.Parameter], plain: list[nn.Param
     """Torch's own loop over single tensors."""
     groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
     if isinstance(settings, AdamW):
-        given = settings.model_dump(exclude={"name"})
+        given = settings.model_dump(exclude={"name", "groups"})
         return torch.optim.AdamW(groups, **given, fused=False, foreach=False)
-    given = settings.model_dump(exclude={"name"})
+    given = settings.model_dump(exclude={"name", "groups"})
     return torch.optim.SGD(groups, **given, fused=False, foreach=False)
 
 
@@ -119,7 +122,35 @@ def test_the_rate_is_a_share_of_the_initial_one(name):
     first = optimizer.param_groups[0]["lr"]
     assert scale_lr(optimizer, 0.25) == first / 4
     assert scale_lr(optimizer, 0.5) == first / 2
-    assert {g["lr"] for g in optimizer.param_groups} == {first / 2}
+    assert [g["lr"] for g in optimizer.param_groups] == [g["initial_lr"] / 2 for g in optimizer.param_groups]
+
+
+def test_each_group_has_its_own_settings_and_follows_the_schedule():
+    own = {"0": {"lr": 0.5, "betas": [0.25, 0.5]}, "*.bias": {"eps": 1e-3}, "1.*": {"weight_decay": 0.75}}
+    settings = AdamW(name="adamw", lr=0.01, groups=own)
+    ours, theirs = network(), network()
+    optimizer = build(settings, ours)
+    of = dict(theirs.named_parameters())
+    loop = torch.optim.AdamW([
+        {"params": [of["0.weight"]], "lr": 0.5, "betas": (0.25, 0.5)},
+        {"params": [of["0.bias"]], "lr": 0.5, "betas": (0.25, 0.5), "weight_decay": 0.0},
+        {"params": [of["2.bias"]], "eps": 1e-3, "weight_decay": 0.0},
+        {"params": [of["1.weight"], of["1.bias"]], "weight_decay": 0.75},
+        {"params": [of["2.weight"], of["3.weight"]]},
+    ], lr=0.01, betas=settings.betas, eps=settings.eps, weight_decay=0.1, fused=False, foreach=False)  # fmt: skip
+
+    rates = [group["lr"] for group in loop.param_groups]
+    x = torch.ones(2, 6, dtype=torch.float64)
+    for share in (1.0, 0.5, 0.125):
+        scale_lr(optimizer, share)
+        for group, rate in zip(loop.param_groups, rates, strict=True):
+            group["lr"] = rate * share
+        for model, step in ((ours, optimizer), (theirs, loop)):
+            model(x).square().sum().backward()
+            step.step()
+            step.zero_grad()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
 
 
 def test_a_class_of_the_users_own_gets_the_tensors_then_its_arguments():

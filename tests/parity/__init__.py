@@ -25,6 +25,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps.certification.gather_full import Piece, error, pieces
 from launcher.steps.certification.gather_full import whole as joined
+from tests.optim.grouped import grouped
 from tests.parity.reference import Outcome, accumulate, plain
 from tests.ranks import DRAWN, on_ranks
 
@@ -128,7 +129,7 @@ def rank_step(world: World, j: Job, plan: Plan) -> Step:
 def rank_train(world: World, j: Job, plan: Plan, steps: int, clip: float = 1.0) -> list[Piece]:
     """Optimizer steps on one rank; the weights after them."""
     par, pipe = build(world, j, plan)
-    optimizer, norms = build_optimizer(j.optim, par.trainable()), grad_norm.build(par)
+    optimizer, norms = build_optimizer(j.optim, par.param_groups()), grad_norm.build(par)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         step(j, par, pipe)
@@ -207,7 +208,7 @@ def outcome(plan: Plan, ranks: list[Step]) -> Outcome:
 def train_alone(j: Job, plan: Plan, steps: int, clip: float = 1.0) -> dict[str, Tensor]:
     """The weights after as many steps of the plain model with torch's own clipping."""
     model = plain(j, plan)
-    optimizer = build_optimizer(j.optim, list(model.named_parameters()))
+    optimizer = build_optimizer(j.optim, grouped(j.optim, model.named_parameters()))
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         accumulate(model, *batch(j, plan), 1)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import copies, notes, reduced
 from launcher.plan.partition.sizes import Sizes
@@ -34,6 +36,14 @@ def test_layers_that_a_setting_names_one_by_one_all_stay() -> None:
         "parallel.pipeline.stage_config={embed: 0, layers.0: 0, layers: 0, norm: 1, head: 1}",
     )
     assert "model.layers" not in dict(changes)
+
+
+@pytest.mark.parametrize(("key", "all_stay"), [
+    ("layers.5.*", True), ("layers.[35]", True), ("layers.?", True), ("*norm", False), ("layers.*.mlp.*", False),
+])  # fmt: skip
+def test_layers_that_a_group_of_parameters_may_name_all_stay(key: str, all_stay: bool) -> None:
+    _, changes = of(*LM, f"optim.groups.{key}.lr=1")
+    assert ("model.layers" not in dict(changes)) == all_stay
 
 
 def test_half_precision_allows_roundings_where_the_layout_has_another_order_of_them() -> None:

@@ -39,6 +39,15 @@ def test_numbers_that_are_no_tensors_go_on_bit_for_bit_and_in_another_layout(tmp
     assert losses(there) == pytest.approx(losses(straight)[2:], rel=1e-10)
 
 
+def test_groups_are_refused_for_it_where_it_has_no_such_argument(tmp_path, capsys):
+    own = "optim={_target_: tests.optim.theirs.IntStep, lr: 0.01, groups: {embed: {lr: 1}}}"
+    assert main([*TINY, f"run_dir={tmp_path}/run", own, *OWN]) == 2
+    assert capsys.readouterr().err.splitlines()[2] == (
+        "  optim.groups: tests.optim.theirs.IntStep: a class of your own gets its parameters in one list, as it was "
+        "tried, and has no argument groups; groups are of optim=adamw, lion, momentum and sgd"
+    )
+
+
 def test_its_checkpoints_are_transformed_verified_loaded_and_broadcast(tmp_path, capsys):
     steps = "steps=[train,save,load,broadcast,transform,verify,inspect]"
     folder = run(tmp_path / "run", INT_STEP, *OWN, "parallel.grid.dp_replicate=2", steps, *shape(replicate=2), steps=2)

@@ -218,6 +218,38 @@ def test_what_was_loaded_is_not_loaded_again(straight, tmp_path):
     assert tensors(tmp_path / "run", 5) == tensors(tmp_path / "at once", 5)
 
 
+GROUPS = ("optim.groups.embed.lr=0.01", "optim.groups.*norm={weight_decay: 1, lr: 0.002}")
+
+
+@pytest.mark.parametrize(
+    ("optim", "own"),
+    [
+        ("adamw", "optim.groups.layers.*.betas=[0.5,0.8]"),
+        ("lion", "optim.groups.layers.*.betas=[0.5,0.8]"),
+        ("sgd", "optim.groups.layers.*.momentum=0.5"),
+    ],
+    ids=["adamw", "lion", "sgd"],
+)
+def test_groups_of_parameters_go_on_to_the_same_bits_and_in_another_layout(tmp_path, optim, own):
+    more = [f"optim={optim}", *GROUPS, own, "checkpoint.every=2", "checkpoint.keep=null", "train.precision=fp64"]
+    straight = run(tmp_path / "straight", *more)
+    again = run(stopped(straight, tmp_path / "again", 2), *more)
+    assert tensors(again, 4) == tensors(straight, 4)
+    warming_up = [0.003 * n / 20 for n in (1, 2, 3, 4)]
+    assert [row["lr"] for row in metrics(again) if "loss" in row] == pytest.approx(warming_up)  # that of optim.lr
+
+    resume = f"checkpoint.resume={straight}/checkpoints/step-000002"
+    there = run(tmp_path / "there", *more, resume, "parallel.pipeline.micro_batch_num=4", *shape(pp=1))
+    assert losses(there) == pytest.approx(losses(straight)[2:], rel=1e-10)
+
+
+def test_other_groups_since_the_checkpoint_are_noted(straight, tmp_path, capsys):
+    folder = stopped(straight, tmp_path / "run", 4)
+    run(folder, "optim.groups.embed.lr=0.01", "checkpoint.every=2", steps=6)
+    text = 'optim.groups {} -> {"embed": {"lr": 0.01}}: since step-000004'
+    assert text in (folder / "plan.txt").read_text() + capsys.readouterr().out
+
+
 @exhaustive
 def test_momentum_and_plain_sgd_go_on_too(tmp_path):
     for optim in (["optim=momentum", "optim.lr=0.01"], ["optim=sgd", "optim.lr=0.01"]):

@@ -21,6 +21,24 @@ from tests.test_parity_tp import MEGATRON
 from tests.tiers import exhaustive, some
 from tests.tracing import TRACING
 
+GROUPS = {
+    "adamw": {"name": "adamw", "groups": {
+        "*norm": {"weight_decay": 0.5, "lr": 0.01}, "embed": {"lr": 1e-4, "betas": [0.5, 0.9]},
+        "layers.0.attn.*": {"eps": 1e-3}, "layers.*": {"lr": 0.002}, "layers": {1: {"mlp": {"up": {"lr": 0.0}}}},
+    }},
+    "lion": {"name": "lion", "groups": {"head": {"betas": [0.5, 0.9]}, "*norm": {"lr": 0.01, "weight_decay": 1}}},
+    "sgd": {"name": "sgd", "groups": {"*norm": {"momentum": 0.9}, "*.attn.[qk]": {"weight_decay": 0.5}}},
+}  # fmt: skip
+OVER_TP = {"operators": MEGATRON, "grid": {"tp": 2}}
+
+
+@pytest.mark.parametrize(("optim", "parallel"), [
+    ("adamw", ALL), ("lion", ALL), ("sgd", SHARDED), ("lion", OVER_TP), ("adamw", OVER_TP),
+], ids=["adamw, all axes", "lion, all axes", "sgd, level3", "lion, tp", "adamw, tp"])  # fmt: skip
+def test_groups_of_parameters_are_certified(optim: str, parallel: dict[str, Any]) -> None:
+    c = certificate(parallel, model__layers=2, optim=GROUPS[optim])
+    assert c.holds, c.verdict()
+
 
 def test_a_layout_of_everything_is_certified_and_every_part_was_compared() -> None:
     c = certificate(ALL, model__layers=2)

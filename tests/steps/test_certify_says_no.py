@@ -210,10 +210,21 @@ def scale_not_taken_back(patch: Patch) -> None:
 
 
 def everything_decays(patch: Patch) -> None:
-    def wrong(params: Any, decay: float) -> list[dict[str, Any]]:
-        return [{"params": [p], "weight_decay": decay} for p in params]
+    def wrong(grouped: Any) -> list[dict[str, Any]]:
+        return [{"params": params, **dict(group.settings), "weight_decay": 0.1} for group, params in grouped]
 
     patch.setattr(optimizers, "groups", wrong)
+
+
+def rates_of_groups_lost(patch: Patch) -> None:
+    real = optimizers.keep_rates
+
+    def wrong(optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = optimizer.defaults["lr"]
+        real(optimizer)
+
+    patch.setattr(optimizers, "keep_rates", wrong)
 
 
 def of_another_rank(patch: Patch) -> None:
@@ -313,6 +324,10 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     ),
     "weight decay on biases": (
         everything_decays, TWO, of("Net"), r"step 1: the weights after the update of \S+: \S+ from one process \(and",
+    ),
+    "rates of groups that are lost": (
+        rates_of_groups_lost, TWO, of("Net", optim={"name": "lion", "groups": {"a.*": {"lr": 0.25}}}),
+        r"step 1: the weights after the update of a\.\S+: \S+ from one process \(and",
     ),
     "statistics of another rank": (
         of_another_rank, TWO, of("Normed"), r"step 1: the buffer of norm\.running_mean: copies differ on ranks 0 and 1",

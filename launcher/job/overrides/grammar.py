@@ -22,8 +22,9 @@ from launcher.job.schema.redact import text as redacted
 
 STAGE_CONFIG = "parallel.pipeline.stage_config"
 OPERATORS = "parallel.operators"
-OPEN = (STAGE_CONFIG, OPERATORS)
-"""Settings whose keys are module names: dots and stars belong to the name."""
+GROUPS = "optim.groups"
+OPEN = (STAGE_CONFIG, OPERATORS, GROUPS)
+"""Settings whose keys are names of modules or parameters: dots and stars belong to the name."""
 _BELOW_OPEN = re.compile(
     rf"(?:(~)|\+*)((?:{'|'.join(map(re.escape, OPEN))})\.[^=]+)((?(1)(?:=.*)?|=.*))", re.DOTALL
 )

@@ -10,7 +10,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.overrides.grammar import OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell
+from launcher.job.overrides.grammar import GROUPS, OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell
+from launcher.job.schema.components import groups_by_name
 from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.similar_names import did_you_mean, nearest
@@ -61,18 +62,20 @@ def _delete(cfg: DictConfig, key: str, open_node: str | None) -> Problem | None:
 def _put_open(cfg: DictConfig, node: str, name: str, value: Any) -> None:
     """Set module ``name`` below ``node``. Names keep their dots.
 
-    A strategy may be set field by field: ``operators.layers.0.in=[[1,2]]``.
+    A strategy or a group may be set field by field: ``operators.layers.0.in=[[1,2]]``.
     """
     # what is there already; stages may be nested in a file
     was = OmegaConf.select(cfg, node)
     entries: dict[str, Any] = {}
     if node == STAGE_CONFIG and isinstance(was, DictConfig):
         entries = _flat(OmegaConf.to_container(was))
+    elif node == GROUPS and isinstance(was, DictConfig):
+        entries = groups_by_name(OmegaConf.to_container(was))
     elif isinstance(was, Mapping | DictConfig):
         entries = dict(was)
 
-    # the last part of the name is a field of the strategy, unless the whole strategy is set
-    if node == OPERATORS and not isinstance(value, Mapping):
+    # the last part of the name is a field of the strategy or group, unless the whole of it is set
+    if node in (OPERATORS, GROUPS) and "." in name and not isinstance(value, Mapping):
         name, _, field = name.rpartition(".")
         value = {**(entries.get(name) or {}), field: value}
     entries.pop(name, None)  # later wins, so it also comes last

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from launcher.job.schema.base import Count, Flag, Index, Rate, Settings
 
@@ -152,12 +161,76 @@ class RandomTokens(Settings):
     samples: Count = 4096
 
 
+Betas = tuple[Fraction, Fraction]
+Epsilon = Annotated[float, Field(gt=0)]
+
+
+class Group(Settings):
+    """What a group of parameters has of its own; ``None``: what the optimizer has."""
+
+    lr: Rate | None = None
+    weight_decay: Rate | None = None
+
+    @model_serializer(mode="wrap")
+    def _own(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if value is not None}
+
+
+class LionGroup(Group):
+    betas: Betas | None = None
+
+
+class AdamWGroup(LionGroup):
+    eps: Epsilon | None = None
+
+
+class SGDGroup(Group):
+    momentum: Fraction | None = None
+
+
+def groups_by_name(groups: Any) -> Any:
+    """Each name with its settings; dotted and nested keys mean the same.
+
+    The later of two equal names takes the later place.
+
+    >>> groups_by_name({"layers": {"lr": 0.1, 0: {"lr": 0.2}}, "embed.lr": 0.3, "layers.0": {"eps": 1}})
+    {'layers': {'lr': 0.1}, 'embed': {'lr': 0.3}, 'layers.0': {'lr': 0.2, 'eps': 1}}
+    """
+    if not isinstance(groups, Mapping):
+        return groups
+    out: dict[str, dict[str, Any]] = {}
+    for name, settings in _below("", groups):
+        out[name] = {**out.pop(name, {}), **settings}
+    return out
+
+
+def _below(name: str, groups: Mapping[Any, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, value in groups.items():
+        path = f"{name}.{key}" if name else str(key)
+        below = value.model_dump() if isinstance(value, Group) else value
+        if isinstance(below, Mapping):
+            yield from _below(path, below) if below else [(path, {})]  # nothing of its own is a group too
+            continue
+
+        above, _, setting = path.rpartition(".")
+        if not above:
+            form = "a group is a name or a glob with settings, as {'*.bias': {weight_decay: 0}}"
+            raise ValueError(f"{setting}: {value} is no group; {form}")
+        yield above, {setting: value}
+
+
+def any_momentum(optim: SGD | Momentum) -> bool:
+    """Whether it keeps what is left of the last update, of any parameter."""
+    return any((optim.momentum, *(g.momentum for g in optim.groups.values())))
+
+
 class AdamW(Settings):
     name: Literal["adamw"]
     lr: Rate = 3e-4
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
+    betas: Betas = (0.9, 0.95)
+    eps: Epsilon = 1e-8
     weight_decay: Rate = 0.1
+    groups: Annotated[dict[str, AdamWGroup], BeforeValidator(groups_by_name)] = {}
 
 
 class SGD(Settings):
@@ -166,6 +239,7 @@ class SGD(Settings):
     momentum: Fraction = 0.0
     weight_decay: Rate = 0.0
     nesterov: Flag = False
+    groups: Annotated[dict[str, SGDGroup], BeforeValidator(groups_by_name)] = {}
 
 
 class Momentum(Settings):
@@ -175,6 +249,15 @@ class Momentum(Settings):
     lr: Rate = 0.1
     momentum: Fraction = 0.9
     weight_decay: Rate = 0.0
+    groups: Annotated[dict[str, SGDGroup], BeforeValidator(groups_by_name)] = {}
+
+
+class Lion(Settings):
+    name: Literal["lion"]
+    lr: Rate = 1e-4
+    betas: Betas = (0.9, 0.99)
+    weight_decay: Rate = 0.3
+    groups: Annotated[dict[str, LionGroup], BeforeValidator(groups_by_name)] = {}
 
 
 class Constant(Settings):
@@ -227,7 +310,11 @@ Data = Annotated[
     Discriminator(_kind),
 ]
 Optim = Annotated[
-    Annotated[AdamW, Tag("adamw")] | Annotated[SGD, Tag("sgd")] | Annotated[Momentum, Tag("momentum")] | _Own,
+    Annotated[AdamW, Tag("adamw")]
+    | Annotated[SGD, Tag("sgd")]
+    | Annotated[Momentum, Tag("momentum")]
+    | Annotated[Lion, Tag("lion")]
+    | _Own,
     Discriminator(_kind),
 ]
 Schedule = Annotated[

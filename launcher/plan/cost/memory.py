@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
-from launcher.job.schema.components import SGD, Momentum, Optim
+from launcher.job.schema.components import SGD, Lion, Momentum, Optim, any_momentum
 from launcher.plan.cost.peak import Moment
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
@@ -23,8 +23,10 @@ def copies(optim: Optim, own: OptimizerTraits | None = None) -> int:
     if own is not None:
         return own.copies
     match optim:
-        case SGD(momentum=momentum) | Momentum(momentum=momentum):
-            return 1 if momentum else 0
+        case SGD() | Momentum():
+            return 1 if any_momentum(optim) else 0
+        case Lion():
+            return 1
         case _:
             return 2
 

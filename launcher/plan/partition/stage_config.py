@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.similar_names import did_you_mean
 from launcher.plan.values.facts import Param, Skeleton
-from launcher.plan.values.module_names import is_glob
+from launcher.plan.values.module_names import best_key, is_glob, matches, prefixes
 
 KEY = "parallel.pipeline.stage_config"
 
@@ -51,24 +50,10 @@ def unwrapped(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[
     return out
 
 
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
-
-
-def _matches(key: str, name: str) -> bool:
-    """Whether ``key`` names ``name`` or a module around it."""
-    return any(fnmatchcase(p, key) for p in _prefixes(name)) if is_glob(key) else key in _prefixes(name)
-
-
 def stage_of(keys: Mapping[str, int], name: str) -> int | None:
-    """The stage that ``keys`` give to a name.
-
-    Exact beats glob, deeper shallower, later earlier.
-    """
-    matching = [(at, key) for at, key in enumerate(keys) if _matches(key, name)]
-    rank = [(not is_glob(key), key.count("."), at, key) for at, key in matching]
-    return keys[max(rank)[-1]] if rank else None
+    """The stage that ``keys`` give to a name."""
+    key = best_key(keys, name)
+    return None if key is None else keys[key]
 
 
 def owner(param: str) -> str:
@@ -143,7 +128,7 @@ def _no_number(key: str, stage: Any, guess: int, there: str) -> Problem:
 
 def _no_such_module(key: str, stage: int, names: tuple[str, ...]) -> list[Problem]:
     where = f"{KEY}.{key}"
-    if not any(_matches(key, n) for n in names):
+    if not any(matches(key, n) for n in names):
         tops = tuple(dict.fromkeys(n.split(".")[0] for n in names))
         if close := _near(key, names, tops):
             text = f"the model has no module {key!r}{did_you_mean(close)}"
@@ -162,7 +147,7 @@ def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
         same = [n for n in names if re.findall(r"\d+", n) == re.findall(r"\d+", key)]
         return next(iter(get_close_matches(key, same, 1, 0.5)), None)
     first, dot, rest = key.partition(".")
-    fits = [t for t in tops if any(_matches(t + dot + rest, n) for n in names)]
+    fits = [t for t in tops if any(matches(t + dot + rest, n) for n in names)]
     return next((t + dot + rest for t in get_close_matches(first, fits, 1, 0.5)), None)
 
 
@@ -173,7 +158,7 @@ def _without(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[s
     out: dict[str, int] = {}
     for at, (name, stage) in enumerate(has.items()):
         if stage is None:
-            above = _prefixes(name)[:-1]
+            above = prefixes(name)[:-1]
             bare = [m for m in above if all(has[n] is None for n in has if n.startswith(m + "."))]
             largest = bare[0] if bare else name
             out.setdefault(largest, _suggested(order[:at], order[at:], stages))
@@ -235,7 +220,7 @@ Inside = Mapping[str, Sequence[Param]]
 def _inside(skeleton: Skeleton) -> Inside:
     found: dict[str, list[Param]] = {}
     for p in skeleton.params:
-        for module in _prefixes(p.name)[:-1]:
+        for module in prefixes(p.name)[:-1]:
             found.setdefault(module, []).append(p)
     return found
 
@@ -252,7 +237,7 @@ def _around_layers(
                 stacks.append(name)
     layers: dict[str, int] = {}
     for s in stacks:
-        for around in _prefixes(s)[:-1]:
+        for around in prefixes(s)[:-1]:
             layers[around] = layers.get(around, 0) + _bytes(inside, s)
     return frozenset(m for m, size in layers.items() if 2 * size > _bytes(inside, m))
 
@@ -272,9 +257,9 @@ def leaves(keys: Mapping[str, int], skeleton: Skeleton) -> frozenset[str]:
     whole: dict[str, set[int | None]] = {}
     for name in skeleton.modules:
         stage = stage_of(keys, name)
-        for prefix in _prefixes(name):
+        for prefix in prefixes(name):
             whole.setdefault(prefix, set()).add(stage)
     for param in skeleton.params:
-        for prefix in _prefixes(owner(param.name)) if owner(param.name) else []:
+        for prefix in prefixes(owner(param.name)) if owner(param.name) else []:
             whole[prefix].add(stage_of(keys, param.name))
     return frozenset(name for name, at in whole.items() if len(at) == 1)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.cost.fusion import Fused
+from launcher.plan.partition import param_groups
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings import (
@@ -68,6 +69,7 @@ def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     """What is wrong with settings that name parameters of the model."""
     yield from shared.refused_for(job, params)
     yield from comm_fusion.refused_for(job, params)
+    yield from param_groups.refused_for(job.optim, params)
 
 
 def rows(
@@ -94,3 +96,4 @@ def rows(
     yield from precision.rows(job, sizes, fused)
     yield from comm_fusion.rows(job, sizes, fused)
     yield from loss_repeated_mean.rows(job, sizes, fused)
+    yield from param_groups.rows(job.optim, fused.params if fused else ())

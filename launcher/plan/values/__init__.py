@@ -11,6 +11,7 @@ __all__ = [
     "layout",
     "operations",
     "optimizer_traits",
+    "param_group",
     "precision",
     "recomputed",
     "setting",

@@ -20,6 +20,31 @@ def is_glob(key: str) -> bool:
     return any(c in key for c in "*?[")
 
 
+def prefixes(name: str) -> list[str]:
+    """
+    >>> prefixes("layers.0.weight")
+    ['layers', 'layers.0', 'layers.0.weight']
+    """
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
+def matches(key: str, name: str) -> bool:
+    """Whether ``key`` names ``name`` or a module around it."""
+    return any(fnmatchcase(p, key) for p in prefixes(name)) if is_glob(key) else key in prefixes(name)
+
+
+def best_key(keys: Iterable[str], name: str) -> str | None:
+    """Of those that name ``name``: exact beats glob, deeper shallower, later earlier.
+
+    >>> best_key(["layers.0.norm", "*.norm", "layers.*", "layers"], "layers.1.norm.weight")
+    'layers'
+    """
+    matching = [(at, key) for at, key in enumerate(keys) if matches(key, name)]
+    rank = [(not is_glob(key), key.count("."), at, key) for at, key in matching]
+    return max(rank)[-1] if rank else None
+
+
 def globs(keys: Iterable[str]) -> tuple[str, ...]:
     """Those among ``keys``, the last one first: later keys beat earlier ones."""
     return tuple(key for key in reversed([*keys]) if is_glob(key))

@@ -78,7 +78,7 @@ def build(
     # what training takes besides: random numbers, an optimizer, somebody who writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
-    optimizer = build_optimizer(job.optim, model.trainable(), job.security.allow)
+    optimizer = build_optimizer(job.optim, model.param_groups(), job.security.allow)
     saves_beside = job.checkpoint.asynchronous and job.checkpoint.every is not None
     return Session(
         world=world,

@@ -63,7 +63,7 @@ def rank_peaks(world: World, cases: list[tuple[Job, Plan]]) -> list[int]:
 def rank_peak(world: World, j: Job, plan: Plan) -> int:
     """Bytes of all tensors at the fullest moment of the second step; the first makes the optimizer's."""
     par, pipe = build(world, j, plan)
-    optimizer = build_optimizer(j.optim, par.trainable())
+    optimizer = build_optimizer(j.optim, par.param_groups())
     optimizer.zero_grad(set_to_none=True)
     step(j, par, pipe)
     optimizer.step()

@@ -73,7 +73,7 @@ def turned(at: int) -> set[str]:
 def rank_step(world: World, j: Job, plan: Plan, route: str, skipped: Skipped = here_or_there) -> Step:
     """Two optimizer steps on the same samples."""
     par, pipe = build(world, j, plan)
-    own_norms, optimizer = watch(par), build_optimizer(j.optim, par.trainable())
+    own_norms, optimizer = watch(par), build_optimizer(j.optim, par.param_groups())
     before, after, norms = pieces(par, weights=True), list[Piece](), dict[str, float]()
     n, at = plan.sizes.local_batch, place(plan, par.meshes)
     x, who, y = (t[at * n : (at + 1) * n] for t in batch(route))

@@ -44,7 +44,7 @@ every_job = pytest.mark.parametrize("job", some(JOBS.values()), ids=some(JOBS))
 def rank_each_step(world, j, plan, steps: int) -> list[list[Any]]:
     """The weights after every one of the steps."""
     par, pipe = build(world, j, plan)
-    optimizer, out = build_optimizer(j.optim, par.trainable()), []
+    optimizer, out = build_optimizer(j.optim, par.param_groups()), []
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         step(j, par, pipe)

@@ -104,7 +104,7 @@ def trained(world: World, cells: dict[str, tuple[Job, Plan]]) -> dict[str, tuple
 
 
 def _trained(j: Job, par: Any, pipe: Any) -> tuple[float, list[Piece]]:
-    optimizer, norms, loss = build_optimizer(j.optim, par.trainable()), grad_norm.build(par), 0.0
+    optimizer, norms, loss = build_optimizer(j.optim, par.param_groups()), grad_norm.build(par), 0.0
     for _ in range(2):
         optimizer.zero_grad(set_to_none=True)
         both = torch.stack([step(j, par, pipe), norms.squared()])

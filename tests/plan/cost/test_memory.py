@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 
-from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.peak import Moment
@@ -66,6 +66,7 @@ def test_the_total_is_the_sum() -> None:
     (SGD(name="sgd"), 0),
     (SGD(name="sgd", momentum=0.5), 1),
     (Momentum(name="momentum"), 1),
+    (Lion(name="lion"), 1),
     (Momentum(name="momentum", momentum=0.0), 0),
     (Target.model_validate({"_target_": "mine.Lion"}), 2),
 ], ids=str)  # fmt: skip

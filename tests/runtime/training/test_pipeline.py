@@ -13,6 +13,7 @@ from launcher.optim.build import build_optimizer
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training.batches import Feed
+from tests.optim.grouped import grouped
 from tests.parallel.sources import Shapes
 from tests.parity import batch, build, error, job, own, pieces, place, plain, step, whole
 from tests.ranks import on_ranks
@@ -72,7 +73,7 @@ def test_the_mean_over_held_out_samples_that_fill_no_batch_equals_one_process(pa
 
 def rank_two_steps(world, j, plan, between: bool) -> tuple[list[Any], list[bool]]:
     par, pipe = build(world, j, plan)
-    optimizer = build_optimizer(j.optim, par.trainable())
+    optimizer = build_optimizer(j.optim, par.param_groups())
     for again in (True, False):
         optimizer.zero_grad(set_to_none=True)
         step(j, par, pipe)
@@ -104,7 +105,7 @@ def test_two_steps_in_a_row_equal_one_process():
     plan = plan_job(j)
     got = whole(plan, [p for held, _ in on_ranks(2, rank_two_steps, j, plan, True) for p in held])
     model = plain(j, plan)
-    optimizer = build_optimizer(j.optim, list(model.named_parameters()))
+    optimizer = build_optimizer(j.optim, grouped(j.optim, model.named_parameters()))
     (x,), y = batch(j, plan)
     for _ in range(2):
         optimizer.zero_grad()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from math import cos, pi
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.job.schema.components import SGD, AdamW, Constant, Linear, Momentum, Optim, Schedule
+from launcher.job.schema.components import (
+    SGD,
+    AdamW,
+    Constant,
+    Linear,
+    Lion,
+    Momentum,
+    Optim,
+    Schedule,
+)
 from launcher.job.targets import build
 
 Indices = npt.NDArray[np.int64]
@@ -64,17 +75,64 @@ def share(schedule: Schedule, step: int, total: int) -> float:
     return schedule.final + (1 - schedule.final) * height
 
 
-def optimizer(settings: Optim, params: list[nn.Parameter], allow: tuple[str, ...]) -> torch.optim.Optimizer:
-    """torch's own class, or the user's. Weights decay; gains, biases and other vectors do not."""
-    if not isinstance(settings, AdamW | SGD | Momentum):
-        return build(settings, allow, torch.optim.Optimizer, params, key="optim._target_")
-    decay = settings.weight_decay
-    groups = [
-        {"params": [p for p in params if p.dim() > 1], "weight_decay": decay},
-        {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    groups = [g for g in groups if g["params"]]
+Named = list[tuple[tuple[str, ...], nn.Parameter]]
+"""Each tensor under all of its names."""
+
+
+def optimizer(settings: Optim, params: Named, allow: tuple[str, ...]) -> torch.optim.Optimizer:
+    """torch's own class, one below, or the user's. Weights decay; gains, biases and other vectors do not.
+
+    Unless ``groups`` says otherwise: each tensor is a group of its own.
+    """
+    if not isinstance(settings, AdamW | SGD | Momentum | Lion):
+        plain = [p for _, p in params]
+        return build(settings, allow, torch.optim.Optimizer, plain, key="optim._target_")
+    groups = [{"params": [p], **_of_its_own(settings, names, p)} for names, p in params]
     if isinstance(settings, AdamW):
         return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    if isinstance(settings, Lion):
+        return SignOfMean(groups, {"lr": settings.lr, "betas": settings.betas})
     nesterov = isinstance(settings, SGD) and settings.nesterov
     return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov)
+
+
+def _of_its_own(settings: AdamW | SGD | Momentum | Lion, names: tuple[str, ...], p: Tensor) -> dict[str, Any]:
+    """What is said of ``p`` by the key that fits one of its names, or a part of it from the left, best.
+
+    A key without wildcards before one with, then more dots before fewer, then the last one.
+    """
+    own: dict[str, Any] = {"weight_decay": settings.weight_decay if p.dim() > 1 else 0.0}
+    best = (False, -1, -1)
+    said: dict[str, Any] = {}
+    for at, (key, group) in enumerate(settings.groups.items()):
+        rank = (not set(key) & set("*?["), key.count("."), at)
+        if rank > best and any(_fits(key, name) for name in names):
+            best, said = rank, {k: v for k, v in group if v is not None}
+    return own | said
+
+
+def _fits(key: str, name: str) -> bool:
+    while name:
+        if name == key or fnmatchcase(name, key):
+            return True
+        name = name.rpartition(".")[0]
+    return False
+
+
+class SignOfMean(torch.optim.Optimizer):
+    """Lion, as its paper has it: algorithm 2 of arXiv 2302.06675."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            (beta1, beta2), eta, decay = group["betas"], group["lr"], group["weight_decay"]
+            for theta in group["params"]:
+                if theta.grad is None:
+                    continue
+                g = torch.view_as_real(theta.grad) if theta.is_complex() else theta.grad
+                m = self.state[theta].get("m", torch.zeros_like(g))
+                c = torch.sign(beta1 * m + (1 - beta1) * g)
+                if theta.is_complex():
+                    c = torch.view_as_complex(c)
+                theta.copy_(theta - eta * (c + decay * theta))
+                self.state[theta]["m"] = beta2 * m + (1 - beta2) * g

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.data.source import Dataset
+from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle import rules
@@ -99,8 +100,11 @@ class Training:
             self._prepare(new)
             return models.share(new, model)
 
-    def _trained(self) -> list[nn.Parameter]:
-        return [p for p in self.named.values() if p.requires_grad]
+    def _trained(self) -> rules.Named:
+        names: dict[nn.Parameter, tuple[str, ...]] = {}
+        for name, p in self.models[0].named_parameters(remove_duplicate=False):
+            names[p] = (*names.get(p, ()), name)
+        return [(names[p], p) for p in self.named.values() if p.requires_grad]
 
     def batch(self, step: int, narrow: Narrow | None = None) -> Batch:
         """All samples of an optimizer step, in order."""
@@ -212,8 +216,10 @@ class Training:
         return rules.share(self.job.schedule, step, self.cut.steps)
 
     def rate(self, step: int) -> float:
-        """The learning rate of the first group."""
-        return float(self._rates[0] or 0.0) * self.rate_share(step)
+        """The learning rate of ``optim.lr``; of a user's class, that of its first group."""
+        optim = self.job.optim
+        rate = self._rates[0] if isinstance(optim, Target) else optim.lr
+        return float(rate or 0.0) * self.rate_share(step)
 
     def again(self) -> Numbers:
         """Saved and loaded as plain torch does it: what no checkpoint keeps is as it was at step 0."""

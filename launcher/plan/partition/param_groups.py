@@ -1,0 +1,148 @@
+"""Which parameters an optimizer updates with which settings: ``optim.groups`` applied to a model's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from shlex import quote
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.schema.components import Group, Optim, Target
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.sizes import Note
+from launcher.plan.values.module_names import best_key, matches, prefixes
+from launcher.plan.values.param_group import OptimizerSettings, ParamGroup
+from launcher.plan.values.setting import Setting
+from launcher.plan.values.text import listed, many
+
+KEY = "optim.groups"
+OTHERS = ("name", "groups", "nesterov")
+"""Keys of an optimizer that all of its parameters share."""
+
+
+def param_groups(optim: Optim, params: Sequence[Placed]) -> tuple[ParamGroup, ...]:
+    """Every trainable parameter in exactly one, in order of first appearance."""
+    found: dict[tuple[str, OptimizerSettings], list[str]] = {}
+    for p in _trained(params):
+        key = next(iter(_keys(optim, p)), "")
+        found.setdefault((key, _settings(optim, key, p)), []).append(p.name)
+    return tuple(ParamGroup(key, settings, tuple(names)) for (key, settings), names in found.items())
+
+
+def _trained(params: Sequence[Placed]) -> list[Placed]:
+    return [p for p in params if p.trainable and not p.buffer]
+
+
+def _groups(optim: Optim) -> Mapping[str, Group]:
+    return {} if isinstance(optim, Target) else optim.groups
+
+
+def _keys(optim: Optim, p: Placed) -> dict[str, str]:
+    """The keys that names of a tensor have, each with the first such name. Names without one say nothing."""
+    out: dict[str, str] = {}
+    for name in p.names:
+        key = best_key(_groups(optim), name)
+        if key is not None:
+            out.setdefault(key, name)
+    return out
+
+
+def _settings(optim: Optim, key: str, p: Placed) -> OptimizerSettings:
+    """Vectors, which are gains and biases, decay only where their group says so."""
+    if isinstance(optim, Target):
+        return ()
+    usual = {k: v for k, v in optim if k not in OTHERS}
+    if len(p.spec.shape) < 2:
+        usual["weight_decay"] = 0.0
+    own = optim.groups[key].model_dump() if key else {}
+    return tuple((usual | own).items())
+
+
+def refused_for(optim: Optim, params: Sequence[Placed]) -> Iterator[Problem]:
+    """Groups without a parameter, and tensors that two groups would update otherwise."""
+    names = [name for p in _trained(params) for name in p.names]
+    for key, group in _groups(optim).items():
+        if not any(matches(key, name) for name in names):
+            yield _nobody(key, group, names, params)
+    for p in _trained(params):
+        yield from _torn(optim, p)
+
+
+def _nobody(key: str, group: Group, names: Sequence[str], params: Sequence[Placed]) -> Problem:
+    """``names``: of parameters that are trained."""
+    still = [(name, p.buffer) for p in params for name in p.names if matches(key, name)]
+    if still:
+        name, buffer = min(still, key=lambda one: one[1])
+        kind = "a buffer" if buffer else "frozen"
+        text = f"{_text(group)}: nothing that it names is trained; {name} is {kind}"
+        return Problem(f"{KEY}.{key}", text)
+
+    near = _near(key, names)
+    tops = dict.fromkeys(name.split(".")[0] for name in names)
+    there = f"nearest: {', '.join(near)}" if near else f"there are {listed([*tops])}"
+    text = f"{_text(group)}: it names no parameter that is trained; {there}"
+    return Problem(f"{KEY}.{key}", text, _set(near[0], group) if near else "")
+
+
+def _near(key: str, names: Sequence[str]) -> list[str]:
+    """Names or globs like ``key`` that stand for something; numbers are not misspelt."""
+    word = key.strip("*.")
+    known = {part for name in names for part in (*name.split("."), *prefixes(name))}
+    close = get_close_matches(word, sorted(known), 3, 0.6)
+    numbers = re.findall(r"\d+", word)
+    alike = [key.replace(word, c) for c in close if re.findall(r"\d+", c) == numbers]
+    return [k for k in alike if any(matches(k, name) for name in names)]
+
+
+def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
+    """A tied tensor is updated once, so all groups that its names are in must say the same."""
+    keys = _keys(optim, p)
+    unlike: dict[OptimizerSettings, str] = {}
+    for key in keys:
+        unlike.setdefault(_settings(optim, key, p), key)
+    if len(unlike) < 2:
+        return
+
+    # the first one's group for the other names too
+    first, *others = unlike.values()
+    said = ", ".join(f"{keys[k]} is in {k}={_text(_groups(optim)[k])}" for k in (first, *others))
+    text = f"{' = '.join(p.names)} is one tensor, updated once, and {said}"
+    cure = " ".join(_set(keys[k], _groups(optim)[first]) for k in others)
+    yield Problem(f"{KEY}.{others[-1]}", text, cure)
+
+
+def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
+    """What each group is of, as the plan shows it."""
+    for key, group in _groups(optim).items():
+        names = [p.name for p in _trained(params) if key in _keys(optim, p)]
+        if names:
+            text = f"to {many(len(names), 'parameter')}: {listed(names)}"
+            yield Setting(f"{KEY}.{key}", _text(group), "applied", text)
+        else:
+            text = "what it names is in groups that are named more exactly, or later"
+            yield Setting(f"{KEY}.{key}", _text(group), "degraded", text)
+
+
+def notes(optim: Optim, params: Sequence[Placed]) -> Iterator[Note]:
+    """Tied tensors of which a group has not every name."""
+    for p in _trained(params):
+        keys = _keys(optim, p)
+        without = [name for name in p.names if best_key(_groups(optim), name) is None]
+        if keys and without:
+            key, name = next(iter(keys.items()))
+            text = f"{name} is one tensor with {', '.join(without)}, and is updated so under each name"
+            yield Note(f"{KEY}.{key}", text)
+
+
+def _text(group: Group) -> str:
+    return "{" + ", ".join(f"{k}: {_number(v)}" for k, v in group.model_dump().items()) + "}"
+
+
+def _number(value: Any) -> str:
+    return f"[{', '.join(map(_number, value))}]" if isinstance(value, tuple | list) else f"{value:g}"
+
+
+def _set(name: str, group: Group) -> str:
+    return quote(f"{KEY}.{name}={_text(group).replace(' ', '')}")
