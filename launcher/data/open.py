@@ -10,8 +10,9 @@ from launcher.data.mnist5k import open_mnist5k
 from launcher.data.plain_text import open_text
 from launcher.data.random_tokens import open_random_tokens
 from launcher.data.source import Dataset, Source
+from launcher.data.token_shards import open_tokens
 from launcher.errors import RequestError
-from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
+from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text, Tokens
 
 
 def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:
@@ -35,6 +36,8 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
             return open_cifar10(settings)
         case RandomTokens():
             return open_random_tokens(settings, seed)
+        case Tokens():
+            return open_tokens(settings)
 
         case _:
             return Dataset(_own(settings, "train", allow), _own(settings, "val", allow))
