@@ -8,12 +8,12 @@ from pathlib import Path
 UNPACK = "unpack it first"
 EXTRACT = "write the text of its records to a text file first; data=tokens reads tokens that were prepared"
 OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
-TOKENS = "data=tokens reads it"
+TOKENS = "data=tokens data.path={} reads it"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """``what`` it is, and what to do with it: ``way``."""
+    """``what`` it is, and what to do with it: ``way``, in which ``{}`` is its path."""
 
     what: str
     way: str

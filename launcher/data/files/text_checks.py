@@ -52,9 +52,8 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
     """Its bytes would be trained on as they are."""
     for how, kind in (("name", signatures.by_name(file)), ("first bytes", signatures.by_start(start))):
         if kind is not None:
-            text = f"{file}: {kind.what} by its {how}, and data=text reads plain text: {kind.way}"
-            prepared = kind.way == signatures.TOKENS
-            return Problem("data.path", text, _pasted("data=tokens data.path", str(file)) if prepared else "")
+            text = f"{kind.what} by its {how}, and data=text reads plain text"
+            return Problem("data.path", f"{file}: {text}; {kind.way.format(file)}")
     at = start.find(0)
     if at < 0:
         return None
@@ -83,12 +82,7 @@ def _enough(settings: Text, size: int) -> str:
 def _meant(key: str, path: str) -> str:
     """The file of nearly this name that is there."""
     near = nearby(path)
-    return _pasted(key, near) if near else ""
-
-
-def _pasted(key: str, path: str) -> str:
-    """The override; "" for a path that a shell or the grammar of overrides would take apart."""
-    return f"{key}={path}" if re.fullmatch(r"[\w./-]+", path, re.ASCII) else ""
+    return f"{key}={near}" if near and re.fullmatch(r"[\w./-]+", near, re.ASCII) else ""
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
