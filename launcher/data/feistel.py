@@ -29,7 +29,9 @@ def permuted(places: Indices, n: int, seed: int, epoch: int) -> Indices:
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     side = np.uint64(isqrt(max(n - 1, 0)) + 1)
-    keys = np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(ROUNDS, np.uint64)
+    keys = (
+        np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(ROUNDS, np.uint64).astype(np.uint64)
+    )
     out = _network(places.astype(np.uint64), side, keys)
     while (beyond := out >= n).any():
         out[beyond] = _network(out[beyond], side, keys)

@@ -12,7 +12,7 @@ from launcher.data.token_files.paths import files
 from launcher.data.token_files.read import shard
 from launcher.data.token_files.shard import Shard
 from launcher.data.token_files.spans import Span, count, spans, split
-from launcher.errors import Problem
+from launcher.errors import Problem, said
 from launcher.job.schema.components import Paths, Tokens
 
 
@@ -77,36 +77,39 @@ def _shards(key: str, paths: Paths, dtype: str, found: list[Problem]) -> list[Sh
     except BadFile as error:
         found.append(Problem(key, str(error)))
         return []
+    except OSError as error:
+        found.append(Problem(key, said(error)))
+        return []
     for path in named:
         try:
             out.append(shard(path, dtype))
         except BadFile as error:
             found.append(Problem(key, f"{path}: {error}"))
         except OSError as error:
-            found.append(Problem(key, f"{error.filename}: {error.strerror}"))
+            found.append(Problem(key, said(error)))
     return out
 
 
 def _vocab_size(settings: Tokens, shards: Sequence[Shard]) -> tuple[int, list[Problem]]:
     """What every token is below: as the settings say it, or else as all files do."""
     key = "data.vocab_size"
-    said = {s.vocab_size: s.path for s in shards if s.vocab_size is not None}
+    told = {s.vocab_size: s.path for s in shards if s.vocab_size is not None}
     if settings.vocab_size is not None:
-        most = max(said, default=0)
+        most = max(told, default=0)
         if most <= settings.vocab_size:
             return settings.vocab_size, []
-        text = f"{settings.vocab_size}: {said[most]} has tokens below {most}"
+        text = f"{settings.vocab_size}: {told[most]} has tokens below {most}"
         return most, [Problem(key, text, f"{key}={most}")]
 
     silent: Path | None = next((s.path for s in shards if s.vocab_size is None), None)
     if silent is not None:
         example = f"the number of tokens of its tokenizer, {key}=50257 for that of GPT-2"
         return 0, [Problem(key, f"null: {silent} is of a format that does not say it; give {example}")]
-    if len(said) > 1:
-        most, least = max(said), min(said)
-        text = f"null: {said[most]} has tokens below {most}, {said[least]} below {least}"
+    if len(told) > 1:
+        most, least = max(told), min(told)
+        text = f"null: {told[most]} has tokens below {most}, {told[least]} below {least}"
         return 0, [Problem(key, text, f"{key}={most}")]
-    return next(iter(said)), []
+    return next(iter(told)), []
 
 
 def _twice(sources: dict[str, list[Shard]], held: Sequence[Shard]) -> list[Problem]:
@@ -116,13 +119,11 @@ def _twice(sources: dict[str, list[Shard]], held: Sequence[Shard]) -> list[Probl
 
 
 def _too_few(settings: Tokens, key: str, shards: Sequence[Shard]) -> Problem:
-    tokens = max((s.tokens for s in shards), default=0)
-    less = (
-        ""
-        if key == "data.val" or settings.val
-        else f", of which data.val_fraction={settings.val_fraction} is held out"
-    )
-    text = f"at most {tokens} tokens a file{less}, are too few"
-    first = shards[0].path if shards else ""
+    longest = max(shards, key=lambda s: s.tokens)
+    text = f"{longest.tokens} tokens"
+    if key != "data.val" and settings.val is None and settings.val_fraction:
+        text += f", of which data.val_fraction={settings.val_fraction} is held out,"
+    if len(shards) > 1:
+        text = f"the longest of {len(shards)} files, {text}"
     window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one, all of one file"
-    return Problem(key, f"{first}: {text}: {window}")
+    return Problem(key, f"{longest.path}: {text} are too few: {window}")

@@ -155,18 +155,16 @@ WINDOW = "a window takes data.seq_len=4 tokens and the next one, all of one file
 
 def test_files_too_short_for_a_window(tmp_path):
     a = write(tmp_path / "a.tokens", 4)
-    assert said(tokens(a)) == (
-        f"data.path: {a}: at most 4 tokens a file, of which data.val_fraction=0.0 is held out, are too few: {WINDOW}"
-    )
-    assert said(tokens(write(tmp_path / "b.tokens"), val=str(a))) == (
-        f"data.val: {a}: at most 4 tokens a file, are too few: {WINDOW}"
-    )
+    assert said(tokens(a)) == (f"data.path: {a}: 4 tokens are too few: {WINDOW}")
+    assert said(tokens(write(tmp_path / "b.tokens"), val=str(a))) == (f"data.val: {a}: 4 tokens are too few: {WINDOW}")
+    write(tmp_path / "b.tokens", 3)
+    assert said(tokens(tmp_path)) == (f"data.path: {a}: the longest of 2 files, 4 tokens are too few: {WINDOW}")
 
 
 def test_what_is_held_out_leaves_nothing(tmp_path):
     a = write(tmp_path / "a.tokens", 5)
     assert said(tokens(a, val_fraction=0.01)) == (
-        f"data.path: {a}: at most 5 tokens a file, of which data.val_fraction=0.01 is held out, are too few: {WINDOW}"
+        f"data.path: {a}: 5 tokens, of which data.val_fraction=0.01 is held out, are too few: {WINDOW}"
     )
 
 
