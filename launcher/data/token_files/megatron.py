@@ -32,6 +32,8 @@ def shard(path: Path, index: Path, size: int) -> Shard:
     """
     with opened(index) as file:
         dtype, sequences, documents = _header(file)
+        if max(sequences, documents) > size + CHUNK:  # few are empty
+            raise BadFile(f"its .idx promises {sequences} sequences, of {size} bytes")
         itemsize = np.dtype(dtype).itemsize
         at = 0
         for first in range(0, sequences, CHUNK):

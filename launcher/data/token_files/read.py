@@ -16,7 +16,7 @@ from launcher.data.files.signatures import by_start
 from launcher.data.token_files import megatron, nanogpt, own_format
 from launcher.data.token_files.shard import Shard
 from launcher.errors import RunError
-from launcher.untrusted.files import opened, stands
+from launcher.untrusted.files import opened
 
 OPEN = 1024  # files mapped at once; a process may have 65530 maps, of which libraries have some thousands
 CHUNK = 8 << 20  # bytes that are digested at once
@@ -39,7 +39,7 @@ def shard(path: Path, dtype: str) -> Shard:
     if path.suffix != ".bin":
         raise BadFile(f"not a file of tokens by its name: {READ}")
     index = path.with_suffix(".idx")
-    if stands(index):
+    if os.path.lexists(index):
         return megatron.shard(path, index, size)
     if nanogpt.has_header(start):
         return nanogpt.with_header(path, start, size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 
 import pytest
 
@@ -87,6 +88,17 @@ def test_nor_is_what_is_no_text_by_its_first_bytes(tmp_path, data, what, way):
     [problem] = check_text(text(path))
     assert str(problem) == (
         f"data.path: {path}: {what} by its first bytes, and data=text reads plain text; {way.format(path=path)}"
+    )
+
+
+def test_text_that_is_too_long_for_memory_is_read_byte_by_byte_only(tmp_path):
+    path = tmp_path / "web.txt"
+    path.write_bytes(b"x" * (64 << 10))
+    os.truncate(path, 1 << 42)
+    [problem] = check_text(text(path, tokenizer="bpe", vocab_size=300))
+    assert str(problem) == (
+        f"data.path: {path}: {1 << 42} bytes; data.tokenizer=bpe reads at most {1 << 30}, all into memory; "
+        "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"
     )
 
 

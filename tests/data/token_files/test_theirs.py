@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from contextlib import suppress
 from itertools import chain
@@ -158,6 +159,22 @@ def test_an_index_cut_off_says_so(tmp_path, keep, why):
     index = tmp_path / "c.idx"
     index.write_bytes(index.read_bytes()[:keep])
     assert refused(path) == why
+
+
+def test_an_index_of_nothing_again_and_again_is_not_read_for_hours(tmp_path):
+    path = megatron(tmp_path / "c.bin", TWO)
+    n = 1 << 38
+    (tmp_path / "c.idx").write_bytes(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, n, 0))
+    os.truncate(tmp_path / "c.idx", 34 + 12 * n)
+    assert refused(path) == f"its .idx promises {n} sequences, of 10 bytes"
+
+
+def test_an_index_that_is_a_folder_or_leads_nowhere_is_not_left_out(tmp_path):
+    path = tmp_path / "c.bin"
+    path.write_bytes(bytes(10))
+    (tmp_path / "c.idx").symlink_to(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        shard(path, "uint16")
 
 
 def test_an_index_that_promises_the_most_is_refused_at_once(tmp_path):
