@@ -10,7 +10,7 @@ from launcher.data.mnist5k import open_mnist5k
 from launcher.data.plain_text import open_text
 from launcher.data.random_tokens import open_random_tokens
 from launcher.data.source import Dataset, Source
-from launcher.data.token_shards import open_tokens
+from launcher.data.token_windows import open_tokens
 from launcher.errors import RequestError
 from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text, Tokens
 

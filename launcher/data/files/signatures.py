@@ -12,7 +12,7 @@ TOKENS = "data=tokens data.path={} reads it"
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """``what`` it is, and what to do with it: ``way``, in which ``{}`` is its path."""
 
     what: str
@@ -28,35 +28,31 @@ RECORDS = {
     ".arrow": "Arrow", ".feather": "Arrow",
 }  # fmt: skip
 NUMBERS = {
-    ".npy": "NumPy",
-    ".npz": "NumPy",
-    ".pkl": "pickle",
-    ".pt": "PyTorch",
-    ".safetensors": "safetensors",
-}
+    ".npy": "NumPy", ".npz": "NumPy", ".pkl": "pickle", ".pt": "PyTorch", ".safetensors": "safetensors",
+}  # fmt: skip
 PREPARED = (".tokens", ".bin", ".idx")
 
 _BY_NAME = {
-    **{suffix: Kind(name, UNPACK) for suffix, name in PACKED.items()},
-    **{suffix: Kind(name, EXTRACT) for suffix, name in RECORDS.items()},
-    **{suffix: Kind(name, OTHER) for suffix, name in NUMBERS.items()},
-    **{suffix: Kind("tokens", TOKENS) for suffix in PREPARED},
+    **{suffix: FileKind(name, UNPACK) for suffix, name in PACKED.items()},
+    **{suffix: FileKind(name, EXTRACT) for suffix, name in RECORDS.items()},
+    **{suffix: FileKind(name, OTHER) for suffix, name in NUMBERS.items()},
+    **{suffix: FileKind("tokens", TOKENS) for suffix in PREPARED},
 }
 _BY_START = {
-    b"\x1f\x8b": Kind("gzip", UNPACK),
-    b"BZh": Kind("bzip2", UNPACK),
-    b"\x28\xb5\x2f\xfd": Kind("Zstandard", UNPACK),
-    b"\xfd7zXZ\x00": Kind("xz", UNPACK),
-    b"PK\x03\x04": Kind("zip", UNPACK),
-    b"PAR1": Kind("Parquet", EXTRACT),
-    b"ARROW1": Kind("Arrow", EXTRACT),
-    b"\x93NUMPY": Kind("NumPy", OTHER),
-    b"\x89TOKENS\n": Kind("tokens", TOKENS),
-    b"MMIDIDX\x00\x00": Kind("tokens", TOKENS),
+    b"\x1f\x8b": FileKind("gzip", UNPACK),
+    **{b"BZh%d1AY&SY" % level: FileKind("bzip2", UNPACK) for level in range(1, 10)},
+    b"\x28\xb5\x2f\xfd": FileKind("Zstandard", UNPACK),
+    b"\xfd7zXZ\x00": FileKind("xz", UNPACK),
+    b"PK\x03\x04": FileKind("zip", UNPACK),
+    b"PAR1": FileKind("Parquet", EXTRACT),
+    b"ARROW1": FileKind("Arrow", EXTRACT),
+    b"\x93NUMPY": FileKind("NumPy", OTHER),
+    b"\x89TOKENS\n": FileKind("tokens", TOKENS),
+    b"MMIDIDX\x00\x00": FileKind("tokens", TOKENS),
 }
 
 
-def by_name(path: Path) -> Kind | None:
+def by_name(path: Path) -> FileKind | None:
     """By the end of the name; ``None`` where that says nothing against plain text.
 
     >>> by_name(Path("a/web.JSONL")).what
@@ -65,7 +61,7 @@ def by_name(path: Path) -> Kind | None:
     return _BY_NAME.get(path.suffix.lower())
 
 
-def by_start(data: bytes, least: int = 2) -> Kind | None:
+def by_start(data: bytes, least: int = 2) -> FileKind | None:
     """By the first bytes, where these are ``least`` or more that say so.
 
     >>> by_start(bytes.fromhex("1f8b0800")).what

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.data.files.bad_file import BadFile
+from launcher.data.token_files.file_windows import FileWindows, split, total, windows
 from launcher.data.token_files.mixture import PERIOD, Mixture
-from launcher.data.token_files.paths import files
-from launcher.data.token_files.read import shard
-from launcher.data.token_files.shard import Shard
-from launcher.data.token_files.spans import Span, count, spans, split
+from launcher.data.token_files.paths import files as files_of
+from launcher.data.token_files.read import token_file
+from launcher.data.token_files.token_file import TokenFile
 from launcher.errors import Problem, said
 from launcher.job.schema.components import Paths, Tokens
 
@@ -20,8 +20,8 @@ from launcher.job.schema.components import Paths, Tokens
 class Corpus:
     """``train``: the windows of each source, which ``mixture`` mixes; tokens are below ``vocab_size``."""
 
-    train: tuple[tuple[Span, ...], ...]
-    val: tuple[Span, ...]
+    train: tuple[tuple[FileWindows, ...], ...]
+    val: tuple[FileWindows, ...]
     mixture: Mixture
     vocab_size: int
 
@@ -32,35 +32,17 @@ def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
     named = {f"data.sources.{i}.path": source.path for i, source in enumerate(settings.sources)}
     if settings.path is not None:
         named = {"data.path": settings.path}
-    sources = {key: _shards(key, paths, settings.dtype, found) for key, paths in named.items()}
-    held = [] if settings.val is None else _shards("data.val", settings.val, settings.dtype, found)
+    sources = {key: _token_files(key, paths, settings.dtype, found) for key, paths in named.items()}
+    held = [] if settings.val is None else _token_files("data.val", settings.val, settings.dtype, found)
     if found:
         return None, found
 
     # what they say together
-    everything = [s for shards in (*sources.values(), held) for s in shards]
-    vocab_size, wrong = _vocab_size(settings, everything)
-    found += [*_twice(sources, held), *wrong]
+    vocab_size, wrong = _vocab_size(settings, [f for files in (*sources.values(), held) for f in files])
     mixture = Mixture.of([source.weight for source in settings.sources] or [1.0])
-    for i, n in enumerate(mixture.counts):
-        if n == 0:
-            text = f"{settings.sources[i].weight} is less than one in {PERIOD} of all weights"
-            found.append(Problem(f"data.sources.{i}.weight", text))
-
-    # windows
-    train, val = [], spans(held, settings.seq_len)
-    for key, shards in sources.items():
-        parts = spans(shards, settings.seq_len)
-        mine, rest = (parts, []) if settings.val is not None else split(parts, settings.val_fraction)
-        val += rest
-        train.append(tuple(mine))
-        if not count(mine):
-            found.append(_too_few(settings, key, shards))
-    if settings.val is not None and not count(val):
-        found.append(_too_few(settings, "data.val", held))
-    if found:
-        return None, found
-    return Corpus(tuple(train), tuple(val), mixture, vocab_size), []
+    train, val, few = _windows(settings, sources, held)
+    found = [*_twice(sources, held), *wrong, *_tiny(settings, mixture), *few]
+    return (None, found) if found else (Corpus(train, val, mixture, vocab_size), [])
 
 
 def vocab_size(settings: Tokens) -> int | None:
@@ -69,11 +51,11 @@ def vocab_size(settings: Tokens) -> int | None:
     return None if made is None else made.vocab_size
 
 
-def _shards(key: str, paths: Paths, dtype: str, found: list[Problem]) -> list[Shard]:
+def _token_files(key: str, paths: Paths, dtype: str, found: list[Problem]) -> list[TokenFile]:
     """Every file that can be read; what is wrong with others goes to ``found``."""
     out = []
     try:
-        named = files(paths)
+        named = files_of(paths)
     except BadFile as error:
         found.append(Problem(key, str(error)))
         return []
@@ -82,7 +64,7 @@ def _shards(key: str, paths: Paths, dtype: str, found: list[Problem]) -> list[Sh
         return []
     for path in named:
         try:
-            out.append(shard(path, dtype))
+            out.append(token_file(path, dtype))
         except BadFile as error:
             found.append(Problem(key, f"{path}: {error}"))
         except OSError as error:
@@ -90,10 +72,10 @@ def _shards(key: str, paths: Paths, dtype: str, found: list[Problem]) -> list[Sh
     return out
 
 
-def _vocab_size(settings: Tokens, shards: Sequence[Shard]) -> tuple[int, list[Problem]]:
+def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list[Problem]]:
     """What every token is below: as the settings say it, or else as all files do."""
     key = "data.vocab_size"
-    told = {s.vocab_size: s.path for s in shards if s.vocab_size is not None}
+    told = {f.vocab_size: f.path for f in files if f.vocab_size is not None}
     if settings.vocab_size is not None:
         most = max(told, default=0)
         if most <= settings.vocab_size:
@@ -101,7 +83,7 @@ def _vocab_size(settings: Tokens, shards: Sequence[Shard]) -> tuple[int, list[Pr
         text = f"{settings.vocab_size}: {told[most]} has tokens below {most}"
         return most, [Problem(key, text, f"{key}={most}")]
 
-    silent: Path | None = next((s.path for s in shards if s.vocab_size is None), None)
+    silent: Path | None = next((f.path for f in files if f.vocab_size is None), None)
     if silent is not None:
         example = f"the number of tokens of its tokenizer, {key}=50257 for that of GPT-2"
         return 0, [Problem(key, f"null: {silent} is of a format that does not say it; give {example}")]
@@ -112,18 +94,44 @@ def _vocab_size(settings: Tokens, shards: Sequence[Shard]) -> tuple[int, list[Pr
     return next(iter(told)), []
 
 
-def _twice(sources: dict[str, list[Shard]], held: Sequence[Shard]) -> list[Problem]:
-    trained = {s.path.resolve() for shards in sources.values() for s in shards}
-    both = [s.path for s in held if s.path.resolve() in trained]
+def _windows(
+    settings: Tokens, sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]
+) -> tuple[tuple[tuple[FileWindows, ...], ...], tuple[FileWindows, ...], list[Problem]]:
+    """Those of each source, those that are held out, and which of them are none."""
+    found: list[Problem] = []
+    train, val = [], windows(held, settings.seq_len)
+    if settings.val is not None and not total(val):
+        found.append(_too_few(settings, "data.val", held))
+    for key, files in sources.items():
+        mine = windows(files, settings.seq_len)
+        if settings.val is None:
+            mine, rest = split(mine, settings.val_fraction)
+            val += rest
+        train.append(tuple(mine))
+        if not total(mine):
+            found.append(_too_few(settings, key, files))
+    return tuple(train), tuple(val), found
+
+
+def _tiny(settings: Tokens, mixture: Mixture) -> Iterator[Problem]:
+    for i, n in enumerate(mixture.counts):
+        if n == 0:
+            text = f"{settings.sources[i].weight} is less than one in {PERIOD} of all weights"
+            yield Problem(f"data.sources.{i}.weight", text)
+
+
+def _twice(sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]) -> list[Problem]:
+    trained = {f.path.resolve() for files in sources.values() for f in files}
+    both = [f.path for f in held if f.path.resolve() in trained]
     return [Problem("data.val", f"{both[0]}: held out and trained on")] if both else []
 
 
-def _too_few(settings: Tokens, key: str, shards: Sequence[Shard]) -> Problem:
-    longest = max(shards, key=lambda s: s.tokens)
+def _too_few(settings: Tokens, key: str, files: Sequence[TokenFile]) -> Problem:
+    longest = max(files, key=lambda f: f.tokens)
     text = f"{longest.tokens} tokens"
     if key != "data.val" and settings.val is None and settings.val_fraction:
         text += f", of which data.val_fraction={settings.val_fraction} is held out,"
-    if len(shards) > 1:
-        text = f"the longest of {len(shards)} files, {text}"
+    if len(files) > 1:
+        text = f"the longest of {len(files)} files, {text}"
     window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one, all of one file"
     return Problem(key, f"{longest.path}: {text} are too few: {window}")

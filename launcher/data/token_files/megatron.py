@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data.files.bad_file import BadFile
-from launcher.data.token_files.shard import Shard
+from launcher.data.token_files.token_file import TokenFile
 from launcher.untrusted.files import opened
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -24,7 +24,7 @@ DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"
 FLOATS = {6: "float64", 7: "float32"}
 
 
-def shard(path: Path, index: Path, size: int) -> Shard:
+def token_file(path: Path, index: Path, size: int) -> TokenFile:
     """That of ``path``, of ``size`` bytes, as ``index`` says it. Raises ``BadFile`` and ``OSError``.
 
     Reads the index, in bounded memory: its sequences must be all of the file, one after the other, as
@@ -41,7 +41,7 @@ def shard(path: Path, index: Path, size: int) -> Shard:
         if at != size:
             raise BadFile(f"it has {size} bytes, and its .idx says {at}")
         _documents(file, sequences, documents)
-    return Shard(path, dtype, 0, size // itemsize)
+    return TokenFile(path, dtype, 0, size // itemsize)
 
 
 def _header(file: BinaryIO) -> tuple[str, int, int]:

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from launcher.data.files.bad_file import BadFile
-from launcher.data.token_files.shard import Shard
+from launcher.data.token_files.token_file import TokenFile
 
 HEADER = 256 * 4  # bytes, as int32
 FORMS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
@@ -18,7 +18,7 @@ def has_header(start: bytes) -> bool:
     return len(start) >= 4 and int.from_bytes(start[:4], "little") in FORMS
 
 
-def with_header(path: Path, start: bytes, size: int) -> Shard:
+def with_header(path: Path, start: bytes, size: int) -> TokenFile:
     """That of llm.c. Raises ``BadFile``."""
     if len(start) < HEADER:
         raise BadFile(f"cut off inside its header of {HEADER} bytes")
@@ -29,11 +29,11 @@ def with_header(path: Path, start: bytes, size: int) -> Shard:
     need = HEADER + tokens * ITEMSIZE[dtype]
     if tokens < 0 or size != need:
         raise BadFile(f"its header promises {tokens} tokens of {dtype}, {need} bytes with it; it has {size}")
-    return Shard(path, dtype, HEADER, tokens)
+    return TokenFile(path, dtype, HEADER, tokens)
 
 
-def without_header(path: Path, size: int, dtype: str) -> Shard:
+def without_header(path: Path, size: int, dtype: str) -> TokenFile:
     """That of nanoGPT. Raises ``BadFile``."""
     if size % ITEMSIZE[dtype]:
         raise BadFile(f"{size} bytes are no whole number of tokens of data.dtype={dtype}")
-    return Shard(path, dtype, 0, size // ITEMSIZE[dtype])
+    return TokenFile(path, dtype, 0, size // ITEMSIZE[dtype])

@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 
 from launcher.data.files.bad_file import BadFile
-from launcher.data.token_files.shard import Shard
+from launcher.data.token_files.token_file import TokenFile
 
 MAGIC = b"\x89TOKENS\n"  # no text starts so: the first byte is none of UTF-8
 VERSION = 1
@@ -22,7 +22,7 @@ NONE = -1  # in the place of a token that ends documents
 
 
 @dataclass(frozen=True)
-class Header:
+class TokenHeader:
     """``itemsize``: bytes of a token; ``digest``: xxh3 (128 bits) of the bytes of all tokens."""
 
     itemsize: int
@@ -38,7 +38,7 @@ class Header:
         return fields + xxhash.xxh3_64_digest(fields)
 
 
-def parsed(data: bytes) -> Header:
+def parsed(data: bytes) -> TokenHeader:
     """What the first bytes of a file say. Raises ``BadFile``."""
     if data[: len(MAGIC)] != MAGIC:
         raise BadFile("not a .tokens file: it does not start as one")
@@ -58,14 +58,14 @@ def parsed(data: bytes) -> Header:
         raise BadFile(f"vocab_size {vocab_size} does not go with tokens of {itemsize} bytes")
     if not NONE <= end < vocab_size:
         raise BadFile(f"token {end} ends documents, and vocab_size is {vocab_size}")
-    return Header(itemsize, tokens, vocab_size, None if end == NONE else end, payload)
+    return TokenHeader(itemsize, tokens, vocab_size, None if end == NONE else end, payload)
 
 
-def shard(path: Path, start: bytes, size: int) -> Shard:
+def token_file(path: Path, start: bytes, size: int) -> TokenFile:
     """That of a file of ``size`` bytes with the first bytes ``start``. Raises ``BadFile``."""
     head = parsed(start)
     need = SIZE + head.tokens * head.itemsize
     if size != need:
         text = f"its header promises {head.tokens} tokens, {need} bytes with the header"
         raise BadFile(f"{'cut off' if size < need else 'too long'}: {text}; it has {size}")
-    return Shard(path, DTYPES[head.itemsize], SIZE, head.tokens, head.vocab_size, head.digest.hex())
+    return TokenFile(path, DTYPES[head.itemsize], SIZE, head.tokens, head.vocab_size, head.digest.hex())

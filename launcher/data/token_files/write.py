@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.token_files.own_format import DTYPES, SIZE, Header
+from launcher.data.token_files.own_format import DTYPES, SIZE, TokenHeader
 
 CHUNK = 1 << 20  # tokens that are converted at once
 
@@ -81,9 +81,9 @@ class TokenWriter:
         finally:
             self._new.unlink(missing_ok=True)
 
-    def _header(self) -> Header:
+    def _header(self) -> TokenHeader:
         digest = self._digest.digest()
-        return Header(self.itemsize, self.tokens, self.vocab_size, self.end_of_document, digest)
+        return TokenHeader(self.itemsize, self.tokens, self.vocab_size, self.end_of_document, digest)
 
 
 def _sync(folder: Path) -> None:

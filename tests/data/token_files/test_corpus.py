@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from launcher.data.checks import check
 from launcher.data.open import open_data
 from launcher.data.token_files.corpus import corpus
+from launcher.data.token_files.file_windows import split, total, windows
 from launcher.data.token_files.paths import files
-from launcher.data.token_files.shard import Shard
-from launcher.data.token_files.spans import count, spans, split
+from launcher.data.token_files.token_file import TokenFile
 from launcher.errors import RequestError
 from launcher.job.schema.components import Tokens
 from tests.data.token_bytes import little, megatron, own
@@ -83,20 +83,19 @@ def test_windows_do_not_span_files(tmp_path):
     paths = [write(tmp_path / "a.tokens", 8), write(tmp_path / "b.tokens", 9), write(tmp_path / "c.tokens", 4)]
     made, _ = corpus(tokens(paths))
     assert made is not None
-    assert [(s.shard.path.name, s.first, s.windows) for s in made.train[0]] == [("a.tokens", 0, 1), ("b.tokens", 0, 2)]
+    assert [(s.file.path.name, s.first, s.count) for s in made.train[0]] == [("a.tokens", 0, 1), ("b.tokens", 0, 2)]
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 9), st.floats(0, 1))
 def test_what_is_held_out_is_the_last_windows_and_no_other(sizes, seq_len, share):
-    shards = [Shard(Path(f"{k}.bin"), "uint16", 0, n) for k, n in enumerate(sizes)]
-    every = [(s.shard, s.first + k) for s in spans(shards, seq_len) for k in range(s.windows)]
+    files = [TokenFile(Path(f"{k}.bin"), "uint16", 0, n) for k, n in enumerate(sizes)]
+    every = [(s.file, s.first + k) for s in windows(files, seq_len) for k in range(s.count)]
     train, val = (
-        [(s.shard, s.first + k) for s in part for k in range(s.windows)]
-        for part in split(spans(shards, seq_len), share)
+        [(s.file, s.first + k) for s in part for k in range(s.count)] for part in split(windows(files, seq_len), share)
     )
     assert train + val == every
     assert len(val) >= share * len(every) > len(val) - 1 or not every
-    assert count(spans(shards, seq_len)) == len(every) == sum(max(n - 1, 0) // seq_len for n in sizes)
+    assert total(windows(files, seq_len)) == len(every) == sum(max(n - 1, 0) // seq_len for n in sizes)
 
 
 def test_files_that_are_not_there_are_all_named(tmp_path):

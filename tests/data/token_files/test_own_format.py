@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.data.files.bad_file import BadFile
-from launcher.data.token_files.read import check_digest, mapped, shard
-from launcher.data.token_files.shard import Shard
+from launcher.data.token_files.read import check_digest, mapped, token_file
+from launcher.data.token_files.token_file import TokenFile
 from launcher.data.token_files.write import CHUNK, TokenWriter
 from tests.data.token_bytes import own
 
@@ -50,7 +50,7 @@ def test_there_and_back_are_the_same_tokens(tmp_path_factory, parts, vocab_size)
     parts = [[t % vocab_size for t in part] for part in parts]
     path = tmp_path_factory.mktemp("there") / "a.tokens"
     written(path, vocab_size, *parts)
-    read = shard(path, "uint16")
+    read = token_file(path, "uint16")
     assert (read.vocab_size, read.tokens) == (vocab_size, sum(map(len, parts)))
     check_digest(read)
     if read.tokens:
@@ -60,7 +60,7 @@ def test_there_and_back_are_the_same_tokens(tmp_path_factory, parts, vocab_size)
 def test_a_long_array_is_written_piece_by_piece(tmp_path):
     tokens = np.arange(2 * CHUNK + 5) % 1000
     written(tmp_path / "a.tokens", 1000, tokens)
-    read = shard(tmp_path / "a.tokens", "uint16")
+    read = token_file(tmp_path / "a.tokens", "uint16")
     check_digest(read)
     assert np.array_equal(mapped(read), tokens)
 
@@ -82,7 +82,7 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
         file.append([3])
         assert (tmp_path / "a.tokens").read_bytes() == old
     assert os.listdir(tmp_path) == ["a.tokens"]
-    assert mapped(shard(tmp_path / "a.tokens", "uint16")).tolist() == [3]
+    assert mapped(token_file(tmp_path / "a.tokens", "uint16")).tolist() == [3]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_is_no_token_is_not_written(tmp_path, tokens, why):
         with pytest.raises(ValueError, match="token") as refused:
             file.append(tokens)
     assert str(refused.value) == why.format(path=path)
-    assert mapped(shard(path, "uint16")).tolist() == [7]
+    assert mapped(token_file(path, "uint16")).tolist() == [7]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_bad_file_says_why(tmp_path, data, why):
     path = tmp_path / "a.tokens"
     path.write_bytes(data)
     with pytest.raises(BadFile) as refused:
-        shard(path, "uint16")
+        token_file(path, "uint16")
     assert str(refused.value) == why
 
 
@@ -154,7 +154,7 @@ def test_our_file_is_known_by_its_start_whatever_its_name(tmp_path):
     path = tmp_path / "a.bin"
     path.write_bytes(GOOD)
     digest = GOOD[40:56].hex()
-    assert shard(path, "uint16") == Shard(path, "uint16", 64, 3, vocab_size=300, digest=digest)
+    assert token_file(path, "uint16") == TokenFile(path, "uint16", 64, 3, vocab_size=300, digest=digest)
 
 
 @pytest.mark.parametrize("at", range(64, 70))
@@ -162,5 +162,5 @@ def test_a_changed_byte_of_tokens_is_found_by_the_digest(tmp_path, at):
     path = tmp_path / "a.tokens"
     path.write_bytes(GOOD[:at] + bytes([GOOD[at] ^ 64]) + GOOD[at + 1 :])
     with pytest.raises(BadFile) as refused:
-        check_digest(shard(path, "uint16"))
+        check_digest(token_file(path, "uint16"))
     assert str(refused.value) == "damaged: its tokens have another digest than its header says"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.data.files.bad_file import BadFile
 from launcher.data.token_files import megatron as reader
-from launcher.data.token_files.read import check_digest, mapped, shard
+from launcher.data.token_files.read import check_digest, mapped, token_file
 from tests.data.token_bytes import little, llm_c, megatron, own
 
 LETTERS = {"uint16": "H", "uint32": "I"}
@@ -24,7 +24,7 @@ shorts = st.integers(0, 65535)
 
 def refused(path, dtype="uint16") -> str:
     with pytest.raises(BadFile) as caught:
-        shard(path, dtype)
+        token_file(path, dtype)
     return str(caught.value)
 
 
@@ -33,7 +33,7 @@ def refused(path, dtype="uint16") -> str:
 def test_nanogpt_files_are_tokens_alone(tmp_path_factory, dtype, tokens):
     path = tmp_path_factory.mktemp("nanogpt") / "train.bin"
     path.write_bytes(little(LETTERS[dtype], tokens))
-    read = shard(path, dtype)
+    read = token_file(path, dtype)
     check_digest(read)  # there is none
     assert mapped(read).tolist() == tokens
     assert read.vocab_size is None
@@ -44,7 +44,7 @@ def test_nanogpt_files_are_tokens_alone(tmp_path_factory, dtype, tokens):
 def test_llm_c_files_have_a_header_of_256_numbers(tmp_path_factory, magic, version, letter, tokens):
     path = tmp_path_factory.mktemp("llmc") / "train.bin"
     path.write_bytes(llm_c(tokens, magic=magic, version=version, letter=letter))
-    assert mapped(shard(path, "uint16")).tolist() == tokens
+    assert mapped(token_file(path, "uint16")).tolist() == tokens
 
 
 BAD_BIN = {
@@ -73,7 +73,7 @@ def test_a_bad_bin_file_says_why(tmp_path, data, why):
 def test_two_bytes_of_gzip_are_a_token_like_any_other(tmp_path):
     path = tmp_path / "train.bin"
     path.write_bytes(b"\x1f\x8b\x08\x00")
-    assert mapped(shard(path, "uint16")).tolist() == [0x8B1F, 8]
+    assert mapped(token_file(path, "uint16")).tolist() == [0x8B1F, 8]
 
 
 def test_a_file_of_another_name_is_not_taken_for_tokens(tmp_path):
@@ -88,14 +88,14 @@ def test_megatron_files_are_their_sequences_one_after_the_other(tmp_path_factory
     if not any(sequences):
         sequences = [[5]]
     path = megatron(tmp_path_factory.mktemp("megatron") / "c.bin", sequences, letter=letter)
-    assert mapped(shard(path, "uint16")).tolist() == [*chain(*sequences)]
+    assert mapped(token_file(path, "uint16")).tolist() == [*chain(*sequences)]
 
 
 def test_an_index_is_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "CHUNK", 3)
     sequences = np.split(np.arange(100), range(1, 100, 9))
     path = megatron(tmp_path / "c.bin", [s.tolist() for s in sequences])
-    assert mapped(shard(path, "uint16")).tolist() == list(range(100))
+    assert mapped(token_file(path, "uint16")).tolist() == list(range(100))
     starts = [2 * sum(map(len, sequences[:k])) for k in range(len(sequences))]
     megatron(path, [s.tolist() for s in sequences], pointers=[*starts[:7], starts[7] - 2, *starts[8:]])
     assert refused(path) == (
@@ -174,7 +174,7 @@ def test_an_index_that_is_a_folder_or_leads_nowhere_is_not_left_out(tmp_path):
     path.write_bytes(bytes(10))
     (tmp_path / "c.idx").symlink_to(tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
-        shard(path, "uint16")
+        token_file(path, "uint16")
 
 
 def test_an_index_that_promises_the_most_is_refused_at_once(tmp_path):
@@ -197,4 +197,4 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
         (folder / name).write_bytes(start + data)
     for path in (good, *(folder / name for name in ("a.tokens", "b.bin", "c.bin"))):
         with suppress(BadFile):
-            shard(path, "uint16")
+            token_file(path, "uint16")

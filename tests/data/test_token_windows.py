@@ -21,7 +21,7 @@ from launcher.data.shuffle import batch_indices
 from launcher.data.source import Source
 from launcher.data.token_files import read
 from launcher.data.token_files.mixture import Mixture
-from launcher.data.token_shards import Mixed, ShardWindows
+from launcher.data.token_windows import MixedSource, TokenWindows
 from launcher.data.tokens import Windows
 from launcher.errors import RunError
 from launcher.job.schema.components import Tokens
@@ -149,7 +149,7 @@ def test_files_are_opened_by_each_process_when_it_reads_them(tmp_path):
         assert pool.map(partial(_first, train), [0, 1, 10, 11]) == [0, 4, 41, 45]
 
 
-def _first(train: ShardWindows, index: int) -> int:
+def _first(train: TokenWindows, index: int) -> int:
     return int(train.inputs(np.array([index]))[0][0, 0])
 
 
@@ -168,6 +168,6 @@ def test_a_file_of_terabytes_is_read_a_window_at_a_time(tmp_path):
 def test_an_epoch_of_a_mixture_has_every_window(sizes, seed):
     parts = [Windows(np.arange(100 * k, 100 * k + n + 1), 1) for k, n in enumerate(sizes)]
     weights = np.random.default_rng(seed).integers(1, 6, len(sizes)).tolist()
-    mixed = Mixed(parts, Mixture.of(weights))
+    mixed = MixedSource(parts, Mixture.of(weights))
     read_once = {row[0] for row in samples(mixed)}
     assert read_once == {100 * k + i for k, n in enumerate(sizes) for i in range(n)}

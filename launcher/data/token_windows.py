@@ -12,25 +12,25 @@ from torch import Tensor
 from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source
 from launcher.data.token_files.corpus import corpus
+from launcher.data.token_files.file_windows import FileWindows, total
 from launcher.data.token_files.mixture import Mixture
 from launcher.data.token_files.read import window
-from launcher.data.token_files.spans import Span, count
 from launcher.errors import RequestError
 from launcher.job.schema.components import Tokens
 
 
-class ShardWindows(Source):
-    """The windows of all spans, one span after the other; a target is one token later.
+class TokenWindows(Source):
+    """Windows of many files, one file after the other; a target is one token later.
 
     Files are opened when a sample of them is read, by each process for itself.
     """
 
-    def __init__(self, spans: Sequence[Span], seq_len: int, vocab_size: int) -> None:
-        self.spans, self.seq_len, self.vocab_size = tuple(spans), seq_len, vocab_size
-        self._ends = np.array([*accumulate(span.windows for span in spans)], np.int64)
+    def __init__(self, parts: Sequence[FileWindows], seq_len: int, vocab_size: int) -> None:
+        self.parts, self.seq_len, self.vocab_size = tuple(parts), seq_len, vocab_size
+        self._ends = np.array([*accumulate(part.count for part in parts)], np.int64)
 
     def __len__(self) -> int:
-        return count(self.spans)
+        return total(self.parts)
 
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
         return (self._read(indices, 0),)
@@ -42,13 +42,13 @@ class ShardWindows(Source):
         out = np.empty((len(indices), self.seq_len), np.int64)
         which = np.searchsorted(self._ends, indices, side="right")
         for row, index, k in zip(out, indices.tolist(), which.tolist(), strict=True):
-            span = self.spans[k]
-            start = (index - int(self._ends[k]) + span.windows + span.first) * self.seq_len + shift
-            row[:] = window(span.shard, start, start + self.seq_len, self.vocab_size)
+            part = self.parts[k]
+            start = (index - int(self._ends[k]) + part.count + part.first) * self.seq_len + shift
+            row[:] = window(part.file, start, start + self.seq_len, self.vocab_size)
         return torch.from_numpy(out)
 
 
-class Mixed(Source):
+class MixedSource(Source):
     """Samples of several sources by weight; a source that is read to its end is read again from its start.
 
     One epoch is as long as it takes to read every source once.
@@ -88,6 +88,6 @@ def open_tokens(settings: Tokens) -> Dataset:
     made, found = corpus(settings)
     if made is None:
         raise RequestError(tuple(found))
-    parts = [ShardWindows(spans, settings.seq_len, made.vocab_size) for spans in made.train]
-    train = Mixed(parts, made.mixture) if settings.sources else parts[0]
-    return Dataset(train, ShardWindows(made.val, settings.seq_len, made.vocab_size))
+    parts = [TokenWindows(parts, settings.seq_len, made.vocab_size) for parts in made.train]
+    train = MixedSource(parts, made.mixture) if settings.sources else parts[0]
+    return Dataset(train, TokenWindows(made.val, settings.seq_len, made.vocab_size))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Shard:
+class TokenFile:
     """``tokens`` numbers of ``dtype``, little-endian, from byte ``offset`` of the file on.
 
     ``vocab_size``: what every token is below; ``digest``: xxh3 (128 bits) of their bytes, hexadecimal; both
