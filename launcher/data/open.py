@@ -22,6 +22,8 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
     with ``split="train"`` and with ``split="val"``.
     """
     settings, _ = resolve(settings)
+    if isinstance(settings, Tokens):
+        return open_tokens(settings)  # which checks what it opens: an index may be long
     if found := check(settings):
         raise RequestError(tuple(found))
 
@@ -36,8 +38,6 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
             return open_cifar10(settings)
         case RandomTokens():
             return open_random_tokens(settings, seed)
-        case Tokens():
-            return open_tokens(settings)
 
         case _:
             return Dataset(_own(settings, "train", allow), _own(settings, "val", allow))
