@@ -66,6 +66,7 @@ NOTHING = {  # where a folder is something else, or no file
     "tokenizer that is asked for": "{path}: no such file",
     "operators": "{path}: cannot be read: {why}",
     "switches": "{path}: cannot be read: {why}",
+    "tokens": "{path}: no .tokens or .bin file is in this folder",
     "cifar": "{path}: no such file",
     "cifar, binary": "{path}: no such file",
     "idx": "{path}: no such file, plain or with .gz",
@@ -102,8 +103,10 @@ ZEROS = {  # what may be as long as it likes, and is found out otherwise
     "says 569",
     "key": "file:{path}: no key of AES-256: it has 1024 bytes; wanted are 32 random bytes, as 64 hexadecimal digits "
     "(openssl rand -hex 32), as base64 or, in a file, as they are",
-    "corpus": f"{{path}}: {HUGE} bytes; data.tokenizer=bpe reads at most {1 << 30}, all into memory; "
-    "data.tokenizer=bytes with data.vocab_size=256 reads any bytes",
+    "corpus": "{path}: byte 0 is NUL, so it is no plain text: write the text to a file in UTF-8 first; "
+    "data=tokens reads tokens that were prepared",
+    "tokens": "{path}: not a .tokens file: it does not start as one",
+    "index of tokens": "{home}/c.bin: its .idx is not one of Megatron: it does not start as one",
     "idx": "{path}: not an idx file of unsigned bytes",
     "idx.gz": "{home}/train-images-idx3-ubyte: cannot be read: Not a gzipped file (b'\\x00\\x00')",
 }

@@ -27,7 +27,7 @@ from launcher.data.checks import absent, check
 from launcher.data.cifar import read_pickle
 from launcher.data.files import bpe
 from launcher.errors import said
-from launcher.job.schema.components import Cifar10, Idx, Text
+from launcher.job.schema.components import Cifar10, Idx, Text, Tokens
 from launcher.planner import request_files
 from launcher.runtime import folder
 from launcher.sweep import folder as sweep_folder
@@ -53,6 +53,10 @@ def _text(home: Path, **more: Any) -> Text:
 
 def _cifar(home: Path) -> Cifar10:
     return Cifar10.model_validate({"name": "cifar10", "root": str(home)})
+
+
+def _tokens(path: Path) -> Tokens:
+    return Tokens.model_validate({"name": "tokens", "path": [str(path)], "vocab_size": 300})
 
 
 def _idx(home: Path) -> Idx:
@@ -87,6 +91,12 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
         lambda f: _problems(absent(_text(f, tokenizer="file", tokenizer_file=str(f / "t.json")))),
     ),
     "corpus": ("c.txt", lambda f: None, lambda f: _problems(check(_text(f, path=str(f / "c.txt"), tokenizer="bpe")))),
+    "tokens": ("t.tokens", lambda f: None, lambda f: _problems(check(_tokens(f / "t.tokens")))),
+    "index of tokens": (
+        "c.idx",
+        lambda f: (f / "c.bin").write_bytes(bytes(9)),
+        lambda f: _problems(check(_tokens(f / "c.bin"))),
+    ),
     "cifar": ("data_batch_1", lambda f: write_cifar(f, "python"), lambda f: _problems(check(_cifar(f)))),
     "cifar, binary": ("data_batch_1.bin", lambda f: write_cifar(f, "binary"), lambda f: _problems(check(_cifar(f)))),
     "cifar batch": ("data_batch_1", lambda f: None, lambda f: read_pickle(f / "data_batch_1")),

@@ -20,22 +20,30 @@ from launcher.job.schema.components import (
     Target,
     Text,
     TiedPair,
+    Tokens,
 )
 
 OwnModel = LanguageModel | TiedPair | ResNet | AutoParallelMLP
-OwnData = Text | Mnist5k | Idx | Cifar10 | RandomTokens
+OwnData = Text | Mnist5k | Idx | Cifar10 | RandomTokens | Tokens
 
 
 def check_fit(model: Model, data: Data) -> list[Problem]:
-    """Problems of the pair; none where either is a class of the user's own. Opens no file."""
-    return (
-        [] if isinstance(model, Target | HuggingFace) or isinstance(data, Target) else list(_fit(model, data))
-    )
+    """Problems of the pair; few where either is a class of the user's own. Opens no file."""
+    if isinstance(model, Target | HuggingFace):
+        return []
+    return list(_unsaid(model) if isinstance(data, Target) else _fit(model, data))
+
+
+def _unsaid(model: OwnModel) -> Iterator[Problem]:
+    """A class of the user's own does not say how many tokens it has."""
+    if isinstance(model, LanguageModel | TiedPair) and model.vocab_size is None:
+        text = "null: data of a class of your own does not say how many tokens there are; give their number"
+        yield Problem("model.vocab_size", text)
 
 
 def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
     tokens, wants = vocab(data), isinstance(model, LanguageModel | TiedPair)
-    if wants != (tokens is not None):
+    if wants != isinstance(data, Text | RandomTokens | Tokens):
         kinds = ("images", "tokens")
         text = f"model {model.name} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}"
         yield Problem("model", text)
@@ -46,8 +54,9 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
         yield from _enough("classes", model.classes, classes(data), what=f"classes of data {data.name}")
 
 
-def _enough(field: str, have: int, need: int | None, what: str) -> Iterator[Problem]:
-    if need is not None and have < need:
+def _enough(field: str, have: int | None, need: int | None, what: str) -> Iterator[Problem]:
+    """Where either is not known, the files of the data are to blame, which are checked by themselves."""
+    if have is not None and need is not None and have < need:
         text = f"{have} are too few for the {need} {what}"
         yield Problem(f"model.{field}", text, f"model.{field}={need}")
 

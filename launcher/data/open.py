@@ -10,8 +10,9 @@ from launcher.data.mnist5k import open_mnist5k
 from launcher.data.plain_text import open_text
 from launcher.data.random_tokens import open_random_tokens
 from launcher.data.source import Dataset, Source
+from launcher.data.token_windows import open_tokens
 from launcher.errors import RequestError
-from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
+from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text, Tokens
 
 
 def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:
@@ -21,6 +22,8 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
     with ``split="train"`` and with ``split="val"``.
     """
     settings, _ = resolve(settings)
+    if isinstance(settings, Tokens):
+        return open_tokens(settings)  # which checks what it opens: an index may be long
     if found := check(settings):
         raise RequestError(tuple(found))
 

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from launcher.data.feistel import mix
 from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source, entropy
 from launcher.job.schema.components import RandomTokens
 
 VAL_SHARE = 10  # one sample held out for so many trained on
-
-
-def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64: counters in, uniform 64-bit numbers out."""
-    x = x * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 class Noise(Source):

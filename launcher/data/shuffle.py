@@ -7,7 +7,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.data.feistel import permuted
+
 Indices = NDArray[np.int64]
+SORTED = 1 << 24
+"""Samples that are sorted, at most: 24 bytes each while they are, and 5 seconds. Of more there is no list."""
 
 
 @lru_cache(maxsize=2)
@@ -33,5 +37,11 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int) -> Indices:
     """
     place = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
     epochs, offsets = np.divmod(place, n)
-    parts = [permutation(seed, int(e), n)[offsets[epochs == e]] for e in np.unique(epochs)]
-    return np.concatenate(parts)
+    return np.concatenate([_at(offsets[epochs == e], n, seed, int(e)) for e in np.unique(epochs)])
+
+
+def _at(places: Indices, n: int, seed: int, epoch: int) -> Indices:
+    """What stands at ``places`` of the order of an epoch."""
+    if n > SORTED:
+        return permuted(places, n, seed, epoch)
+    return permutation(seed, epoch, n)[places]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.data.fallback import resolve
 from launcher.errors import Problem, RequestError, owned
-from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
+from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text, Tokens
 from launcher.plan.values.facts import TensorSpec
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
     """
     settings, _ = resolve(settings)
     match settings:
-        case Text() | RandomTokens():
+        case Text() | RandomTokens() | Tokens():
             return (TensorSpec((batch, settings.seq_len), "int64"),)
         case Mnist5k() | Idx():
             return (TensorSpec((batch, settings.channels, settings.size, settings.size), "float32"),)
@@ -33,7 +33,7 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
 def target_spec(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> TensorSpec:
     """What the loss compares with, for ``batch`` samples."""
     match settings:
-        case Text() | RandomTokens():
+        case Text() | RandomTokens() | Tokens():
             return TensorSpec((batch, settings.seq_len), "int64")
         case Target():
             return _sampled(settings, batch, allow)[1]
@@ -42,8 +42,8 @@ def target_spec(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> Tens
 
 
 def vocab(settings: Data) -> int | None:
-    """Tokens a model must have rows for; ``None`` where inputs are no tokens, or not known to be."""
-    return settings.vocab_size if isinstance(settings, Text | RandomTokens) else None
+    """Tokens a model must have rows for; ``None`` where inputs are no tokens, or not known."""
+    return settings.vocab_size if isinstance(settings, Text | RandomTokens | Tokens) else None
 
 
 def classes(settings: Data) -> int | None:

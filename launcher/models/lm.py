@@ -90,6 +90,7 @@ class Decoder(nn.Module):
 
     def __init__(self, settings: LanguageModel) -> None:
         super().__init__()
+        assert settings.vocab_size is not None
         self.embed = Embedding(settings.vocab_size, settings.dim)
         self.layers = nn.ModuleList(Block(settings) for _ in range(settings.layers))
         self.norm = nn.RMSNorm(settings.dim, eps=settings.norm_eps)

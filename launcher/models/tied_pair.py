@@ -13,6 +13,7 @@ class EmbeddingAndHead(nn.Module):
 
     def __init__(self, settings: TiedPair) -> None:
         super().__init__()
+        assert settings.vocab_size is not None
         self.embed = Embedding(settings.vocab_size, settings.dim)
         self.head = Linear(settings.dim, settings.vocab_size)
         self.head.weight = self.embed.weight

@@ -12,6 +12,8 @@ from launcher.data.checks import check
 from launcher.data.fallback import resolve as resolve_data
 from launcher.data.model_compatibility import check_fit
 from launcher.data.spec import vocab
+from launcher.data.vocabulary import note as vocabulary_note
+from launcher.data.vocabulary import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Target, foreign
 from launcher.job.schema.job import Job
@@ -61,7 +63,11 @@ def builder(job: Job) -> Build:
 
 
 def settled(job: Job) -> Job:
-    """``job`` itself, or with ``debug.onerank`` the same batches, micro batches and loss on one rank."""
+    """``job`` with the tokens that its data has, and with ``debug.onerank`` the same batches on one rank.
+
+    There micro batches and the loss stay what they were.
+    """
+    job = with_vocabulary(job)
     if not job.debug.onerank:
         return job
     pipe = job.parallel.pipeline
@@ -344,6 +350,9 @@ def _planned(
     fallback = resolve_data(job.data)[1]
     if fallback:
         notes.append(Note(*fallback.split(" ", 1)))
+    vocabulary = vocabulary_note(job)
+    if vocabulary:
+        notes.append(Note(*vocabulary.split(" ", 1)))
     if job.debug.onerank:
         text = "true: parallel and launch.nproc are left out, micro batches kept"
         notes.append(Note("debug.onerank", text))

@@ -19,9 +19,11 @@ from launcher.job.schema.components import (
     RandomTokens,
     Target,
     Text,
+    Tokens,
 )
 from launcher.plan.values.facts import TensorSpec
 from tests.data.sample_files import write_cifar, write_idx
+from tests.data.token_bytes import own
 
 TEXT = Text(name="text", seq_len=16)
 DIGITS = Mnist5k(name="mnist5k")
@@ -31,9 +33,11 @@ DIGITS = Mnist5k(name="mnist5k")
 def every(tmp_path):
     write_idx(tmp_path / "idx", "")
     write_cifar(tmp_path / "cifar", "binary")
+    (tmp_path / "a.tokens").write_bytes(own(list(range(100))))
     return [
         TEXT,
         RandomTokens(name="random_tokens", vocab_size=9, seq_len=5),
+        Tokens(name="tokens", path=str(tmp_path / "a.tokens"), seq_len=5),
         DIGITS,
         Mnist5k(name="mnist5k", size=32, channels=3),
         Idx(name="idx", root=str(tmp_path / "idx"), size=6),

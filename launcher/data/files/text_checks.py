@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.data.files import corpus
+from launcher.data.files import corpus, signatures
 from launcher.data.files.similar_files import file as nearby
 from launcher.errors import Problem
 from launcher.job.schema.components import Text
 from launcher.untrusted.files import irregular, opened, read_bytes
 
+LOOKED = 64 << 10  # bytes at the start of a file, in which NUL tells that it is no text
 LONGEST = 1 << 30  # bytes of a text that is not read byte by byte: its tokens take four times as much
 
 
@@ -19,12 +20,15 @@ def check_text(settings: Text) -> Iterator[Problem]:
     file = corpus.where(settings)
     try:
         with opened(file) as stream:
-            empty = not stream.read(1)
+            start = stream.read(LOOKED)
     except OSError as error:
         yield Problem("data.path", f"{file}: {error.strerror}", _meant("data.path", str(file)))
         return
-    if empty:
+    if not start:
         yield Problem("data.path", f"{file}: the file is empty")
+        return
+    if problem := _no_text(file, start):
+        yield problem
         return
 
     # what is in it
@@ -42,6 +46,19 @@ def check_absent(settings: Text) -> Iterator[Problem]:
         yield Problem(key, f"{path}: {kind}")
     elif path is not None and not Path(path).is_file():
         yield Problem(key, f"{path}: no such file", _meant(key, path))
+
+
+def _no_text(file: Path, start: bytes) -> Problem | None:
+    """Its bytes would be trained on as they are."""
+    for how, kind in (("name", signatures.by_name(file)), ("first bytes", signatures.by_start(start))):
+        if kind is not None:
+            text = f"{kind.what} by its {how}, and data=text reads plain text"
+            return Problem("data.path", f"{file}: {text}; {kind.way.format(file)}")
+    at = start.find(0)
+    if at < 0:
+        return None
+    text = f"byte {at} is NUL, so it is no plain text: write the text to a file in UTF-8 first"
+    return Problem("data.path", f"{file}: {text}; data=tokens reads tokens that were prepared")
 
 
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:

@@ -36,7 +36,7 @@ class LanguageModel(Settings):
     """Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
     name: Literal["lm"]
-    vocab_size: Count
+    vocab_size: Count | None = Field(description="null: as the data has them")
     dim: Count = 128
     layers: Count = 4
     heads: Count = 4
@@ -89,7 +89,7 @@ class TiedPair(Settings):
     """A vocabulary embedding and a head that share one table: the smallest tied pipeline."""
 
     name: Literal["tied_pair"]
-    vocab_size: Count
+    vocab_size: Count | None = Field(description="null: as the data has them")
     dim: Count = 64
 
 
@@ -159,6 +159,39 @@ class RandomTokens(Settings):
     vocab_size: Count
     seq_len: Count
     samples: Count = 4096
+
+
+Paths = str | tuple[str, ...]
+
+
+class TokenSource(Settings):
+    """A part of a mixture; weights need not add up to 1."""
+
+    path: Paths
+    weight: float = Field(gt=0, allow_inf_nan=False)
+
+
+class Tokens(Settings):
+    """Files of tokens of any size, cut into windows of ``seq_len``; no window spans two files.
+
+    A path is a file, a folder of files or a pattern; ``sources`` are several, mixed by weight.
+    """
+
+    name: Literal["tokens"]
+    path: Paths | None = None
+    sources: tuple[TokenSource, ...] = ()
+    dtype: Literal["uint16", "uint32"] = Field("uint16", description="of files without a header")
+    vocab_size: Count | None = Field(None, description="null: as the headers of the files say it")
+    seq_len: Count = 128
+    val: Paths | None = Field(None, description="held-out files; null: the last val_fraction of each source")
+    val_fraction: Fraction = 0.01
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        if (self.path is None) != bool(self.sources):
+            given = "both are given" if self.sources else "neither is"
+            raise ValueError(f"data.path or data.sources says what to read, and {given}; give one of them")
+        return self
 
 
 Betas = tuple[Fraction, Fraction]
@@ -306,6 +339,7 @@ Data = Annotated[
     | Annotated[Idx, Tag("idx")]
     | Annotated[Cifar10, Tag("cifar10")]
     | Annotated[RandomTokens, Tag("random_tokens")]
+    | Annotated[Tokens, Tag("tokens")]
     | _Own,
     Discriminator(_kind),
 ]

@@ -34,7 +34,7 @@ def _held_out(job: Job) -> Iterator[Problem]:
     readers = [n for n, s in job.steps.items() if evaluates(s)]
     if job.train.eval_every is not None and any(s.kind == "train" for s in job.steps.values()):
         readers.append("train.eval_every")
-    if readers and getattr(job.data, "val_fraction", None) == 0:
+    if readers and getattr(job.data, "val_fraction", None) == 0 and getattr(job.data, "val", None) is None:
         text = f"0: leaves no held-out samples for {', '.join(readers)}"
         yield Problem("data.val_fraction", text)
 

@@ -1,6 +1,13 @@
-"""Problems with a tokenizer file."""
+"""Problems with a tokenizer file, and files that are no text."""
 
 from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+
+import pytest
 
 from launcher.data.files import bpe
 from launcher.data.files.text_checks import check_absent, check_text
@@ -26,3 +33,88 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
     key, text, cure = said(tmp_path / "bad.json", 300)
     assert (key, cure) == ("data.tokenizer_file", "")
     assert text.startswith(f"{tmp_path / 'bad.json'}: not a tokenizer: ")
+
+
+def text(path, **changes):
+    return Text(name="text", path=str(path), seq_len=8, **changes)
+
+
+EXTRACT = "write the text of its records to a text file first; data=tokens reads tokens that were prepared"
+OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
+TOKENS = "data=tokens data.path={path} reads it"
+NAMES = {
+    ".gz": ("gzip", "unpack it first"),
+    ".zst": ("Zstandard", "unpack it first"),
+    ".ZIP": ("zip", "unpack it first"),
+    ".jsonl": ("JSON lines", EXTRACT),
+    ".json": ("JSON", EXTRACT),
+    ".parquet": ("Parquet", EXTRACT),
+    ".arrow": ("Arrow", EXTRACT),
+    ".npy": ("NumPy", OTHER),
+    ".tokens": ("tokens", TOKENS),
+    ".bin": ("tokens", TOKENS),
+    ".idx": ("tokens", TOKENS),
+}
+STARTS = {
+    "gzip": (gzip.compress(b"x" * 99), "gzip", "unpack it first"),
+    "bzip2": (bz2.compress(b"x" * 99), "bzip2", "unpack it first"),
+    "xz": (lzma.compress(b"x" * 99), "xz", "unpack it first"),
+    "zstd": (b"\x28\xb5\x2f\xfd rest", "Zstandard", "unpack it first"),
+    "zip": (b"PK\x03\x04 rest", "zip", "unpack it first"),
+    "parquet": (b"PAR1 rest", "Parquet", EXTRACT),
+    "arrow": (b"ARROW1\0\0 rest", "Arrow", EXTRACT),
+    "numpy": (b"\x93NUMPY\x01\0 rest", "NumPy", OTHER),
+    "tokens": (b"\x89TOKENS\n rest", "tokens", TOKENS),
+    "megatron": (b"MMIDIDX\0\0 rest", "tokens", TOKENS),
+}
+
+
+@pytest.mark.parametrize("suffix", NAMES)
+@pytest.mark.parametrize("tokenizer", [{}, {"tokenizer": "bpe", "vocab_size": 300}], ids=["bytes", "bpe"])
+def test_what_is_no_text_by_its_name_is_not_trained_on_as_bytes(tmp_path, suffix, tokenizer):
+    path = tmp_path / f"web{suffix}"
+    path.write_text("to be or not to be\n" * 50)
+    what, way = NAMES[suffix]
+    [problem] = check_text(text(path, **tokenizer))
+    assert str(problem) == (
+        f"data.path: {path}: {what} by its name, and data=text reads plain text; {way.format(path=path)}"
+    )
+
+
+@pytest.mark.parametrize(("data", "what", "way"), STARTS.values(), ids=STARTS)
+def test_nor_is_what_is_no_text_by_its_first_bytes(tmp_path, data, what, way):
+    path = tmp_path / "web.txt"
+    path.write_bytes(data)
+    [problem] = check_text(text(path))
+    assert str(problem) == (
+        f"data.path: {path}: {what} by its first bytes, and data=text reads plain text; {way.format(path=path)}"
+    )
+
+
+def test_text_that_is_too_long_for_memory_is_read_byte_by_byte_only(tmp_path):
+    path = tmp_path / "web.txt"
+    path.write_bytes(b"x" * (64 << 10))
+    os.truncate(path, 1 << 42)
+    [problem] = check_text(text(path, tokenizer="bpe", vocab_size=300))
+    assert str(problem) == (
+        f"data.path: {path}: {1 << 42} bytes; data.tokenizer=bpe reads at most {1 << 30}, all into memory; "
+        "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"
+    )
+
+
+@pytest.mark.parametrize("at", [0, 70, (64 << 10) - 1])
+def test_nor_is_what_has_nul_bytes(tmp_path, at):
+    path = tmp_path / "web.txt"
+    path.write_bytes(b"x" * at + b"\0" + b"x" * 100)
+    [problem] = check_text(text(path))
+    assert str(problem) == (
+        f"data.path: {path}: byte {at} is NUL, so it is no plain text: write the text to a file in UTF-8 first; "
+        "data=tokens reads tokens that were prepared"
+    )
+
+
+@pytest.mark.parametrize("name", ["a.txt", "README.md", "web", "web.de", "a.py", "poem.tex", "json", "web.gz.txt"])
+def test_text_of_any_other_name_is_read(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("Sein oder Nichtsein, das ist hier die Frage: ä\n" * 50, encoding="utf-8")
+    assert list(check_text(text(path))) == []

@@ -1,0 +1,72 @@
+"""What a file is, by its first bytes or its name: kinds of files that are no plain text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+UNPACK = "unpack it first"
+EXTRACT = "write the text of its records to a text file first; data=tokens reads tokens that were prepared"
+OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
+TOKENS = "data=tokens data.path={} reads it"
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """``what`` it is, and what to do with it: ``way``, in which ``{}`` is its path."""
+
+    what: str
+    way: str
+
+
+PACKED = {
+    ".gz": "gzip", ".tgz": "gzip", ".zst": "Zstandard", ".bz2": "bzip2", ".xz": "xz", ".zip": "zip",
+    ".tar": "tar", ".lz4": "LZ4",
+}  # fmt: skip
+RECORDS = {
+    ".jsonl": "JSON lines", ".ndjson": "JSON lines", ".json": "JSON", ".parquet": "Parquet",
+    ".arrow": "Arrow", ".feather": "Arrow",
+}  # fmt: skip
+NUMBERS = {
+    ".npy": "NumPy", ".npz": "NumPy", ".pkl": "pickle", ".pt": "PyTorch", ".safetensors": "safetensors",
+}  # fmt: skip
+PREPARED = (".tokens", ".bin", ".idx")
+
+_BY_NAME = {
+    **{suffix: FileKind(name, UNPACK) for suffix, name in PACKED.items()},
+    **{suffix: FileKind(name, EXTRACT) for suffix, name in RECORDS.items()},
+    **{suffix: FileKind(name, OTHER) for suffix, name in NUMBERS.items()},
+    **{suffix: FileKind("tokens", TOKENS) for suffix in PREPARED},
+}
+_BY_START = {
+    b"\x1f\x8b": FileKind("gzip", UNPACK),
+    **{b"BZh%d1AY&SY" % level: FileKind("bzip2", UNPACK) for level in range(1, 10)},
+    b"\x28\xb5\x2f\xfd": FileKind("Zstandard", UNPACK),
+    b"\xfd7zXZ\x00": FileKind("xz", UNPACK),
+    b"PK\x03\x04": FileKind("zip", UNPACK),
+    b"PAR1": FileKind("Parquet", EXTRACT),
+    b"ARROW1": FileKind("Arrow", EXTRACT),
+    b"\x93NUMPY": FileKind("NumPy", OTHER),
+    b"\x89TOKENS\n": FileKind("tokens", TOKENS),
+    b"MMIDIDX\x00\x00": FileKind("tokens", TOKENS),
+}
+
+
+def by_name(path: Path) -> FileKind | None:
+    """By the end of the name; ``None`` where that says nothing against plain text.
+
+    >>> by_name(Path("a/web.JSONL")).what
+    'JSON lines'
+    """
+    return _BY_NAME.get(path.suffix.lower())
+
+
+def by_start(data: bytes, least: int = 2) -> FileKind | None:
+    """By the first bytes, where these are ``least`` or more that say so.
+
+    >>> by_start(bytes.fromhex("1f8b0800")).what
+    'gzip'
+    """
+    return next(
+        (kind for start, kind in _BY_START.items() if len(start) >= least and data.startswith(start)), None
+    )

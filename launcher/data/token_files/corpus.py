@@ -1,0 +1,137 @@
+"""The files that ``data=tokens`` names: what of them is trained on, what is held out, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.data.files.bad_file import BadFile
+from launcher.data.token_files.file_windows import FileWindows, split, total, windows
+from launcher.data.token_files.mixture import PERIOD, Mixture
+from launcher.data.token_files.paths import files as files_of
+from launcher.data.token_files.read import token_file
+from launcher.data.token_files.token_file import TokenFile
+from launcher.errors import Problem, said
+from launcher.job.schema.components import Paths, Tokens
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """``train``: the windows of each source, which ``mixture`` mixes; tokens are below ``vocab_size``."""
+
+    train: tuple[tuple[FileWindows, ...], ...]
+    val: tuple[FileWindows, ...]
+    mixture: Mixture
+    vocab_size: int
+
+
+def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
+    """Opens every file, and reads headers and indices only. ``None`` where anything is wrong."""
+    found: list[Problem] = []
+    named = {f"data.sources.{i}.path": source.path for i, source in enumerate(settings.sources)}
+    if settings.path is not None:
+        named = {"data.path": settings.path}
+    sources = {key: _token_files(key, paths, settings.dtype, found) for key, paths in named.items()}
+    held = [] if settings.val is None else _token_files("data.val", settings.val, settings.dtype, found)
+    if found:
+        return None, found
+
+    # what they say together
+    vocab_size, wrong = _vocab_size(settings, [f for files in (*sources.values(), held) for f in files])
+    mixture = Mixture.of([source.weight for source in settings.sources] or [1.0])
+    train, val, few = _windows(settings, sources, held)
+    found = [*_twice(sources, held), *wrong, *_tiny(settings, mixture), *few]
+    return (None, found) if found else (Corpus(train, val, mixture, vocab_size), [])
+
+
+def vocab_size(settings: Tokens) -> int | None:
+    """As the files say it, ``None`` where they do not or something is wrong with them."""
+    made, _ = corpus(settings)
+    return None if made is None else made.vocab_size
+
+
+def _token_files(key: str, paths: Paths, dtype: str, found: list[Problem]) -> list[TokenFile]:
+    """Every file that can be read; what is wrong with others goes to ``found``."""
+    out = []
+    try:
+        named = files_of(paths)
+    except BadFile as error:
+        found.append(Problem(key, str(error)))
+        return []
+    except OSError as error:
+        found.append(Problem(key, said(error)))
+        return []
+    for path in named:
+        try:
+            out.append(token_file(path, dtype))
+        except BadFile as error:
+            found.append(Problem(key, f"{path}: {error}"))
+        except OSError as error:
+            found.append(Problem(key, said(error)))
+    return out
+
+
+def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list[Problem]]:
+    """What every token is below: as the settings say it, or else as all files do."""
+    key = "data.vocab_size"
+    told = {f.vocab_size: f.path for f in files if f.vocab_size is not None}
+    if settings.vocab_size is not None:
+        most = max(told, default=0)
+        if most <= settings.vocab_size:
+            return settings.vocab_size, []
+        text = f"{settings.vocab_size}: {told[most]} has tokens below {most}"
+        return most, [Problem(key, text, f"{key}={most}")]
+
+    silent: Path | None = next((f.path for f in files if f.vocab_size is None), None)
+    if silent is not None:
+        example = f"the number of tokens of its tokenizer, {key}=50257 for that of GPT-2"
+        return 0, [Problem(key, f"null: {silent} is of a format that does not say it; give {example}")]
+    if len(told) > 1:
+        most, least = max(told), min(told)
+        text = f"null: {told[most]} has tokens below {most}, {told[least]} below {least}"
+        return 0, [Problem(key, text, f"{key}={most}")]
+    return next(iter(told)), []
+
+
+def _windows(
+    settings: Tokens, sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]
+) -> tuple[tuple[tuple[FileWindows, ...], ...], tuple[FileWindows, ...], list[Problem]]:
+    """Those of each source, those that are held out, and which of them are none."""
+    found: list[Problem] = []
+    train, val = [], windows(held, settings.seq_len)
+    if settings.val is not None and not total(val):
+        found.append(_too_few(settings, "data.val", held))
+    for key, files in sources.items():
+        mine = windows(files, settings.seq_len)
+        if settings.val is None:
+            mine, rest = split(mine, settings.val_fraction)
+            val += rest
+        train.append(tuple(mine))
+        if not total(mine):
+            found.append(_too_few(settings, key, files))
+    return tuple(train), tuple(val), found
+
+
+def _tiny(settings: Tokens, mixture: Mixture) -> Iterator[Problem]:
+    for i, n in enumerate(mixture.counts):
+        if n == 0:
+            text = f"{settings.sources[i].weight} is less than one in {PERIOD} of all weights"
+            yield Problem(f"data.sources.{i}.weight", text)
+
+
+def _twice(sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]) -> list[Problem]:
+    trained = {f.path.resolve() for files in sources.values() for f in files}
+    both = [f.path for f in held if f.path.resolve() in trained]
+    return [Problem("data.val", f"{both[0]}: held out and trained on")] if both else []
+
+
+def _too_few(settings: Tokens, key: str, files: Sequence[TokenFile]) -> Problem:
+    longest = max(files, key=lambda f: f.tokens)
+    text = f"{longest.tokens} tokens"
+    if key != "data.val" and settings.val is None and settings.val_fraction:
+        text += f", of which data.val_fraction={settings.val_fraction} is held out,"
+    if len(files) > 1:
+        text = f"the longest of {len(files)} files, {text}"
+    window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one, all of one file"
+    return Problem(key, f"{longest.path}: {text} are too few: {window}")

@@ -1,0 +1,22 @@
+"""Where the tokens of one file are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """``tokens`` numbers of ``dtype``, little-endian, from byte ``offset`` of the file on.
+
+    ``vocab_size``: what every token is below; ``digest``: xxh3 (128 bits) of their bytes, hexadecimal; both
+    ``None`` where the file does not say it.
+    """
+
+    path: Path
+    dtype: str
+    offset: int
+    tokens: int
+    vocab_size: int | None = None
+    digest: str | None = None

@@ -1,0 +1,38 @@
+"""How many tokens there are, where the request leaves it to the files of its data."""
+
+from __future__ import annotations
+
+from launcher.data.spec import vocab
+from launcher.data.token_files.corpus import vocab_size
+from launcher.job.schema.components import LanguageModel, TiedPair, Tokens
+from launcher.job.schema.job import Job
+
+
+class FromHeaders(int):
+    """A ``data.vocab_size`` that the files say."""
+
+
+def with_vocabulary(job: Job) -> Job:
+    """``job`` with ``data.vocab_size`` and ``model.vocab_size`` where they are null and the files say them.
+
+    What is wrong with the files is left to their checks.
+    """
+    data, model = job.data, job.model
+    if isinstance(data, Tokens) and data.vocab_size is None:
+        said = vocab_size(data)
+        if said is not None:
+            data = data.model_copy(update={"vocab_size": FromHeaders(said)})
+    tokens = vocab(data)
+    if isinstance(model, LanguageModel | TiedPair) and model.vocab_size is None and tokens is not None:
+        model = model.model_copy(update={"vocab_size": int(tokens)})
+    if data is job.data and model is job.model:
+        return job
+    return job.model_copy(update={"data": data, "model": model})
+
+
+def note(job: Job) -> str | None:
+    """The key, and what became of it."""
+    said = vocab(job.data)
+    if not isinstance(said, FromHeaders):
+        return None
+    return f"data.vocab_size null -> {said}: as the headers of its files say"

@@ -1,0 +1,102 @@
+"""How many tokens a model has rows for, where its data say it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.data.spec import vocab
+from launcher.data.vocabulary import with_vocabulary
+from launcher.errors import RequestError
+from launcher.planner.plan_job import before_torch, plan_job, settled
+from tests.data.token_bytes import little, own
+from tests.plan.made import job
+
+NOTE = "data.vocab_size null -> 300: as the headers of its files say"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "a.tokens"
+    path.write_bytes(own([k % 300 for k in range(2000)], 300))
+    return path
+
+
+def asked(path, *words):
+    return job("data=tokens", f"data.path={path}", "data.seq_len=16", "model=lm_tiny", "steps=[train]", *words)
+
+
+@pytest.mark.parametrize("model", ["lm_tiny", "tied_pair"])
+def test_a_model_has_as_many_rows_as_the_header_says(file, model):
+    made = with_vocabulary(asked(file, f"model={model}"))
+    assert (made.model.vocab_size, made.data.vocab_size, vocab(made.data)) == (300, 300, 300)
+    assert with_vocabulary(made) is made
+
+
+def test_the_plan_says_what_became_of_null(file):
+    plan = plan_job(asked(file))
+    assert NOTE in [f"{n.key} {n.text}" for n in plan.notes]
+    assert plan.params[0].spec.shape == (300, 32)
+    noted = plan_job(asked(file, "data.vocab_size=300")).notes
+    assert "data.vocab_size" not in [n.key for n in noted]
+
+
+def test_a_model_may_have_more_rows_than_there_are_tokens_but_not_fewer(file):
+    before_torch(settled(asked(file, "model.vocab_size=320")))
+    with pytest.raises(RequestError) as refused:
+        before_torch(settled(asked(file, "model.vocab_size=299")))
+    assert str(refused.value) == (
+        "model.vocab_size: 299 are too few for the 300 tokens of data tokens (try: model.vocab_size=300)"
+    )
+
+
+def test_null_is_what_the_data_has_for_any_data_that_says_it():
+    made = with_vocabulary(job("data=text", "model.vocab_size=null"))
+    assert made.model.vocab_size == 256
+
+
+def test_null_beside_a_class_of_the_users_own_is_refused():
+    words = ("data=null", "data._target_=tests.data.own.Ramp", "security.allow=[tests]", "model.vocab_size=null")
+    with pytest.raises(RequestError) as refused:
+        before_torch(settled(job(*words, "steps=[train]")))
+    assert str(refused.value) == (
+        "model.vocab_size: null: data of a class of your own does not say how many tokens there are; give their number"
+    )
+
+
+def test_images_are_not_what_a_language_model_reads_and_tokens_not_what_others_read(file):
+    with pytest.raises(RequestError) as refused:
+        before_torch(settled(asked(file, "model=resnet50")))
+    assert str(refused.value) == "model: model resnet reads images, data tokens has tokens"
+
+
+@pytest.mark.parametrize("show", ["null", "plan"])
+def test_what_is_wrong_with_the_files_is_said_once_and_nothing_starts(tmp_path, capsys, show):
+    path = tmp_path / "a.bin"
+    path.write_bytes(little("H", range(1000)))
+    words = ["recipe=lm_single", "data=tokens", f"data.path={path}", "steps=[train]", f"run_dir={tmp_path}/run"]
+    assert main([*words, f"show={show}"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        f"  data.vocab_size = null: {path} is of a format that does not say it; give the number of tokens of its "
+        "tokenizer, data.vocab_size=50257 for that of GPT-2\n"
+        "    set in: conf/data/tokens.yaml:6:1\n"
+        "          | vocab_size: null    # tokens; null: as the headers of .tokens files say it\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_of_tokens_are_checked_without_torch(file):
+    code = (
+        "import sys\n"
+        "from launcher.job.compose import compose\n"
+        "from launcher.planner.plan_job import before_torch, settled\n"
+        f"job = compose(['recipe=lm_single', 'data=tokens', 'data.path={file}', 'steps=[train]']).job\n"
+        "assert before_torch(settled(job)).job.model.vocab_size == 300\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
