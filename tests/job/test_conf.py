@@ -20,6 +20,7 @@ NEEDS = {  # what an option cannot know by itself
     "data=idx": ["data.root=x", "model=mlp"],
     "data=cifar10": ["model=resnet18"],
     "data=mnist5k": ["model=mlp"],
+    "schedule=cosine_restarts": ["schedule.period_steps=9"],
 }
 
 
