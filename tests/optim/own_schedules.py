@@ -47,6 +47,9 @@ class Unbuilt:
     def __init__(self) -> None:
         raise ValueError("no such shape")
 
+    def __call__(self, step: int) -> float:
+        return 1.0
+
 
 class Leaves:
     def __call__(self, step: int) -> float:

@@ -53,14 +53,14 @@ def test_any_number_will_do():
 SHARE = "and a share of optim.lr is a finite number of at least 0"
 ANYWHERE = "a run that goes on from a checkpoint begins at any step"
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a function": ("function", {}, "is not a class"),
+    "a function": ("function", {}, "is not a class with a method __call__"),
     "not there": (
         "InverseRoof", {}, "tests.optim.own_schedules has no 'InverseRoof', did you mean 'InverseRoot'? "
         f"(try: schedule._target_={OURS}InverseRoot)",
     ),
-    "not called": (
-        "NotCalled", {},
-        "its instances cannot be called; give it __call__(self, step), which returns a share of optim.lr",
+    "not called": ("NotCalled", {}, "is not a class with a method __call__"),
+    "an argument that is not called": (
+        "Both", {"first": {"_target_": OURS + "NotCalled"}, "at": 2}, "is not a class with a method __call__"
     ),
     "other arguments": (
         "InverseRoot", {"warmup_steps": 2},
@@ -104,8 +104,9 @@ def test_what_no_training_can_go_by_is_refused(case):
     name, arguments, why = REFUSED[case]
     with pytest.raises(RequestError) as refused:
         plan_job(asked(name, **arguments))
+    at, path = ("schedule.first.", "NotCalled") if name == "Both" else ("schedule.", name)
     said = re.sub(r"py:\d+", "py:N", str(refused.value))
-    assert said == f"schedule._target_: {OURS}{name}: {why}"
+    assert said == f"{at}_target_: {OURS}{path}: {why}"
 
 
 def test_one_that_draws_random_numbers_is_refused():
@@ -141,6 +142,12 @@ def test_what_no_plan_has_seen_ends_the_run_with_the_step():
     with pytest.raises(RunError) as ended:
         factor(3)
     assert str(ended.value) == f"step 4: {OURS}Ends gives -1.0, {SHARE}"
+
+
+def test_of_the_launchers_own_classes_none_is_built_that_cannot_be_a_schedule():
+    with pytest.raises(RequestError) as refused:
+        factors(Target.model_validate({"_target_": "launcher.errors.Problem", "key": "", "text": ""}), 5, ())
+    assert str(refused.value) == "schedule._target_: launcher.errors.Problem: is not a class with a method __call__"
 
 
 def test_nothing_of_a_package_that_is_not_trusted_is_built():

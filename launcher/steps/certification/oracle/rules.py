@@ -67,8 +67,7 @@ def shares(schedule: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[
     """Of the learning rate, in each optimizer step (from 0) of ``total``; the user's class says its own."""
     if not isinstance(schedule, Target):
         return lambda step: share(schedule, step, total)
-    made = build(schedule, allow, object, key="schedule._target_")
-    assert callable(made), "the plan has tried it"
+    made: Callable[[int], float] = build(schedule, allow, Callable, key="schedule._target_")  # type: ignore[arg-type]
     return lambda step: float(made(step))
 
 
