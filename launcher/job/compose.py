@@ -18,7 +18,7 @@ from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
 from launcher.job.overrides import intended_value
 from launcher.job.overrides.grammar import Override, paste, read, shell, written
-from launcher.job.overrides.merge import keys, plain, put
+from launcher.job.overrides.merge import CHOSEN, keys, plain, put
 from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.schema.redact import text as redacted
@@ -279,7 +279,7 @@ def _steps(steps: Any, origins: Origins, found: list[Problem]) -> Any:
 
 def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> Iterator[Problem]:
     """The user's own classes: from allowed packages only, and not on top of a shipped option."""
-    for section in ("model", "data", "optim"):
+    for section in CHOSEN:
         node = data.get(section)
         target = node.get("_target_") if isinstance(node, dict) else None
         if not isinstance(node, dict) or not isinstance(target, str):

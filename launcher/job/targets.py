@@ -51,7 +51,8 @@ def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_tar
         raise _error(key, path, *refused)
     found = _find(path, allow, key)
     if not inspect.isclass(found) or not issubclass(found, base):
-        raise _error(key, path, f"is not a {base.__name__} class")
+        kind = "class with a method __call__" if base.__name__ == "Callable" else f"{base.__name__} class"
+        raise _error(key, path, f"is not a {kind}")
     if not _inside(f"{found.__module__}.{found.__qualname__}", allow):
         raise _error(key, path, f"the class is defined in {found.__module__}, which is not trusted", "")
     return found

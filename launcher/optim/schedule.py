@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from math import cos, pi
+from collections.abc import Callable
+from functools import partial
+from math import cos, pi, sqrt
 
-from launcher.job.schema.components import Constant, Schedule
+from launcher.job.schema.components import (
+    WSD,
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Linear,
+    NamedSchedule,
+    Polynomial,
+    Schedule,
+    Target,
+)
 
 
-def factor(settings: Schedule, step: int, total: int) -> float:
+def factors(settings: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:
+    """At each optimizer step (from 0) of ``total``; ``allow``: packages ``_target_`` may name."""
+    if not isinstance(settings, Target):
+        return partial(factor, settings, total=total)
+    from launcher.optim.own_schedule import build_own
+
+    return build_own(settings, allow)
+
+
+def factor(settings: NamedSchedule, step: int, total: int) -> float:
     """For optimizer step ``step`` (from 0) of ``total``.
 
     ``warmup_steps`` rise evenly to 1, reached by the last of them; then from 1 down to
-    ``final`` at the last step.
+    ``final`` at the last step, or towards it in each period where there are restarts.
 
     >>> from launcher.job.schema.components import Linear
     >>> [factor(Linear(name="linear", warmup_steps=2), step, 7) for step in range(7)]
@@ -22,6 +43,41 @@ def factor(settings: Schedule, step: int, total: int) -> float:
         return (step + 1) / warmup
     if isinstance(settings, Constant):
         return 1.0
-    done = min((step - warmup) / max(total - 1 - warmup, 1), 1.0)
-    left = 1 - done if settings.name == "linear" else (1 + cos(pi * done)) / 2
+    left = _left(settings, step - warmup, total - warmup)
     return settings.final + (1 - settings.final) * left
+
+
+def _left(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, step: int, total: int) -> float:
+    """How much is left, from 1 to 0, in step ``step`` of the ``total`` after warmup."""
+    done = min(step / max(total - 1, 1), 1.0)
+    match settings:
+        case Cosine():
+            return (1 + cos(pi * done)) / 2
+        case Linear():
+            return 1 - done
+        case Polynomial(power=power):
+            return float((1 - done) ** power)
+        case CosineRestarts(period_steps=period, period_multiplier=multiplier):
+            return (1 + cos(pi * _of_period(step, period, multiplier))) / 2
+        case WSD():
+            # what warmup leaves, where debug.limit cuts the training short
+            decay = min(settings.decay(total + settings.warmup_steps), total)
+            return _stable(step - (total - decay) + 1, decay, settings.decay_shape)
+
+
+def _of_period(step: int, period: int, multiplier: int) -> float:
+    """How much of its period is behind ``step``; each is ``multiplier`` times as long as the one before."""
+    if multiplier == 1:
+        return (step % period) / period
+    while step >= period:
+        step -= period
+        period *= multiplier
+    return step / period
+
+
+def _stable(step: int, decay: int, shape: str) -> float:
+    """1 up to the ``decay`` steps, of which ``step`` (from 1) is one; 0 at the last."""
+    if step < 1 or decay < 1:
+        return 1.0
+    done = min(step / decay, 1.0)
+    return 1 - done if shape == "linear" else 1 - sqrt(done)

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from launcher.job.schema.components import Constant, LanguageModel, RandomTokens, Schedule, Target, Text
+from launcher.job.schema.components import (
+    WSD,
+    Constant,
+    CosineRestarts,
+    LanguageModel,
+    RandomTokens,
+    Schedule,
+    Target,
+    Text,
+)
 from launcher.job.schema.job import Debug, Job, Train
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.steps import Certify
@@ -32,6 +41,8 @@ WARMUP, FINAL = 2, 0.1
 """Of the learning rate: more steps of warming up would make the first updates too small to compare, and so
 would the last one be if nothing were left of it.
 """
+PERIOD = 2
+"""Steps to the first restart: in a longer period the few rates would all be near the highest."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
         data = RandomTokens(name="random_tokens", vocab_size=data.vocab_size, seq_len=data.seq_len)
 
     train, lengths = _train(job, step, sizes)
-    schedule, rates = _schedule(job.schedule)
+    schedule, rates = _schedule(job.schedule, train.steps)
     for key, was, now in (*lengths, *rates):
         if was != now:
             changes.append((key, f"{was} -> {now}".replace("None", "null")))
@@ -107,11 +118,18 @@ def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str
     return asked.model_copy(update={"loss_scale": None, "eval_every": None} | changes), told
 
 
-def _schedule(asked: Schedule) -> tuple[Schedule, list[tuple[str, float, float]]]:
-    """Of the same form, and what is changed of it: (key, was, is)."""
-    changes: dict[str, float] = {"warmup_steps": min(asked.warmup_steps, WARMUP)}
+def _schedule(asked: Schedule, steps: int) -> tuple[Schedule, list[tuple[str, Any, Any]]]:
+    """Of the same form, all of which is seen in so many ``steps``, and what is changed: (key, was, is)."""
+    if isinstance(asked, Target):
+        return asked, []
+    warmup = min(asked.warmup_steps, WARMUP)
+    changes: dict[str, float] = {"warmup_steps": warmup}
     if not isinstance(asked, Constant):
         changes["final"] = max(asked.final, FINAL)
+    if isinstance(asked, CosineRestarts):
+        changes["period_steps"] = min(asked.period_steps, PERIOD)
+    if isinstance(asked, WSD):
+        changes["decay_steps"] = max(steps - warmup - 1, 0)  # all but one that stays
     told = [(f"schedule.{key}", getattr(asked, key), now) for key, now in changes.items()]
     return asked.model_copy(update=changes), told
 

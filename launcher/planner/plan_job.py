@@ -98,7 +98,7 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
 
 def _nowhere(job: Job) -> list[Problem]:
     """Classes of the user's own in modules that are not there; nothing is imported."""
-    chosen = {"model": job.model, "data": job.data, "optim": job.optim}
+    chosen = {"model": job.model, "data": job.data, "optim": job.optim, "schedule": job.schedule}
     targets = {f"{section}._target_": s.target for section, s in chosen.items() if isinstance(s, Target)}
     return [absent(key, path) for key, path in targets.items() if not there(path)]
 
@@ -149,6 +149,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     job = checked.job
     refuse(_unlike(job, own=True))
     refuse(_backend(job))
+    refuse(_unrated(job, checked.asked.sizes.steps, traces))
     from launcher.parallel.cost.fused_kernels import fused_norms
     from launcher.parallel.model_state.module_globals import put_back
 
@@ -286,6 +287,17 @@ def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
         device=job.launch.device,
         dtype=DTYPE[job.train.precision],
     )
+
+
+def _unrated(job: Job, steps: int, traces: Traces | None) -> list[Problem]:
+    """What is wrong with the rates that a schedule class of the user's own gives."""
+    if not isinstance(job.schedule, Target):
+        return []
+    from launcher.optim import own_schedule
+
+    rate = partial(own_schedule.problem, job.schedule, job.security.allow, steps)
+    problem = rate() if traces is None else traces.rated((job.schedule, steps), rate)
+    return [problem] if problem else []
 
 
 def _followed(

@@ -1,10 +1,11 @@
-"""What plans of one model share: reading it, and following its forward on the ranks of ``tp``."""
+"""What plans of one model share: reading it, its forward on the ranks of ``tp``, trying its schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.settings.cluster import accelerators
 from launcher.plan.settings.device_matrix import over_device_matrix
@@ -28,6 +29,14 @@ class Traces:
         self.keeps_messages = keeps_messages
         self._reads: dict[str, ReadOnce] = {}
         self._followed: dict[Any, Followed] = {}
+        self._rated: dict[str, Problem | None] = {}
+
+    def rated(self, key: Any, rate: Callable[[], Problem | None]) -> Problem | None:
+        """What ``rate`` finds wrong with a schedule; ``key``: all that it hangs on."""
+        key = repr(key)
+        if key not in self._rated:
+            self._rated[key] = rate()
+        return self._rated[key]
 
     def read(self, job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         """As ``trace_model.read``."""

@@ -10,7 +10,7 @@ from launcher.checkpoint.read import Checkpoint
 from launcher.data.fallback import with_data_read
 from launcher.errors import Problem, printable
 from launcher.job.schema import redact
-from launcher.job.schema.components import Target
+from launcher.job.schema.components import Constant, CosineRestarts, Target
 from launcher.job.schema.job import Job
 from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.optim.schedule import factor
@@ -125,7 +125,9 @@ def _note(d: Difference, name: str, done: int, job: Job) -> Note:
 def _curve(d: Difference, done: int, job: Job) -> str:
     """What other steps make of a schedule that is drawn over all of them."""
     schedule = job.schedule
-    if schedule.name == "constant" or not isinstance(d.old, int) or done >= d.new:
+    if isinstance(schedule, Constant | CosineRestarts | Target):  # the same step is at the same rate
+        return ""
+    if not isinstance(d.old, int) or done >= d.new:
         return ""
     new, old = (factor(schedule, done, total) for total in (d.new, d.old))
     text = f"; schedule={schedule.name} is drawn over all steps, so this is another curve"

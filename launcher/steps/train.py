@@ -12,7 +12,7 @@ from launcher.job.schema.components import RandomTokens, Target, Text, Tokens
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Train
 from launcher.optim.build import scale_lr
-from launcher.optim.schedule import factor
+from launcher.optim.schedule import factors
 from launcher.runtime.training import loop
 from launcher.runtime.training.session import Session
 
@@ -26,13 +26,14 @@ def run_on_ranks(step: Train, session: Session, job: Job) -> str:
 def asked(s: Session, job: Job) -> loop.Loop:
     """The whole training of ``job``."""
     total = s.plan.sizes.steps
+    factor = factors(job.schedule, total, job.security.allow)
     per_sample, unit = 1, "samples"
     if isinstance(job.data, Text | RandomTokens | Tokens):
         per_sample, unit = job.data.seq_len, "tokens"
 
     return loop.Loop(
         until=total,
-        lr=lambda step: _rate(s, job, factor(job.schedule, step, total)),
+        lr=lambda step: _rate(s, job, factor(step)),
         clip=job.train.clip_norm,
         log_every=job.train.log_every,
         eval_every=job.train.eval_every,

@@ -5,6 +5,7 @@ import pytest
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import copies, notes, reduced
 from launcher.plan.partition.sizes import Sizes
+from launcher.plan.plan import ask
 from launcher.plan.settings.grid import sizes
 from tests.plan.made import job
 
@@ -77,6 +78,24 @@ def test_the_last_step_of_a_copy_still_moves_weights() -> None:
     copy = reduced(asked, Certify(), found)
     assert dict(copy.changes)["schedule.final"] == "0.0 -> 0.1"
     assert copy.job.schedule.name == "linear"
+
+
+@pytest.mark.parametrize(("words", "changes"), [
+    (["schedule=wsd"], {"decay_steps": "null -> 1", "final": "0.0 -> 0.1", "warmup_steps": "20 -> 2"}),
+    (["schedule=wsd", "schedule.warmup_steps=0", "schedule.final=0.5", "schedule.decay_steps=9"],
+     {"decay_steps": "9 -> 3"}),
+    (["schedule=cosine_restarts", "schedule.period_steps=50"],
+     {"period_steps": "50 -> 2", "final": "0.0 -> 0.1", "warmup_steps": "20 -> 2"}),
+    (["schedule=polynomial"], {"final": "0.0 -> 0.1", "warmup_steps": "20 -> 2"}),
+    (["schedule={_target_: tests.optim.own_schedules.InverseRoot}", "security.allow=[tests]"], {}),
+], ids=["decay", "decay alone", "restarts", "polynomial", "own"])  # fmt: skip
+def test_all_of_a_schedule_is_seen_in_the_few_steps_of_a_copy(words: list[str], changes: dict[str, str]) -> None:
+    asked = job(*LM, *words)
+    found, _ = sizes(asked)
+    assert found is not None
+    copy = reduced(asked, Certify(), found)
+    assert {key[9:]: said for key, said in copy.changes if key.startswith("schedule.")} == changes
+    ask(copy.job)
 
 
 def test_fp16_is_certified_at_a_loss_scale_that_stays() -> None:

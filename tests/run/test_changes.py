@@ -162,6 +162,27 @@ def test_more_steps_of_a_schedule_that_ends_are_another_curve(path, capsys):
     ) in said
 
 
+OWN = ("schedule={_target_: tests.optim.own_schedules.InverseRoot, warmup: 3}", "security.allow=[tests]")
+RESTARTS = ("schedule=cosine_restarts", "schedule.period_steps=9")
+
+
+@pytest.mark.parametrize(("words", "key", "now"), [
+    (OWN, "schedule._target_", "tests.optim.own_schedules.InverseRoot"),
+    (RESTARTS, "schedule.name", "cosine_restarts"),
+    (("schedule=wsd", "schedule.decay_share=0.5", "schedule.warmup_steps=1"), "schedule.name", "wsd"),
+], ids=["own", "restarts", "decay"])  # fmt: skip
+def test_another_schedule_is_noted_and_is_another_curve_only_where_it_is_drawn_over_all_steps(
+    words, key, now, path, capsys
+):
+    said = plan(capsys, *asked(path, *words, "train.steps=101"))
+    assert f"{key} constant -> {now}: since step-000002" in said
+    curve = (
+        "; schedule=wsd is drawn over all steps, so this is another curve: step 3 is at 1 of optim.lr, on the curve so "
+        "far it is at 0"
+    )
+    assert f"{said} ".count(f"train.steps 2 -> 101: since step-000002{curve if now == 'wsd' else ''} ") == 1
+
+
 FREE = [*shape(pp=2, shard=2), "parallel.pipeline.scheduler=gpipe", "parallel.pipeline.micro_batch_num=4"]
 LATER = ["train.log_every=2", "train.eval_every=1", "checkpoint.every=1", "logger.csv=true", "name=other"]
 

@@ -66,6 +66,9 @@ FINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gradients that overflow fp16 at most scales": (TWO, of("Loud", train__precision="fp16")),
     "a model that cannot be copied": (TWO, of("Uncopied")),
     "an optimizer of the user's own": (SHARDED, of("Net", optim={"_target_": "tests.steps.nets.Lion"})),
+    "a schedule of the user's own": (TWO, of("Net", schedule={"_target_": "tests.optim.own_schedules.InverseRoot"})),
+    "a decay": (TWO, of("Net", schedule={"name": "wsd", "warmup_steps": 1})),
+    "restarts": (TWO, of("Net", schedule={"name": "cosine_restarts", "period_steps": 4})),
     "nothing to clip at": (TWO, of("Net", train__clip_norm=None)),
     "three samples of a replica": (TWO, of("Net", train__batch_size=12)),
 }  # fmt: skip

@@ -16,6 +16,10 @@ OTHERS = {
     "train.eval_every": ("eval_interval", "eval_steps", "val_every", "val_check_interval"),
     "train.log_every": ("log_interval", "logging_steps", "print_every", "log_every_n_steps"),
     "schedule.warmup_steps": ("warmup", "num_warmup_steps", "warmup_iters"),
+    "schedule.period_steps": ("t_0", "T_0", "first_cycle_steps"),
+    "schedule.period_multiplier": ("t_mult", "T_mult", "cycle_mult"),
+    "schedule.decay_share": ("decay_ratio",),
+    "schedule.decay_shape": ("decay_type",),
     "parallel.pipeline.stages": (
         "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size", "pp_size", "pipeline_parallel",
     ),

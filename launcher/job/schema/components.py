@@ -310,6 +310,38 @@ class Linear(Settings):
     final: Fraction = 0.0
 
 
+class Polynomial(Settings):
+    name: Literal["polynomial"]
+    warmup_steps: Index = 0
+    power: float = Field(2.0, gt=0)
+    final: Fraction = 0.0
+
+
+class CosineRestarts(Settings):
+    """SGDR (Loshchilov and Hutter 2017)."""
+
+    name: Literal["cosine_restarts"]
+    warmup_steps: Index = 0
+    period_steps: Count = Field(description="optimizer steps from the end of warmup to the first restart")
+    period_multiplier: Count = 1
+    final: Fraction = 0.0
+
+
+class WSD(Settings):
+    """Warm up, stay, decay (Hu et al. 2024, MiniCPM)."""
+
+    name: Literal["wsd"]
+    warmup_steps: Index = 0
+    decay_share: Fraction = 0.2
+    decay_steps: Index | None = None
+    decay_shape: Literal["linear", "1-sqrt"] = "1-sqrt"
+    final: Fraction = 0.0
+
+    def decay(self, total: int) -> int:
+        """The steps of ``total`` that decay; ``decay_steps`` is instead of ``decay_share``."""
+        return round(self.decay_share * total) if self.decay_steps is None else self.decay_steps
+
+
 def _kind(value: Any) -> str | None:
     """Tag of a union member: ``_target_`` for one of the user's own classes, else its ``name``."""
     own = "_target_" in value if isinstance(value, dict) else isinstance(value, Target)
@@ -354,6 +386,11 @@ Optim = Annotated[
 Schedule = Annotated[
     Annotated[Constant, Tag("constant")]
     | Annotated[Cosine, Tag("cosine")]
-    | Annotated[Linear, Tag("linear")],
+    | Annotated[Linear, Tag("linear")]
+    | Annotated[Polynomial, Tag("polynomial")]
+    | Annotated[CosineRestarts, Tag("cosine_restarts")]
+    | Annotated[WSD, Tag("wsd")]
+    | _Own,
     Discriminator(_kind),
 ]
+NamedSchedule = Constant | Cosine | Linear | Polynomial | CosineRestarts | WSD

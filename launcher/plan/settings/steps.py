@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Text
+from launcher.job.schema.components import WSD, CosineRestarts, Schedule, Target, Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan import step_order
@@ -17,7 +17,13 @@ from launcher.plan.verbs import evaluates
 
 def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
     """Steps in an order that cannot be, without what they read, or with a layout that cannot be made."""
-    return [*step_order.check(job.steps), *_samples(job), *_held_out(job), *_targets(job, sizes)]
+    return [
+        *step_order.check(job.steps),
+        *_samples(job),
+        *_held_out(job),
+        *_decay(job),
+        *_targets(job, sizes),
+    ]
 
 
 def _samples(job: Job) -> Iterator[Problem]:
@@ -32,11 +38,31 @@ def _samples(job: Job) -> Iterator[Problem]:
 def _held_out(job: Job) -> Iterator[Problem]:
     """Who reads held-out samples, when there are to be none."""
     readers = [n for n, s in job.steps.items() if evaluates(s)]
-    if job.train.eval_every is not None and any(s.kind == "train" for s in job.steps.values()):
+    if job.train.eval_every is not None and _trains(job):
         readers.append("train.eval_every")
     if readers and getattr(job.data, "val_fraction", None) == 0 and getattr(job.data, "val", None) is None:
         text = f"0: leaves no held-out samples for {', '.join(readers)}"
         yield Problem("data.val_fraction", text)
+
+
+def _decay(job: Job) -> Iterator[Problem]:
+    """A decay that would begin while the rate still rises; a training that only rises has none."""
+    asked, steps = job.schedule, job.train.steps
+    if not _trains(job) or not isinstance(asked, WSD) or asked.warmup_steps >= steps:
+        return
+    decay, left = asked.decay(steps), steps - asked.warmup_steps
+    if decay > left:
+        share = asked.decay_steps is None
+        key, said = ("decay_share", f"{asked.decay_share:g}") if share else ("decay_steps", f"{decay}")
+        is_so = f" is {many(decay, 'step')}, and" if share else ""
+        text = (
+            f"{said}:{is_so} schedule.warmup_steps={asked.warmup_steps} leaves {left} of train.steps={steps}"
+        )
+        yield Problem(f"schedule.{key}", text, f"schedule.decay_steps={left}")
+
+
+def _trains(job: Job) -> bool:
+    return any(s.kind == "train" for s in job.steps.values())
 
 
 LAYOUT = ("nproc", "stages", "shard_size", "tp")
@@ -116,11 +142,9 @@ def _behind(job: Job, key: str, name: str) -> bool:
 
 def idle(job: Job, steps: int) -> Iterator[Note]:
     """Settings that never come into play in a training of so many ``steps``."""
-    if not any(s.kind == "train" for s in job.steps.values()):
+    if not _trains(job):
         return
-    warm = job.schedule.warmup_steps
-    if warm >= steps:
-        yield Note("schedule.warmup_steps", f"{warm}: the training, {many(steps, 'step')}, is all warm-up")
+    yield from _rates(job.schedule, steps)
     rare = (
         ("train.eval_every", job.train.eval_every, "validation"),
         ("checkpoint.every", job.checkpoint.every, "checkpoint"),
@@ -128,3 +152,18 @@ def idle(job: Job, steps: int) -> Iterator[Note]:
     for key, every, what in rare:
         if every is not None and every >= steps:
             yield Note(key, f"{every}: no {what} while training, which ends after {many(steps, 'step')}")
+
+
+def _rates(asked: Schedule, steps: int) -> Iterator[Note]:
+    """What of a schedule these steps do not reach, and how many of them a share is."""
+    if isinstance(asked, Target):
+        return
+    warm, training = asked.warmup_steps, f"the training, {many(steps, 'step')}"
+    if warm >= steps:
+        yield Note("schedule.warmup_steps", f"{warm}: {training}, is all warm-up")
+    elif isinstance(asked, CosineRestarts) and warm + asked.period_steps >= steps:
+        text = f"{asked.period_steps}: no restart, for {training}, ends before it"
+        yield Note("schedule.period_steps", text)
+    elif isinstance(asked, WSD) and asked.decay_steps is None:
+        share = f"schedule.decay_share={asked.decay_share:g} of {many(steps, 'step')}"
+        yield Note("schedule.decay_steps", f"null -> {asked.decay(steps)}: {share}")

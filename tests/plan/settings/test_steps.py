@@ -76,6 +76,42 @@ def test_what_never_comes_into_play_is_noted() -> None:
     ]
 
 
+WSD = ("schedule=wsd", "schedule.warmup_steps=6", "train.steps=10")
+
+
+@pytest.mark.parametrize(("overrides", "text"), [
+    (["schedule.decay_steps=5"], "schedule.decay_steps: 5: schedule.warmup_steps=6 leaves 4 of train.steps=10 "
+     "(try: schedule.decay_steps=4)"),
+    (["schedule.decay_share=0.75"], "schedule.decay_share: 0.75: is 8 steps, and schedule.warmup_steps=6 leaves 4 of "
+     "train.steps=10 (try: schedule.decay_steps=4)"),
+], ids=["steps", "share"])  # fmt: skip
+def test_a_decay_that_would_begin_in_warmup_is_refused_and_the_cure_passes(overrides: list[str], text: str) -> None:
+    error = refusal(*WSD, *overrides)
+    assert str(error) == text
+    ask(job(*WSD, *overrides, *words(error)))
+
+
+@pytest.mark.parametrize("overrides", [
+    ["schedule.decay_steps=4"], ["schedule.decay_share=0.4"], ["schedule.decay_steps=0"],
+    ["schedule.decay_steps=5", "steps=[save]"], ["schedule.decay_steps=5", "train.steps=6"],
+    ["schedule.decay_steps=2", "debug=limit"],
+], ids=" ".join)  # fmt: skip
+def test_a_decay_that_fits_is_left_alone_and_so_is_one_that_no_training_comes_to(overrides: list[str]) -> None:
+    ask(job(*WSD, *overrides))
+
+
+def test_of_a_schedule_what_a_share_is_in_steps_and_a_restart_that_never_comes_are_noted() -> None:
+    assert [str(n) for n in idle(job(*WSD), 10)] == [
+        "schedule.decay_steps null -> 2: schedule.decay_share=0.2 of 10 steps"
+    ]
+    restarts = ("schedule=cosine_restarts", "schedule.warmup_steps=2", "train.steps=10")
+    assert [str(n) for n in idle(job(*restarts, "schedule.period_steps=8"), 10)] == [
+        "schedule.period_steps 8: no restart, for the training, 10 steps, ends before it"
+    ]
+    assert [*idle(job(*restarts, "schedule.period_steps=7"), 10)] == []
+    assert [*idle(job(*WSD, "schedule.decay_steps=2"), 10)] == []
+
+
 def test_what_comes_into_play_is_not_noted() -> None:
     j = job("train.steps=3", "train.eval_every=2", "checkpoint.every=2", "schedule.warmup_steps=2")
     assert [*idle(j, 3)] == []

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
-from launcher.job.schema.components import Constant, Cosine, Linear, Schedule
+from launcher.job.schema.components import (
+    WSD,
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Linear,
+    NamedSchedule,
+    Polynomial,
+    Target,
+)
 from launcher.optim.schedule import factor
 from launcher.steps.certification.oracle import rules, start
 from launcher.steps.certification.oracle.samples import First, Narrow, held_out
@@ -53,17 +62,28 @@ def test_the_order_of_samples_is_the_documented_one(seed: int, batch: int, n: in
         assert rules.order(seed, step, batch, n).tolist() == batch_indices(seed, step, batch, n).tolist()
 
 
-SCHEDULES: list[Schedule] = [
+SCHEDULES: list[NamedSchedule] = [
     Constant(name="constant", warmup_steps=3), Linear(name="linear", warmup_steps=2, final=0.25),
     Cosine(name="cosine", warmup_steps=0), Cosine(name="cosine", warmup_steps=9, final=0.0), Linear(name="linear"),
+    Polynomial(name="polynomial", warmup_steps=1, power=1.7, final=0.1), Polynomial(name="polynomial", power=0.3),
+    CosineRestarts(name="cosine_restarts", warmup_steps=1, period_steps=1, period_multiplier=2, final=0.2),
+    CosineRestarts(name="cosine_restarts", period_steps=3), WSD(name="wsd", warmup_steps=1, decay_share=0.6, final=0.1),
+    WSD(name="wsd", decay_share=0.5, decay_shape="linear"), WSD(name="wsd", warmup_steps=2, decay_steps=9),
+    WSD(name="wsd", decay_steps=0), WSD(name="wsd", warmup_steps=9, decay_steps=3),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("total", [1, 2, 7])
-def test_the_learning_rate_is_the_documented_one(schedule: Schedule, total: int) -> None:
+def test_the_learning_rate_is_the_documented_one(schedule: NamedSchedule, total: int) -> None:
     found = [rules.share(schedule, step, total) for step in range(total + 2)]
     assert found == pytest.approx([factor(schedule, step, total) for step in range(total + 2)], rel=1e-15)
+
+
+def test_a_schedule_of_the_users_own_says_its_learning_rate() -> None:
+    asked = Target.model_validate({"_target_": "tests.optim.own_schedules.InverseRoot", "warmup": 2})
+    share = rules.shares(asked, 5, ("tests",))
+    assert [share(step) for step in range(5)] == [0.5, 1.0, (2 / 3) ** 0.5, 0.5**0.5, (2 / 5) ** 0.5]
 
 
 def training(net: str, ranks: int, micros: int, **changes: object) -> Training:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from math import cos, pi
+from math import cos, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,18 @@ from torch.nn import functional as F
 
 from launcher.job.schema.components import (
     SGD,
+    WSD,
     AdamW,
     Constant,
+    CosineRestarts,
     Linear,
     Lion,
     Momentum,
+    NamedSchedule,
     Optim,
+    Polynomial,
     Schedule,
+    Target,
 )
 from launcher.job.targets import build
 
@@ -60,19 +66,53 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(flat, target.reshape(-1), ignore_index=IGNORED, reduction="sum")
 
 
-def share(schedule: Schedule, step: int, total: int) -> float:
+def shares(schedule: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:
+    """Of the learning rate, in each optimizer step (from 0) of ``total``; the user's class says its own."""
+    if not isinstance(schedule, Target):
+        return lambda step: share(schedule, step, total)
+    made: Callable[[int], float] = build(schedule, allow, Callable, key="schedule._target_")  # type: ignore[arg-type]
+    return lambda step: float(made(step))
+
+
+def share(schedule: NamedSchedule, step: int, total: int) -> float:
     """Of the learning rate, in optimizer step ``step`` (from 0) of ``total``.
 
     Even steps up to 1 while warming up, the last of them at 1; then from 1 to ``final``, which the last step
-    has.
+    has, or would have were it not the first of the next period.
     """
     if step + 1 <= schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     if isinstance(schedule, Constant):
         return 1.0
-    way = min(1.0, (step - schedule.warmup_steps) / max(1, total - schedule.warmup_steps - 1))
-    height = 1 - way if isinstance(schedule, Linear) else 0.5 + 0.5 * cos(pi * way)
+    if isinstance(schedule, WSD):
+        height = _plateau(schedule, step, total)
+    elif isinstance(schedule, CosineRestarts):
+        height = _teeth(schedule, step - schedule.warmup_steps)
+    else:
+        way = min(1.0, (step - schedule.warmup_steps) / max(1, total - schedule.warmup_steps - 1))
+        height = 1 - way if isinstance(schedule, Linear | Polynomial) else 0.5 + 0.5 * cos(pi * way)
+        height = height**schedule.power if isinstance(schedule, Polynomial) else height
     return schedule.final + (1 - schedule.final) * height
+
+
+def _plateau(schedule: WSD, step: int, total: int) -> float:
+    """1 until the last steps, through which it falls to 0; they are no more than those after warming up."""
+    asked = schedule.decay_steps
+    falling = round(total * schedule.decay_share) if asked is None else asked
+    falling = min(falling, total - schedule.warmup_steps)
+    to_come = max(0, total - 1 - step)
+    if to_come >= falling:
+        return 1.0
+    way = (falling - to_come) / falling
+    return 1 - way if schedule.decay_shape == "linear" else 1 - sqrt(way)
+
+
+def _teeth(schedule: CosineRestarts, step: int) -> float:
+    """Half a cosine from each restart to the next; ``step`` counts from the end of warming up."""
+    start, length = 0, schedule.period_steps
+    while start + length <= step:
+        start, length = start + length, length * schedule.period_multiplier
+    return 0.5 + 0.5 * cos(pi * ((step - start) / length))
 
 
 Named = list[tuple[tuple[str, ...], nn.Parameter]]

@@ -81,6 +81,7 @@ class Training:
         self._begin(numbers)
         self.optimizer = rules.optimizer(job.optim, self._trained(), job.security.allow)
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
+        self._shares = rules.shares(job.schedule, cut.steps, job.security.allow)
 
     def _begin(self, numbers: Mapping[str, Tensor]) -> None:
         """A model a data-parallel rank, and a spare one for trials; their weights are the same tensors."""
@@ -213,7 +214,7 @@ class Training:
         return _kept(self.named)
 
     def rate_share(self, step: int) -> float:
-        return rules.share(self.job.schedule, step, self.cut.steps)
+        return self._shares(step)
 
     def rate(self, step: int) -> float:
         """The learning rate of ``optim.lr``; of a user's class, that of its first group."""

@@ -1,0 +1,111 @@
+"""Learning-rate schedules as users write them: right ones, and each with one thing that no training can go by."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import numpy as np
+
+
+class InverseRoot:
+    """Up in ``warmup`` steps, then down with the root of the step."""
+
+    def __init__(self, warmup: int = 2) -> None:
+        self.warmup = warmup
+
+    def __call__(self, step: int) -> float:
+        return min((step + 1) / self.warmup, (self.warmup / (step + 1)) ** 0.5)
+
+
+class Both:
+    """One schedule up to a step, then another."""
+
+    def __init__(self, first: InverseRoot, at: int) -> None:
+        self.first, self.at = first, at
+
+    def __call__(self, step: int) -> float:
+        return self.first(step) if step < self.at else 0.0
+
+
+class Numbers:
+    """Of any kind that is a number."""
+
+    def __call__(self, step: int) -> object:
+        return (1, 0.5, np.float64(0.25), np.float32(0.125), np.int64(2), Fraction(1, 16), 0)[step % 7]
+
+
+def function(step: int) -> float:
+    return 1.0
+
+
+class NotCalled:
+    pass
+
+
+class Unbuilt:
+    def __init__(self) -> None:
+        raise ValueError("no such shape")
+
+    def __call__(self, step: int) -> float:
+        return 1.0
+
+
+class Leaves:
+    def __call__(self, step: int) -> float:
+        raise SystemExit("enough")
+
+
+class Table:
+    """It has a rate for each of its steps only."""
+
+    def __init__(self, rates: list[float]) -> None:
+        self.rates = rates
+
+    def __call__(self, step: int) -> float:
+        return self.rates[step]
+
+
+class Gives:
+    """1, and at one step something else."""
+
+    def __init__(self, value: str, at: int = 2) -> None:
+        self.value, self.at = eval(value, {"np": np}), at
+
+    def __call__(self, step: int) -> object:
+        return self.value if step == self.at else 1.0
+
+
+class Counts:
+    """It counts its calls instead of looking at the step."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 1 / self.calls
+
+
+class InOrder:
+    """It has to be called with step 0 first."""
+
+    def __call__(self, step: int) -> float:
+        if step == 0:
+            self.start = 1.0
+        return self.start / (step + 1)
+
+
+class Noise:
+    def __call__(self, step: int) -> float:
+        return random.random()
+
+
+class Ends:
+    """It is no share after so many steps."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self, step: int) -> float:
+        return 1.0 if step < self.after else -1.0

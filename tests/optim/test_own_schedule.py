@@ -1,0 +1,166 @@
+"""Learning-rate schedules of the user's own: called as they are, or refused by the plan with the step and the value."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from launcher.errors import Problem, RequestError, RunError
+from launcher.job.schema.components import Target
+from launcher.job.schema.job import Job
+from launcher.optim import own_schedule
+from launcher.optim.schedule import factors
+from launcher.planner.plan_job import plan_job
+from launcher.planner.traces import Traces
+from tests.parity import job
+
+OURS = "tests.optim.own_schedules."
+
+
+def target(name: str, **arguments: Any) -> Target:
+    return Target.model_validate({"_target_": OURS + name, **arguments})
+
+
+def asked(name: str, steps: int = 5, **arguments: Any) -> Job:
+    schedule = {"_target_": OURS + name, **arguments}
+    return job(schedule=schedule, train__steps=steps, security__allow=("tests",))
+
+
+def rates(name: str, steps: int, **arguments: Any) -> list[float]:
+    factor = factors(target(name, **arguments), steps, ("tests",))
+    return [factor(step) for step in range(steps)]
+
+
+def test_an_instance_is_called_with_the_step_and_gives_the_share():
+    assert rates("InverseRoot", 4, warmup=2) == [0.5, 1.0, (2 / 3) ** 0.5, 0.5**0.5]
+    plan_job(asked("InverseRoot", warmup=2))
+
+
+def test_an_argument_that_names_a_class_is_built_first():
+    first = {"_target_": OURS + "InverseRoot", "warmup": 4}
+    assert rates("Both", 4, first=first, at=2) == [0.25, 0.5, 0.0, 0.0]
+
+
+def test_any_number_will_do():
+    plan_job(asked("Numbers", steps=7))
+    found = rates("Numbers", 7)
+    assert found == [1, 0.5, 0.25, 0.125, 2, 0.0625, 0]
+    assert {type(r) for r in found} == {float}
+
+
+SHARE = "and a share of optim.lr is a finite number of at least 0"
+ANYWHERE = "a run that goes on from a checkpoint begins at any step"
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a function": ("function", {}, "is not a class with a method __call__"),
+    "not there": (
+        "InverseRoof", {}, "tests.optim.own_schedules has no 'InverseRoof', did you mean 'InverseRoot'? "
+        f"(try: schedule._target_={OURS}InverseRoot)",
+    ),
+    "not called": ("NotCalled", {}, "is not a class with a method __call__"),
+    "an argument that is not called": (
+        "Both", {"first": {"_target_": OURS + "NotCalled"}, "at": 2}, "is not a class with a method __call__"
+    ),
+    "other arguments": (
+        "InverseRoot", {"warmup_steps": 2},
+        "its arguments do not fit: got an unexpected keyword argument 'warmup_steps', did you mean 'warmup'? "
+        "(try: ~schedule.warmup_steps schedule.warmup=2)",
+    ),
+    "unbuilt": (
+        "Unbuilt", {},
+        "cannot be built: ValueError: no such shape (own_schedules.py:N, in __init__: "
+        'raise ValueError("no such shape"))',
+    ),
+    "leaves": (
+        "Leaves", {}, "it cannot be called with step 0: SystemExit: enough (own_schedules.py:N, in __call__: "
+        'raise SystemExit("enough"))',
+    ),
+    "too short": (
+        "Table", {"rates": [1.0, 0.5]}, "it cannot be called with step 2: IndexError: list index out of range "
+        "(own_schedules.py:N, in __call__: return self.rates[step])",
+    ),
+    "nothing": ("Gives", {"value": "None"}, f"at step 2 it gives None, {SHARE}"),
+    "no number": ("Gives", {"value": "'1.0'"}, f"at step 2 it gives '1.0', {SHARE}"),
+    "several": ("Gives", {"value": "[1.0, 2.0]"}, f"at step 2 it gives [1.0, 2.0], {SHARE}"),
+    "negative": ("Gives", {"value": "-1e-9"}, f"at step 2 it gives -1e-09, {SHARE}"),
+    "nan": ("Gives", {"value": "float('nan')"}, f"at step 2 it gives nan, {SHARE}"),
+    "infinite": ("Gives", {"value": "np.float64('inf')"}, f"at step 2 it gives np.float64(inf), {SHARE}"),
+    "complex": ("Gives", {"value": "1j"}, f"at step 2 it gives 1j, {SHARE}"),
+    "larger than any float": (
+        "Gives", {"value": "10**400"}, f"at step 2 it gives 100000000000000000...0000000000000000000, {SHARE}"
+    ),
+    "at the last step": ("Gives", {"value": "-1", "at": 4}, f"at step 4 it gives -1, {SHARE}"),
+    "a counter": ("Counts", {}, f"at step 4 it gives 0.2 after the steps before it, 1.0 without; {ANYWHERE}"),
+    "in order": (
+        "InOrder", {}, "it cannot be called with step 4 first: AttributeError: 'InOrder' object has no attribute "
+        "'start' (own_schedules.py:N, in __call__: return self.start / (step + 1))",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_training_can_go_by_is_refused(case):
+    name, arguments, why = REFUSED[case]
+    with pytest.raises(RequestError) as refused:
+        plan_job(asked(name, **arguments))
+    at, path = ("schedule.first.", "NotCalled") if name == "Both" else ("schedule.", name)
+    said = re.sub(r"py:\d+", "py:N", str(refused.value))
+    assert said == f"{at}_target_: {OURS}{path}: {why}"
+
+
+def test_one_that_draws_random_numbers_is_refused():
+    found = own_schedule.problem(target("Noise"), ("tests",), 50)
+    assert found is not None
+    assert found.text.startswith(f"{OURS}Noise: at step 49 it gives 0.")
+    assert found.text.endswith(f" without; {ANYWHERE}")
+
+
+def test_steps_behind_the_last_are_not_looked_at():
+    plan_job(asked("Table", rates=[1.0] * 5))
+    assert own_schedule.problem(target("Gives", value="-1", at=5), ("tests",), 5) is None
+
+
+@pytest.mark.parametrize("steps", [1, 2, 999, 1000, 1001, 2500])
+def test_every_step_of_a_training_is_looked_at(steps):
+    for at in {0, steps // 2, steps - 1}:
+        found = own_schedule.problem(target("Gives", value="None", at=at), ("tests",), steps)
+        assert found == Problem("schedule._target_", f"{OURS}Gives: at step {at} it gives None, {SHARE}")
+
+
+def test_of_a_very_long_one_steps_up_to_the_last(monkeypatch):
+    monkeypatch.setattr(own_schedule, "MOST", 10)
+    for steps in (10, 11, 35, 1001):
+        last = target("Gives", value="None", at=steps - 1)
+        assert own_schedule.problem(last, ("tests",), steps) is not None
+        assert own_schedule.problem(target("InverseRoot"), ("tests",), steps) is None
+
+
+def test_what_no_plan_has_seen_ends_the_run_with_the_step():
+    factor = factors(target("Ends", after=3), 3, ("tests",))
+    assert factor(2) == 1.0
+    with pytest.raises(RunError) as ended:
+        factor(3)
+    assert str(ended.value) == f"step 4: {OURS}Ends gives -1.0, {SHARE}"
+
+
+def test_of_the_launchers_own_classes_none_is_built_that_cannot_be_a_schedule():
+    with pytest.raises(RequestError) as refused:
+        factors(Target.model_validate({"_target_": "launcher.errors.Problem", "key": "", "text": ""}), 5, ())
+    assert str(refused.value) == "schedule._target_: launcher.errors.Problem: is not a class with a method __call__"
+
+
+def test_nothing_of_a_package_that_is_not_trusted_is_built():
+    with pytest.raises(RequestError) as refused:
+        plan_job(asked("InverseRoot").model_copy(update={"security": job().security}))
+    trusted = "package 'tests' is not trusted (trusted: launcher) (try: 'security.allow=[tests]')"
+    assert str(refused.value) == f"schedule._target_: {OURS}InverseRoot: {trusted}"
+
+
+def test_many_plans_try_it_once(monkeypatch):
+    tried: list[int] = []
+    monkeypatch.setattr(own_schedule, "problem", lambda settings, allow, steps: tried.append(steps))
+    traces = Traces()
+    for steps in (5, 5, 7, 5):
+        plan_job(asked("InverseRoot", steps=steps), traces)
+    assert tried == [5, 7]
