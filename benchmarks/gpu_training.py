@@ -16,8 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
-from launcher.job.schema.components import AdamW
 from launcher.job.schema.job import Job
+from launcher.job.schema.optimizers import AdamW
 from launcher.models.build import build_model
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import scale_lr

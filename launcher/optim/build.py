@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target
+from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
 from launcher.optim import lion
 from launcher.optim.groups import Grouped, flat, groups, replaced
 from launcher.optim.local_shards import LocalShards

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from math import cos, pi, sqrt
 
-from launcher.job.schema.components import (
+from launcher.job.schema.components import Schedule, Target
+from launcher.job.schema.schedules import (
     WSD,
     Constant,
     Cosine,
@@ -14,8 +15,6 @@ from launcher.job.schema.components import (
     Linear,
     NamedSchedule,
     Polynomial,
-    Schedule,
-    Target,
 )
 
 

@@ -7,18 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from launcher.job.schema.components import (
-    WSD,
-    Constant,
-    CosineRestarts,
-    LanguageModel,
-    RandomTokens,
-    Schedule,
-    Target,
-    Text,
-)
+from launcher.job.schema.components import LanguageModel, RandomTokens, Schedule, Target, Text
 from launcher.job.schema.job import Debug, Job, Train
 from launcher.job.schema.parallel import LocalNorm
+from launcher.job.schema.schedules import WSD, Constant, CosineRestarts
 from launcher.job.schema.steps import Certify
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.settings.device_matrix import over_device_matrix

@@ -10,8 +10,9 @@ from launcher.checkpoint.read import Checkpoint
 from launcher.data.fallback import with_data_read
 from launcher.errors import Problem, printable
 from launcher.job.schema import redact
-from launcher.job.schema.components import Constant, CosineRestarts, Target
+from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
+from launcher.job.schema.schedules import Constant, CosineRestarts
 from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.optim.schedule import factor
 from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, differences

@@ -12,8 +12,9 @@ from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target, any_momentum
+from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.job import Job
+from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum, any_momentum
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.values.optimizer_traits import OptimizerTraits

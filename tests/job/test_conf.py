@@ -21,6 +21,7 @@ NEEDS = {  # what an option cannot know by itself
     "data=cifar10": ["model=resnet18"],
     "data=mnist5k": ["model=mlp"],
     "data=tokens": ["data.path=x", "data.vocab_size=9"],
+    "model=hf": ["model.path=x"],
     "schedule=cosine_restarts": ["schedule.period_steps=9"],
 }
 

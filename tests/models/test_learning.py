@@ -7,16 +7,8 @@ import torch
 
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
-from launcher.job.schema.components import (
-    AdamW,
-    AutoParallelMLP,
-    LanguageModel,
-    Mnist5k,
-    Momentum,
-    ResNet,
-    Text,
-    TiedPair,
-)
+from launcher.job.schema.components import AutoParallelMLP, LanguageModel, Mnist5k, ResNet, Text, TiedPair
+from launcher.job.schema.optimizers import AdamW, Momentum
 from launcher.models.build import build_model
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer

@@ -12,7 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target
+from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
 from launcher.optim.build import build_optimizer, scale_lr
 from launcher.runtime.cluster.world import World
 from tests.optim.grouped import grouped

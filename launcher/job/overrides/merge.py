@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
 from launcher.job.overrides.grammar import GROUPS, OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell
-from launcher.job.schema.components import groups_by_name
+from launcher.job.schema.optimizers import groups_by_name
 from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.similar_names import did_you_mean, nearest

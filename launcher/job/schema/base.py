@@ -11,6 +11,7 @@ from launcher.job.schema.python_errors import request_error
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Index = Annotated[int, Field(ge=0, strict=True)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
 

@@ -1,24 +1,21 @@
-"""Settings of each model, data set, optimizer and learning-rate schedule."""
+"""Settings of each model and data set, and what a model, data set, optimizer or schedule may be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
     Tag,
-    model_serializer,
     model_validator,
 )
 
-from launcher.job.schema.base import Count, Flag, Index, Rate, Settings
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
+from launcher.job.schema.base import Count, Flag, Fraction, Settings
+from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
+from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts, Linear, Polynomial
 
 
 class Target(Settings):
@@ -194,154 +191,6 @@ class Tokens(Settings):
         return self
 
 
-Betas = tuple[Fraction, Fraction]
-Epsilon = Annotated[float, Field(gt=0)]
-
-
-class Group(Settings):
-    """What a group of parameters has of its own; ``None``: what the optimizer has."""
-
-    lr: Rate | None = None
-    weight_decay: Rate | None = None
-
-    @model_serializer(mode="wrap")
-    def _own(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in dump(self).items() if value is not None}
-
-
-class LionGroup(Group):
-    betas: Betas | None = None
-
-
-class AdamWGroup(LionGroup):
-    eps: Epsilon | None = None
-
-
-class SGDGroup(Group):
-    momentum: Fraction | None = None
-
-
-def groups_by_name(groups: Any) -> Any:
-    """Each name with its settings; dotted and nested keys mean the same.
-
-    The later of two equal names takes the later place.
-
-    >>> groups_by_name({"layers": {"lr": 0.1, 0: {"lr": 0.2}}, "embed.lr": 0.3, "layers.0": {"eps": 1}})
-    {'layers': {'lr': 0.1}, 'embed': {'lr': 0.3}, 'layers.0': {'lr': 0.2, 'eps': 1}}
-    """
-    if not isinstance(groups, Mapping):
-        return groups
-    out: dict[str, dict[str, Any]] = {}
-    for name, settings in _below("", groups):
-        out[name] = {**out.pop(name, {}), **settings}
-    return out
-
-
-def _below(name: str, groups: Mapping[Any, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for key, value in groups.items():
-        path = f"{name}.{key}" if name else str(key)
-        below = value.model_dump() if isinstance(value, Group) else value
-        if isinstance(below, Mapping):
-            yield from _below(path, below) if below else [(path, {})]  # nothing of its own is a group too
-            continue
-
-        above, _, setting = path.rpartition(".")
-        if not above:
-            form = "a group is a name or a glob with settings, as {'*.bias': {weight_decay: 0}}"
-            raise ValueError(f"{setting}: {value} is no group; {form}")
-        yield above, {setting: value}
-
-
-def any_momentum(optim: SGD | Momentum) -> bool:
-    """Whether it keeps what is left of the last update, of any parameter."""
-    return any((optim.momentum, *(g.momentum for g in optim.groups.values())))
-
-
-class AdamW(Settings):
-    name: Literal["adamw"]
-    lr: Rate = 3e-4
-    betas: Betas = (0.9, 0.95)
-    eps: Epsilon = 1e-8
-    weight_decay: Rate = 0.1
-    groups: Annotated[dict[str, AdamWGroup], BeforeValidator(groups_by_name)] = {}
-
-
-class SGD(Settings):
-    name: Literal["sgd"]
-    lr: Rate = 0.1
-    momentum: Fraction = 0.0
-    weight_decay: Rate = 0.0
-    nesterov: Flag = False
-    groups: Annotated[dict[str, SGDGroup], BeforeValidator(groups_by_name)] = {}
-
-
-class Momentum(Settings):
-    """MindSpore's name for SGD with momentum."""
-
-    name: Literal["momentum"]
-    lr: Rate = 0.1
-    momentum: Fraction = 0.9
-    weight_decay: Rate = 0.0
-    groups: Annotated[dict[str, SGDGroup], BeforeValidator(groups_by_name)] = {}
-
-
-class Lion(Settings):
-    name: Literal["lion"]
-    lr: Rate = 1e-4
-    betas: Betas = (0.9, 0.99)
-    weight_decay: Rate = 0.3
-    groups: Annotated[dict[str, LionGroup], BeforeValidator(groups_by_name)] = {}
-
-
-class Constant(Settings):
-    name: Literal["constant"]
-    warmup_steps: Index = 0
-
-
-class Cosine(Settings):
-    name: Literal["cosine"]
-    warmup_steps: Index = 0
-    final: Fraction = Field(0.1, description="share of optim.lr left at the last step")
-
-
-class Linear(Settings):
-    name: Literal["linear"]
-    warmup_steps: Index = 0
-    final: Fraction = 0.0
-
-
-class Polynomial(Settings):
-    name: Literal["polynomial"]
-    warmup_steps: Index = 0
-    power: float = Field(2.0, gt=0)
-    final: Fraction = 0.0
-
-
-class CosineRestarts(Settings):
-    """SGDR (Loshchilov and Hutter 2017)."""
-
-    name: Literal["cosine_restarts"]
-    warmup_steps: Index = 0
-    period_steps: Count = Field(description="optimizer steps from the end of warmup to the first restart")
-    period_multiplier: Count = 1
-    final: Fraction = 0.0
-
-
-class WSD(Settings):
-    """Warm up, stay, decay (Hu et al. 2024, MiniCPM)."""
-
-    name: Literal["wsd"]
-    warmup_steps: Index = 0
-    decay_share: Fraction = 0.2
-    decay_steps: Index | None = None
-    decay_shape: Literal["linear", "1-sqrt"] = "1-sqrt"
-    final: Fraction = 0.0
-
-    def decay(self, total: int) -> int:
-        """The steps of ``total`` that decay; ``decay_steps`` is instead of ``decay_share``."""
-        return round(self.decay_share * total) if self.decay_steps is None else self.decay_steps
-
-
 def _kind(value: Any) -> str | None:
     """Tag of a union member: ``_target_`` for one of the user's own classes, else its ``name``."""
     own = "_target_" in value if isinstance(value, dict) else isinstance(value, Target)
@@ -393,4 +242,3 @@ Schedule = Annotated[
     | _Own,
     Discriminator(_kind),
 ]
-NamedSchedule = Constant | Cosine | Linear | Polynomial | CosineRestarts | WSD

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
-from launcher.job.schema.components import SGD, Lion, Momentum, Optim, any_momentum
+from launcher.job.schema.components import Optim
+from launcher.job.schema.optimizers import SGD, Lion, Momentum, any_momentum
 from launcher.plan.cost.peak import Moment
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes

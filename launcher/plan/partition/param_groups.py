@@ -9,7 +9,8 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Group, Optim, Target
+from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.optimizers import Group
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note
 from launcher.plan.values.module_names import best_key, matches, prefixes

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.schema.components import WSD, CosineRestarts, Schedule, Target, Text
+from launcher.job.schema.components import Schedule, Target, Text
 from launcher.job.schema.job import Job
+from launcher.job.schema.schedules import WSD, CosineRestarts
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan import step_order
 from launcher.plan.partition.sizes import Note, Sizes

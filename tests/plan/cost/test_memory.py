@@ -4,7 +4,8 @@ from math import prod
 
 import pytest
 
-from launcher.job.schema.components import SGD, AdamW, Lion, Momentum, Optim, Target
+from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.peak import Moment

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.job.schema.components import SGD, AdamW, Lion, Optim, Target
+from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.optimizers import SGD, AdamW, Lion
 from launcher.plan.partition.param_groups import notes, param_groups, refused_for, rows
 from launcher.plan.values.module_names import best_key
 from tests.optim.grouped import tensor

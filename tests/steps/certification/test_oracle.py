@@ -15,16 +15,8 @@ from torch import Tensor, nn
 
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
-from launcher.job.schema.components import (
-    WSD,
-    Constant,
-    Cosine,
-    CosineRestarts,
-    Linear,
-    NamedSchedule,
-    Polynomial,
-    Target,
-)
+from launcher.job.schema.components import Target
+from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
 from launcher.optim.schedule import factor
 from launcher.steps.certification.oracle import rules, start
 from launcher.steps.certification.oracle.samples import First, Narrow, held_out

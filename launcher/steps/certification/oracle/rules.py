@@ -14,21 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.job.schema.components import (
-    SGD,
-    WSD,
-    AdamW,
-    Constant,
-    CosineRestarts,
-    Linear,
-    Lion,
-    Momentum,
-    NamedSchedule,
-    Optim,
-    Polynomial,
-    Schedule,
-    Target,
-)
+from launcher.job.schema.components import Optim, Schedule, Target
+from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
+from launcher.job.schema.schedules import WSD, Constant, CosineRestarts, Linear, NamedSchedule, Polynomial
 from launcher.job.targets import build
 
 Indices = npt.NDArray[np.int64]

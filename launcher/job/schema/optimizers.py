@@ -1,0 +1,120 @@
+"""Settings of each optimizer, and of groups of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from launcher.job.schema.base import Flag, Fraction, Rate, Settings
+
+Betas = tuple[Fraction, Fraction]
+Epsilon = Annotated[float, Field(gt=0)]
+
+
+class Group(Settings):
+    """What a group of parameters has of its own; ``None``: what the optimizer has."""
+
+    lr: Rate | None = None
+    weight_decay: Rate | None = None
+
+    @model_serializer(mode="wrap")
+    def _own(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if value is not None}
+
+
+class LionGroup(Group):
+    betas: Betas | None = None
+
+
+class AdamWGroup(LionGroup):
+    eps: Epsilon | None = None
+
+
+class SGDGroup(Group):
+    momentum: Fraction | None = None
+
+
+def groups_by_name(groups: Any) -> Any:
+    """Each name with its settings; dotted and nested keys mean the same.
+
+    The later of two equal names takes the later place.
+
+    >>> groups_by_name({"layers": {"lr": 0.1, 0: {"lr": 0.2}}, "embed.lr": 0.3, "layers.0": {"eps": 1}})
+    {'layers': {'lr': 0.1}, 'embed': {'lr': 0.3}, 'layers.0': {'lr': 0.2, 'eps': 1}}
+    """
+    if not isinstance(groups, Mapping):
+        return groups
+    out: dict[str, dict[str, Any]] = {}
+    for name, settings in _below("", groups):
+        out[name] = {**out.pop(name, {}), **settings}
+    return out
+
+
+def _below(name: str, groups: Mapping[Any, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, value in groups.items():
+        path = f"{name}.{key}" if name else str(key)
+        below = value.model_dump() if isinstance(value, Group) else value
+        if isinstance(below, Mapping):
+            yield from _below(path, below) if below else [(path, {})]  # nothing of its own is a group too
+            continue
+
+        above, _, setting = path.rpartition(".")
+        if not above:
+            form = "a group is a name or a glob with settings, as {'*.bias': {weight_decay: 0}}"
+            raise ValueError(f"{setting}: {value} is no group; {form}")
+        yield above, {setting: value}
+
+
+def any_momentum(optim: SGD | Momentum) -> bool:
+    """Whether it keeps what is left of the last update, of any parameter."""
+    return any((optim.momentum, *(g.momentum for g in optim.groups.values())))
+
+
+class AdamW(Settings):
+    name: Literal["adamw"]
+    lr: Rate = 3e-4
+    betas: Betas = (0.9, 0.95)
+    eps: Epsilon = 1e-8
+    weight_decay: Rate = 0.1
+    groups: Annotated[dict[str, AdamWGroup], BeforeValidator(groups_by_name)] = {}
+
+
+class SGD(Settings):
+    name: Literal["sgd"]
+    lr: Rate = 0.1
+    momentum: Fraction = 0.0
+    weight_decay: Rate = 0.0
+    nesterov: Flag = False
+    groups: Annotated[dict[str, SGDGroup], BeforeValidator(groups_by_name)] = {}
+
+    @model_validator(mode="after")
+    def _looks_ahead(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise ValueError("optim.nesterov=true looks ahead by momentum; use optim.momentum=0.9")
+        return self
+
+
+class Momentum(Settings):
+    """MindSpore's name for SGD with momentum."""
+
+    name: Literal["momentum"]
+    lr: Rate = 0.1
+    momentum: Fraction = 0.9
+    weight_decay: Rate = 0.0
+    groups: Annotated[dict[str, SGDGroup], BeforeValidator(groups_by_name)] = {}
+
+
+class Lion(Settings):
+    name: Literal["lion"]
+    lr: Rate = 1e-4
+    betas: Betas = (0.9, 0.99)
+    weight_decay: Rate = 0.3
+    groups: Annotated[dict[str, LionGroup], BeforeValidator(groups_by_name)] = {}
