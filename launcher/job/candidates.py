@@ -11,6 +11,7 @@ from launcher.errors import Problem
 from launcher.job.hydra_compose import hydrate
 from launcher.job.overrides.grammar import OPERATORS, Override, paste, written
 from launcher.job.schema import schema_keys
+from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import AUTO, AXES, PARALLEL
 from launcher.job.yaml.config_files import ConfigFiles
@@ -61,7 +62,8 @@ def named_operators(job: Job, configs: ConfigFiles) -> tuple[Job, list[Problem]]
     asked = job.search.over.get(OPERATORS)
     if asked is None or isinstance(asked, Mapping):
         return job, []
-    options = configs.options("operators")
+    says = isinstance(job.model, HuggingFace)  # how it is cut
+    options = [o for o in configs.options("operators") if says or o != AUTO]
     named: dict[str, Any] = {}
     found = []
     for n, one in enumerate(options if asked == AUTO else asked, 1):

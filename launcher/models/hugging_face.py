@@ -61,3 +61,25 @@ def _logits_only(cls: type[nn.Module]) -> type[nn.Module]:
         return logits
 
     return type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
+
+
+def tp_plan(settings: HuggingFace) -> dict[str, str]:
+    """How transformers cuts its modules over ``tp``: a style by glob; empty where it does not say.
+
+    Where a rank would have no whole number of heads, queries, keys and values are gathered for the attention.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config = config_of(settings)
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if cls is None:
+        return {}
+    inside = {f"{cls.base_model_prefix}.{k}": v for k, v in (config.base_model_tp_plan or {}).items()}
+    return inside | dict(cls._tp_plan or {}) if inside else {}
+
+
+def heads(settings: HuggingFace) -> tuple[int, ...]:
+    """Of queries, and of keys and values where those are fewer."""
+    config = config_of(settings)
+    found = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    return tuple(n for n in found if n)

@@ -32,7 +32,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
-from launcher.planner import equal_layers, model_folder
+from launcher.planner import equal_layers, model_folder, model_operators
 from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
@@ -93,7 +93,8 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
     found += [*model_folder.check(job, vocab(job.data)), *recompute_auto.unknown(job)]
-    return Checked(job, ask(job, [*found, *_nowhere(job)]))
+    found += [*model_operators.refused(job), *_nowhere(job)]
+    return Checked(job, ask(model_operators.supposed(job), found))
 
 
 def _nowhere(job: Job) -> list[Problem]:
@@ -146,15 +147,18 @@ def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = N
 
 def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     """The plan of a request that nothing is known to be wrong with."""
-    job = checked.job
+    job, asked = checked.job, checked.asked
+    if model_operators.asked(job):
+        job = model_operators.written(job)
+        asked = replace(ask(job), like=asked.like)
     refuse(_unlike(job, own=True))
     refuse(_backend(job))
-    refuse(_unrated(job, checked.asked.sizes.steps, traces))
+    refuse(_unrated(job, asked.sizes.steps, traces))
     from launcher.parallel.cost.fused_kernels import fused_norms
     from launcher.parallel.model_state.module_globals import put_back
 
     with put_back(own_files(job)), fused_norms(cluster.accelerators(job)):
-        made = _made(job, checked.asked, traces)
+        made = _made(job, asked, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *model_folder.misfits(job, made)])
     return made

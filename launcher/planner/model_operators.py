@@ -1,0 +1,77 @@
+"""``operators=auto``: what the config of a transformers model says of its operators, as strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.job import Job
+from launcher.plan.operators.strategy import TP
+
+KEY, AUTO = "parallel.operators", "auto"
+GATHERED = "_gather_output"
+COLUMNS: dict[str, Any] = {"weight": [TP, None]}
+WHOLE: dict[str, Any] = COLUMNS | {"output": ["dp", None, None]}
+ROWS: dict[str, Any] = {"weight": [None, TP]}
+STRATEGIES = {
+    "colwise": COLUMNS,
+    f"colwise{GATHERED}": WHOLE,
+    "rowwise": ROWS,
+    "rowwise_split_input": ROWS,
+    "embedding_rowwise": COLUMNS,
+}
+ATTENTION = ("q_proj", "k_proj", "v_proj")
+
+
+def asked(job: Job) -> bool:
+    return bool(job.parallel.operators.get(AUTO) is True)
+
+
+def refused(job: Job) -> Iterator[Problem]:
+    """Of a request that asks for it, as far as it says."""
+    if not asked(job):
+        return
+    if not isinstance(job.model, HuggingFace):
+        text = f"auto: only a model of transformers says how it is cut, and the model is {_named(job)}"
+        yield Problem(KEY, text, "operators=megatron" if _named(job) == "lm" else "operators=none")
+    elif job.parallel.grid.tp is None:
+        yield Problem(KEY, "auto: it does not say over how many ranks", "parallel.grid.tp=2")
+
+
+def _named(job: Job) -> str:
+    return str(getattr(job.model, "name", None) or getattr(job.model, "target", "none"))
+
+
+def supposed(job: Job) -> Job:
+    """As long as nobody has asked transformers: something is cut, of a name that is not looked for yet."""
+    return _with(job, {**job.parallel.operators, AUTO: COLUMNS}) if asked(job) else job
+
+
+def _with(job: Job, operators: dict[str, Any]) -> Job:
+    return job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
+
+
+def written(job: Job) -> Job:
+    """With a strategy a module in place of ``auto``. Raises ``RequestError`` where transformers says none."""
+    assert isinstance(job.model, HuggingFace)
+    from launcher.models.hugging_face import heads, tp_plan
+
+    styles, tp = tp_plan(job.model), job.parallel.grid.tp or 1
+    if not styles:
+        text = f"auto: the config of {job.model.path} says nothing of tp: name modules by themselves"
+        raise RequestError((Problem(KEY, text, "operators=none"),))
+    if any(n % tp for n in heads(job.model)):
+        styles = {
+            glob: f"{style}{GATHERED}" if glob.endswith(ATTENTION) and style == "colwise" else style
+            for glob, style in styles.items()
+        }
+    # the loss takes logits of a part of the vocabulary
+    found = {glob: _strategy(glob, style) for glob, style in styles.items() if style in STRATEGIES}
+    own = {k: v for k, v in job.parallel.operators.items() if k != AUTO}
+    return _with(job, found | own)
+
+
+def _strategy(glob: str, style: str) -> dict[str, Any]:
+    return COLUMNS if "." not in glob else STRATEGIES[style]
