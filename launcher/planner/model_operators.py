@@ -35,7 +35,7 @@ def refused(job: Job) -> Iterator[Problem]:
         return
     if not isinstance(job.model, HuggingFace):
         text = f"auto: only a model of transformers says how it is cut, and the model is {_named(job)}"
-        yield Problem(KEY, text, "operators=megatron" if _named(job) == "lm" else "operators=none")
+        yield Problem(KEY, text, "operators=megatron" if _named(job) == "lm" else "")
     elif job.parallel.grid.tp is None:
         yield Problem(KEY, "auto: it does not say over how many ranks", "parallel.grid.tp=2")
 
@@ -61,7 +61,7 @@ def written(job: Job) -> Job:
     styles, tp = tp_plan(job.model), job.parallel.grid.tp or 1
     if not styles:
         text = f"auto: the config of {job.model.path} says nothing of tp: name modules by themselves"
-        raise RequestError((Problem(KEY, text, "operators=none"),))
+        raise RequestError((Problem(KEY, text),))
     if any(n % tp for n in heads(job.model)):
         styles = {
             glob: f"{style}{GATHERED}" if glob.endswith(ATTENTION) and style == "colwise" else style

@@ -37,8 +37,7 @@ HF = ("model=hf", "model.path=x")
         ),
         (
             ("parallel.grid.tp=2", "model=null", "model._target_=torch.nn.Linear", "security.allow=[torch]"),
-            "auto: only a model of transformers says how it is cut, and the model is torch.nn.Linear "
-            "(try: operators=none)",
+            "auto: only a model of transformers says how it is cut, and the model is torch.nn.Linear",
         ),
         (HF, "auto: it does not say over how many ranks (try: parallel.grid.tp=2)"),
     ],
@@ -82,5 +81,5 @@ def test_an_architecture_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     told(monkeypatch, {}, (4,))
     with pytest.raises(RequestError) as error:
         model_operators.written(job(*HF, "parallel.grid.tp=2"))
-    text = "auto: the config of x says nothing of tp: name modules by themselves (try: operators=none)"
+    text = "auto: the config of x says nothing of tp: name modules by themselves"
     assert [str(p) for p in error.value.problems] == [f"parallel.operators: {text}"]

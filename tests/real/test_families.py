@@ -89,3 +89,29 @@ def test_a_setting_that_the_config_does_not_have(tmp_path: Path, capsys: pytest.
     assert main(typed(folder, tmp_path / "run", *words)) == 2
     text = f"model.config.num_hidden_layer: LlamaConfig of {folder} has none, did you mean 'num_hidden_layers'?\n"
     assert text in capsys.readouterr().err
+
+
+CUT, UNSAID = ("llama", "qwen2", "mistral"), ("gpt2", "opt", "bert")
+
+
+@pytest.mark.parametrize("family", CUT)
+def test_operators_are_cut_as_the_config_says(family: str, tmp_path: Path) -> None:
+    from tests.real.families import described
+
+    folder, run = described(family, tmp_path / family), tmp_path / "run"
+    words = ("model.weights=false", "operators=auto", "parallel.grid.tp=2", PP2, "steps=[certify]")
+    assert main(typed(folder, run, *words)) == 0
+    assert json.loads((run / "certificate.json").read_text())["holds"]
+    cut = json.loads((run / "plan.json").read_text())["operators"]["spreads"]
+    assert "model.layers.3.self_attn.q_proj" in [c["operator"]["module"] for c in cut]
+
+
+@pytest.mark.parametrize("family", UNSAID)
+def test_a_config_that_says_nothing_of_tp(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.real.families import described
+
+    folder = described(family, tmp_path / family)
+    words = ("model.weights=false", "operators=auto", "parallel.grid.tp=2", "steps=[train]")
+    assert main(typed(folder, tmp_path / "run", *words)) == 2
+    text = f"auto: the config of {folder} says nothing of tp: name modules by themselves\n"
+    assert text in capsys.readouterr().err
