@@ -56,8 +56,8 @@ even-sized heads
     "option that is not there": (
         "defaults:\n  - override /model: lmm\n",
         """
-  model: unknown option 'lmm', did you mean 'lm'? (there are: lm, lm_tiny, mlp, resnet18, resnet34, \
-resnet50, tied_pair)
+  model: unknown option 'lmm', did you mean 'lm'? (there are: hf, lm, lm_tiny, mlp, resnet18, \
+resnet34, resnet50, tied_pair)
     set in: recipes/mine.yaml:2:5
           |   - override /model: lmm
     try:    model=lm

@@ -140,7 +140,7 @@ parallel.hsdp.shard_size: 3: does not divide the 2 data-parallel ranks (4 ranks 
     "unknown option": (
         ["model=resnet5"],
         """
-  model: unknown option 'resnet5', did you mean 'resnet50'? (there are: lm, lm_tiny, mlp, resnet18, \
+  model: unknown option 'resnet5', did you mean 'resnet50'? (there are: hf, lm, lm_tiny, mlp, resnet18, \
 resnet34, resnet50, tied_pair); and then model: model resnet reads images, data text has tokens
     set by: model=resnet5 (command line)
 """,
@@ -148,7 +148,7 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
     "unknown model name": (
         ["model.name=lmm"],
         """
-  model.name: unknown model 'lmm', did you mean 'lm'? (models: lm, resnet, mlp, tied_pair)
+  model.name: unknown model 'lmm', did you mean 'lm'? (models: lm, resnet, mlp, tied_pair, hf)
     set by: model.name=lmm (command line)
     try:    model.name=lm
 """,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from launcher.job.schema.components import Schedule
 from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
 from launcher.parallel import parallel_model
@@ -123,14 +124,22 @@ def step_lost(patch: Patch) -> None:
     patch.setattr(state, "load", wrong)
 
 
+def shifted(patch: Patch, by: int) -> None:
+    real = train.factors
+
+    def factors(settings: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:
+        share = real(settings, total, allow)
+        return lambda step: share(max(step + by, 0))
+
+    patch.setattr(train, "factors", factors)
+
+
 def one_late(patch: Patch) -> None:
-    real = train.factor
-    patch.setattr(train, "factor", lambda settings, step, total: real(settings, max(step - 1, 0), total))
+    shifted(patch, -1)
 
 
 def one_early(patch: Patch) -> None:
-    real = train.factor
-    patch.setattr(train, "factor", lambda settings, step, total: real(settings, step + 1, total))
+    shifted(patch, 1)
 
 
 def never_set(patch: Patch) -> None:

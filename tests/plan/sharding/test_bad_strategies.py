@@ -119,10 +119,7 @@ STRATEGIES = {
         "layer1: in[1]: [tp, null]: not positive numbers of slices; names need matrix and axes",
     ),
     "no strategy": (f"{OPS}={{layer1:3}}", "layer1: 3: not a strategy such as {in: [[2, 4], [4, 1]]}"),
-    "no module": (
-        f"{OPS}.layer1=3",
-        "{layer1: 3}: should be a strategy a module, such as {layer1: {in: [[2, 4], [4, 1]]}}",
-    ),
+    "no field of a strategy": (f"{OPS}.layer1=3", "layer1: 3: not a strategy such as {in: [[2, 4], [4, 1]]}"),
     "unknown key": (
         f"{OPS}.layer1={{in:[[2,4]],wait:[1,1]}}",
         "layer1: wait: no such key; there are in, out, input, output, makes, matrix, axes, weight, bias",
@@ -166,7 +163,7 @@ def refused(*typed: str, net: tuple[str, ...] = NET) -> RequestError:
 def test_a_strategy_that_does_not_fit_is_refused_and_the_cure_accepted(case: str) -> None:
     typed, message = STRATEGIES[case]
     error = refused(X, typed)
-    assert str(error) == (f"{OPS}: {message}" if case == "no module" else f"{OPS}.{message}")
+    assert str(error) == f"{OPS}.{message}"
     if "try: " in message:
         plan_job(job(*NET, X, typed, *words(error)))
 

@@ -29,6 +29,7 @@ from tests.steps.nets import Draws
 FOLDER = Path(start.__file__).parent
 MAY_IMPORT = {
     "launcher.job.schema.job", "launcher.job.schema.components",  # what was asked
+    "launcher.job.schema.optimizers", "launcher.job.schema.schedules",
     "launcher.job.targets",  # classes that it names
     "launcher.models.build", "launcher.data.source",
     "torch", "numpy",
