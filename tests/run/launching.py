@@ -142,7 +142,9 @@ def ended(pid: int, within_s: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([fd], [], [], within_s)[0])
+        ready = select.poll()  # select() takes no number above 1023
+        ready.register(fd, select.POLLIN)
+        return bool(ready.poll(within_s * 1000))
     finally:
         os.close(fd)
 
