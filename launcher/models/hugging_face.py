@@ -66,16 +66,16 @@ def _logits_only(cls: type[nn.Module]) -> type[nn.Module]:
 def tp_plan(settings: HuggingFace) -> dict[str, str]:
     """How transformers cuts its modules over ``tp``: a style by glob; empty where it does not say.
 
-    Where a rank would have no whole number of heads, queries, keys and values are gathered for the attention.
+    A head that is tied to the embedding is whole as that is: nothing is said of most embeddings.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = config_of(settings)
     cls = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if cls is None:
+    if cls is None or not config.base_model_tp_plan:
         return {}
-    inside = {f"{cls.base_model_prefix}.{k}": v for k, v in (config.base_model_tp_plan or {}).items()}
-    return inside | dict(cls._tp_plan or {}) if inside else {}
+    inside = {f"{cls.base_model_prefix}.{glob}": style for glob, style in config.base_model_tp_plan.items()}
+    return inside if config.tie_word_embeddings else inside | dict(cls._tp_plan or {})
 
 
 def heads(settings: HuggingFace) -> tuple[int, ...]:

@@ -67,8 +67,10 @@ def written(job: Job) -> Job:
             glob: f"{style}{GATHERED}" if glob.endswith(ATTENTION) and style == "colwise" else style
             for glob, style in styles.items()
         }
-    # the loss takes logits of a part of the vocabulary
-    found = {glob: _strategy(glob, style) for glob, style in styles.items() if style in STRATEGIES}
+    # the loss takes logits of a part of the vocabulary; experts have weights, and no modules
+    experts = tuple(f"{glob}." for glob, style in styles.items() if style.startswith("moe_"))
+    cut = {g: s for g, s in styles.items() if s in STRATEGIES and not g.startswith(experts)}
+    found = {glob: _strategy(glob, style) for glob, style in cut.items()}
     own = {k: v for k, v in job.parallel.operators.items() if k != AUTO}
     return _with(job, found | own)
 

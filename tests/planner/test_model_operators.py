@@ -71,6 +71,13 @@ def test_styles_become_strategies_and_heads_that_have_no_halves_are_gathered(
     }  # fmt: skip
 
 
+def test_weights_of_experts_are_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp = "model.layers.*.mlp.experts"
+    told(monkeypatch, {**STYLES, mlp: "moe_tp_experts", f"{mlp}.down_proj": "rowwise"}, (4,))
+    found = model_operators.written(job(*HF, "parallel.grid.tp=2")).parallel.operators
+    assert not any("experts" in glob for glob in found)
+
+
 def test_what_is_named_beside_it_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, STYLES, (4,))
     asked = job(*HF, "parallel.grid.tp=2", "parallel.operators.lm_head={weight: [null, tp]}")

@@ -91,7 +91,9 @@ def test_a_setting_that_the_config_does_not_have(tmp_path: Path, capsys: pytest.
     assert text in capsys.readouterr().err
 
 
-CUT, UNSAID = ("llama", "qwen2", "mistral"), ("gpt2", "opt", "bert")
+CUT = dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "olmo2", "gpt_neox"), "fp64")
+CUT["gemma3_text"] = "fp32"  # its norms of heads work in fp32 always, and their gradients are summed over ranks
+UNSAID = ("gpt2", "opt", "bert")
 
 
 @pytest.mark.parametrize("family", CUT)
@@ -100,10 +102,10 @@ def test_operators_are_cut_as_the_config_says(family: str, tmp_path: Path) -> No
 
     folder, run = described(family, tmp_path / family), tmp_path / "run"
     words = ("model.weights=false", "operators=auto", "parallel.grid.tp=2", PP2, "steps=[certify]")
-    assert main(typed(folder, run, *words)) == 0
+    assert main(typed(folder, run, *words, f"steps.certify.precision={CUT[family]}")) == 0
     assert json.loads((run / "certificate.json").read_text())["holds"]
     cut = json.loads((run / "plan.json").read_text())["operators"]["spreads"]
-    assert "model.layers.3.self_attn.q_proj" in [c["operator"]["module"] for c in cut]
+    assert any(".layers.3." in c["operator"]["module"] for c in cut)
 
 
 @pytest.mark.parametrize("family", UNSAID)
@@ -115,3 +117,32 @@ def test_a_config_that_says_nothing_of_tp(family: str, tmp_path: Path, capsys: p
     assert main(typed(folder, tmp_path / "run", *words)) == 2
     text = f"auto: the config of {folder} says nothing of tp: name modules by themselves\n"
     assert text in capsys.readouterr().err
+
+
+def test_experts_that_look_at_numbers_are_not_followed_beside_what_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.real.families import described
+
+    words = ("model.weights=false", "operators=auto", "parallel.grid.tp=2", "steps=[train]")
+    assert main(typed(described("mixtral", tmp_path / "m"), tmp_path / "run", *words)) == 2
+    assert "model.layers.0.mlp.experts looks at numbers that come from its inputs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_read_into_parts_of_operators(dtype: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tests.real.families import weighed
+
+    folder, run = weighed("llama", tmp_path / "m"), tmp_path / "run"
+    kept = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    kept.save_pretrained(folder)
+    words = ("operators=auto", "parallel.grid.tp=2", PP2, "steps=[evaluate,save,export]", "steps.evaluate.batches=1")
+    assert main(typed(folder, run, *words)) == 0
+
+    out = AutoModelForCausalLM.from_pretrained(run / "exports" / "hf")
+    assert out.dtype == torch.float32
+    weights = {name: w.float() for name, w in kept.state_dict().items()}
+    assert all(torch.equal(w, weights[name]) for name, w in out.state_dict().items())

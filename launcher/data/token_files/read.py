@@ -18,7 +18,7 @@ from launcher.data.token_files.token_file import TokenFile
 from launcher.errors import RunError
 from launcher.untrusted.files import opened
 
-OPEN = 1024  # files mapped at once; a process may have 65530 maps, of which libraries have some thousands
+OPEN = 128  # files mapped at once: each keeps a descriptor, of which a process has 1024 in many places
 CHUNK = 8 << 20  # bytes that are digested at once
 READ = ".tokens, .bin (nanoGPT, llm.c) and .bin with .idx (Megatron) are read"
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from launcher.job.schema.base import Count, Flag, Fraction, Settings
 from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
