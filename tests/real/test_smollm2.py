@@ -1,7 +1,8 @@
-"""SmolLM2-135M through the recipe, judged by transformers: imported, trained on 4 ranks, exported."""
+"""SmolLM2-135M through both recipes, judged by transformers: read, trained on 4 ranks, exported."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -128,3 +129,21 @@ def test_a_line_has_the_tokens_of_transformers(words, weights):
     for line in ("Now is the winter of our discontent\n", "  1592, “naïve”?! \t½\n"):
         assert data.encode(line) == theirs(line, add_special_tokens=False)["input_ids"]
         assert data.decode(data.encode(line)) == line
+
+
+def val_loss(run: Path) -> float:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return next(line["val_loss"] for line in reversed([*lines]) if "val_loss" in line)
+
+
+def test_a_folder_is_read_trained_and_written_by_model_hf(weights, home, held_out):
+    tokens, following = held_out
+    tuned = ["recipe=sft_hf_pp2_tp2", f"model.path={weights}", "logger=plain", "steps.evaluate.batches=1"]
+    assert main([*tuned, "steps=[evaluate]", f"run_dir={home}/as_it_is"]) == 0
+    theirs = cross_entropy(logits(weights, tokens), following)
+    assert val_loss(home / "as_it_is") == pytest.approx(float(theirs), abs=1e-4)
+
+    assert main([*tuned, f"train.steps={STEPS}", f"run_dir={home}/tuned"]) == 0
+    after = cross_entropy(logits(home / "tuned/exports/hf", tokens), following)
+    assert val_loss(home / "tuned") == pytest.approx(float(after), abs=1e-4)
+    assert after < theirs - 0.1

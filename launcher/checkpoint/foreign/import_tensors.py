@@ -99,7 +99,9 @@ def held(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, B
         box = entry.layout.box(rank)
         assert box is not None
         spec = specs[names[name]]
-        data = bytearray().join(gathered(box, spec.dtype, partial(src.fill, names[name])))
+        data = bytearray()
+        for chunk in gathered(box, spec.dtype, partial(src.fill, names[name])):
+            data += chunk
         yield name, Blob.of(spec.dtype, box.shape, data)
 
 

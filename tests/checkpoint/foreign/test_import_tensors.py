@@ -7,6 +7,7 @@ import pytest
 
 from launcher.checkpoint import (
     Blob,
+    Entry,
     Strategy,
     export,
     import_full,
@@ -16,8 +17,13 @@ from launcher.checkpoint import (
     transform,
     verify,
 )
+from launcher.checkpoint.chunked import BUFFER
+from launcher.checkpoint.foreign import import_tensors
+from launcher.checkpoint.full_tensors import Blobs
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, save, small
+from tests.checkpoint.saving import files, filled, held, save, small
 
 
 def model() -> Strategy:
@@ -92,3 +98,21 @@ def test_changes_to_the_memory_of_an_export_are_imported(tmp_path: Path) -> None
         bytes(open_checkpoint(tmp_path / "b").folder.joinpath("rank_2/model.safetensors").read_bytes()).find(bytes(12))
         > 0
     )
+
+
+def test_a_rank_reads_its_pieces_however_many_buffers_they_fill() -> None:
+    grid = Grid.of(pp=1, dp_replicate=1, dp_shard=2, tp=2)
+    shape = (1100, 1024)
+    layouts = {
+        "rows": Layout(grid, shape, (("dp_shard",), ())),
+        "columns": Layout(grid, shape, ((), ("tp",))),
+        "both": Layout(grid, shape, (("dp_shard",), ("tp",))),
+        "whole": Layout(grid, shape, ((), ())),
+    }
+    target = Strategy(grid, {name: Entry(layout, "float32") for name, layout in layouts.items()})
+    full = filled(target)
+    src = Blobs({n: Blob.of(e.dtype, e.layout.shape, full[n]) for n, e in target.entries.items()})
+    for rank in range(grid.size):
+        found = dict(import_tensors.held(src, target, rank))
+        assert found == held(target, rank, full)
+        assert all(blob.data.nbytes > BUFFER for blob in found.values())
