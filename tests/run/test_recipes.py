@@ -34,10 +34,12 @@ SMALLER = {  # what two steps of it need not take so long
 }
 PLANNED = ("lm_8b_h100x64",)
 """For devices that no machine of these tests has: ``tests/test_golden_plans.py``."""
+REAL = ("sft_hf_pp2_tp2",)
+"""Of a folder that transformers reads: ``tests/real/test_smollm2.py``."""
 
 
 def test_every_recipe_is_here():
-    assert sorted((*SMALLER, *PLANNED)) == sorted(p.stem for p in (ROOT / "recipes").glob("*.yaml"))
+    assert sorted((*SMALLER, *PLANNED, *REAL)) == sorted(p.stem for p in (ROOT / "recipes").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("recipe", SMALLER)
