@@ -1,4 +1,4 @@
-"""Finds, checks and builds the user's own classes, which a request names by ``_target_``."""
+"""Finds, checks and builds what is the user's own, by ``_target_``: classes, and functions that make one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from launcher.errors import Problem, RequestError, of_users
@@ -46,16 +46,32 @@ def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_tar
 
     Nothing is imported before the path itself has been accepted. Raises ``RequestError`` naming ``key``.
     """
-    refused = refusal(path, allow)
-    if refused is not None:
-        raise _error(key, path, *refused)
-    found = _find(path, allow, key)
+    found = _trusted(path, allow, key)
     if not inspect.isclass(found) or not issubclass(found, base):
-        kind = "class with a method __call__" if base.__name__ == "Callable" else f"{base.__name__} class"
-        raise _error(key, path, f"is not a {kind}")
-    if not _inside(f"{found.__module__}.{found.__qualname__}", allow):
-        raise _error(key, path, f"the class is defined in {found.__module__}, which is not trusted", "")
+        raise _other_kind(path, base, key)
+    _check_home(path, found, allow, key)
     return found
+
+
+def factory(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> Callable[..., T]:
+    """As ``locate``, or a function, or a method of a class, that may make one: what it gives is to be seen.
+
+    A class does no more than to be built; a function can do anything. So it takes more than a package that is
+    trusted: ``allow`` names its module, or itself.
+    """
+    found = _trusted(path, allow, key)
+    if not _function(found):
+        return locate(path, allow, base, key=key)
+    if base.__name__ == "Callable":  # a factor, a loss: called to make one, it would give its own value
+        raise _other_kind(path, base, key)
+    if path not in allow:
+        _check_home(path, found, allow, key)
+        home = f"{found.__module__}.{found.__qualname__}"
+        if not {home, found.__module__} & {*allow}:
+            cure = f"'security.allow=[{','.join((*allow, path))}]'"
+            raise _error(key, path, "is a function: security.allow has to name it, or its module", cure)
+    made: Callable[..., T] = found
+    return made
 
 
 def build(
@@ -65,31 +81,47 @@ def build(
     *given: Any,
     key: str = "_target_",
 ) -> T:
-    """An instance of the class that ``target`` names.
+    """An instance of the class that ``target`` names, or what its function makes: a ``base``.
 
-    ``given`` are passed first, then the target's own arguments. An argument that names a class itself is
-    checked against the same ``base`` and built first.
+    ``given`` are passed first, then the target's own arguments. An argument that names a class or a function
+    itself is built first, whatever it is. Raises ``RequestError``.
     """
+    found: T = _built(target, allow, base, base, given, key)
+    return found
+
+
+def _built(
+    target: Target | Mapping[str, Any],
+    allow: tuple[str, ...],
+    kind: type[Any],
+    base: type[Any],
+    given: tuple[Any, ...],
+    key: str,
+) -> Any:
+    """A ``kind``; ``base`` is that of the whole, and all that may be named of the launcher's own."""
     path, arguments = (target.target, target.arguments) if isinstance(target, Target) else _split(target)
     reserved = [name for name in arguments if name.startswith("_") and name != "_args_"]
     if reserved:
         raise _error(key, path, f"{reserved[0]} is not supported; only _target_ and _args_ are")
 
     # build the arguments, then see whether the class takes them: its own code has not run yet
-    cls = locate(path, allow, base, key=key)
+    make = factory(path, allow, kind, key=key)
     made = {k: _argument(v, allow, base, f"{_above(key)}{k}") for k, v in arguments.items()}
     positional = (*given, *made.pop("_args_", ()))
     try:
-        inspect.signature(cls).bind(*positional, **made)
+        inspect.signature(make).bind(*positional, **made)
     except TypeError as error:
-        raise _error(key, path, *_bad_arguments(str(error), cls, made, key)) from None
-    return cls(*positional, **made)
+        raise _error(key, path, *_bad_arguments(str(error), make, made, key)) from None
+    found = make(*positional, **made)
+    if not isinstance(found, kind):
+        raise _error(key, path, f"gives {type(found).__name__} where {kind.__name__} is expected")
+    return found
 
 
-def _bad_arguments(why: str, cls: type, given: Mapping[str, Any], key: str) -> tuple[str, str]:
-    """Why ``cls`` does not take the arguments, and the cure where a name is misspelt."""
+def _bad_arguments(why: str, make: Callable[..., Any], given: Mapping[str, Any], key: str) -> tuple[str, str]:
+    """Why ``make`` does not take the arguments, and the cure where a name is misspelt."""
     text = f"its arguments do not fit: {why}"
-    names = list(inspect.signature(cls).parameters)
+    names = list(inspect.signature(make).parameters)
     wrong = next((name for name in given if name not in names), "")
     if not wrong:
         return text, ""
@@ -105,9 +137,10 @@ def _bad_arguments(why: str, cls: type, given: Mapping[str, Any], key: str) -> t
     return f"{text}{did_you_mean(right)}", cure
 
 
-def _argument(value: Any, allow: tuple[str, ...], base: type[T], key: str) -> Any:
+def _argument(value: Any, allow: tuple[str, ...], base: type[Any], key: str) -> Any:
     if isinstance(value, Mapping) and "_target_" in value:
-        return build(value, allow, base, key=f"{key}._target_")
+        kind = base if _inside(str(value["_target_"]), ()) else object
+        return _built(value, allow, kind, base, (), f"{key}._target_")
     if isinstance(value, Mapping):
         return {k: _argument(v, allow, base, f"{key}.{k}") for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -117,6 +150,32 @@ def _argument(value: Any, allow: tuple[str, ...], base: type[T], key: str) -> An
 
 def _split(target: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return str(target["_target_"]), {k: v for k, v in target.items() if k != "_target_"}
+
+
+def _trusted(path: str, allow: tuple[str, ...], key: str) -> Any:
+    """What is at ``path``, which is accepted."""
+    refused = refusal(path, allow)
+    if refused is not None:
+        raise _error(key, path, *refused)
+    return _find(path, allow, key)
+
+
+def _function(found: Any) -> bool:
+    """Also a method that is bound to its class."""
+    if inspect.ismethod(found):
+        return inspect.isclass(found.__self__)
+    return inspect.isfunction(found)
+
+
+def _check_home(path: str, found: Any, allow: tuple[str, ...], key: str) -> None:
+    if not _inside(f"{found.__module__}.{found.__qualname__}", allow):
+        kind = "class" if inspect.isclass(found) else "function"
+        raise _error(key, path, f"the {kind} is defined in {found.__module__}, which is not trusted")
+
+
+def _other_kind(path: str, base: type, key: str) -> RequestError:
+    kinds = {"Callable": "class with a method __call__", "object": "class, nor a function"}
+    return _error(key, path, f"is not a {kinds.get(base.__name__, f'{base.__name__} class')}")
 
 
 def _find(path: str, allow: tuple[str, ...], key: str) -> object:

@@ -179,10 +179,10 @@ def own_files(job: Job) -> list[str]:
         return []
     from torch import nn
 
-    from launcher.job.targets import locate
+    from launcher.job.targets import factory
     from launcher.parallel.model_state.module_globals import files
 
-    return files(locate(job.model.target, job.security.allow, nn.Module, key="model._target_"))
+    return files(factory(job.model.target, job.security.allow, nn.Module, key="model._target_"))
 
 
 def _made(job: Job, asked: Asked, traces: Traces | None) -> Plan:

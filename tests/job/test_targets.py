@@ -1,4 +1,4 @@
-"""Classes by name: only a class of the right kind, from a trusted package, and nothing else is ever run."""
+"""Classes and functions by name: only those of the right kind, from a trusted package; nothing else is ever run."""
 
 from __future__ import annotations
 
@@ -104,9 +104,27 @@ BAD = {
         "model._args_.0._target_: builtins.open: package 'builtins' is not trusted (trusted: launcher, torch) "
         "(try: 'security.allow=[torch,builtins]')",
     ),
-    "a nested class of another kind": (
-        {"_target_": "torch.nn.Sequential", "x": {"y": {"_target_": "torch.optim.SGD"}}},
-        "model.x.y._target_: torch.optim.SGD: is not a Module class",
+    "a nested class of ours of another kind": (
+        {"_target_": "torch.nn.Sequential", "x": {"y": {"_target_": "launcher.errors.Problem"}}},
+        "model.x.y._target_: launcher.errors.Problem: is not a Module class",
+    ),
+    "the same, deeper": (
+        {"_target_": "torch.nn.Linear", "x": {"_target_": "torch.Size", "y": {"_target_": "launcher.errors.Problem"}}},
+        "model.x.y._target_: launcher.errors.Problem: is not a Module class",
+    ),
+    "what is neither a class nor a function": (
+        {"_target_": "torch.nn.Linear", "in_features": {"_target_": "torch.backends.cudnn"}},
+        "model.in_features._target_: torch.backends.cudnn: is not a class, nor a function",
+    ),
+    "a function of a package whose classes are trusted": (
+        {"_target_": "torch.nn.Sequential", "x": {"_target_": "torch.load", "f": "x"}},
+        "model.x._target_: torch.load: is a function: security.allow has to name it, or its module "
+        "(try: 'security.allow=[torch,torch.load]')",
+    ),
+    "a function at the top": (
+        {"_target_": "torch.hub.load"},
+        "model._target_: torch.hub.load: is a function: security.allow has to name it, or its module "
+        "(try: 'security.allow=[torch,torch.hub.load]')",
     ),
     "a keyword of Hydra": (
         {"_target_": "torch.nn.ReLU", "_partial_": True},
@@ -118,6 +136,92 @@ BAD = {
         "(it takes inplace)",
     ),
 }
+
+
+MINE = """
+import subprocess
+from dataclasses import dataclass
+from shutil import rmtree
+
+from torch import nn
+
+
+@dataclass
+class Config:
+    width: int
+    depth: int = 1
+
+
+class Net(nn.Sequential):
+    def __init__(self, config):
+        super().__init__(*(nn.Linear(config.width, config.width) for _ in range(config.depth)))
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(config)
+
+
+def deep(width, depth=3):
+    return Net(Config(width, depth))
+
+
+def wrong(width):
+    return Config(width)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine_of_factories.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "mine_of_factories"
+    sys.modules.pop("mine_of_factories", None)
+
+
+CONFIG = {"_target_": "mine_of_factories.Config", "width": 2, "depth": 2}
+
+
+@pytest.mark.parametrize(
+    ("target", "layers"),
+    [
+        ({"_target_": "mine_of_factories.Net", "config": CONFIG}, 2),
+        ({"_target_": "mine_of_factories.Net.from_config", "config": CONFIG}, 2),
+        ({"_target_": "mine_of_factories.deep", "width": 2}, 3),
+    ],
+    ids=["an object in a model", "a method of a class", "a function"],
+)
+def test_a_model_is_made_of_whatever_the_users_file_has(mine, target, layers):
+    model = build(target, (mine,), torch.nn.Module, key="model._target_")
+    assert (type(model).__name__, len(model)) == ("Net", layers)
+
+
+FOREIGN = {
+    "what a function gives is of another kind": (
+        {"_target_": "mine_of_factories.wrong", "width": 2},
+        "model._target_: mine_of_factories.wrong: gives Config where Module is expected",
+    ),
+    "a function that it imports": (
+        {"_target_": "mine_of_factories.rmtree", "path": "x"},
+        "model._target_: mine_of_factories.rmtree: the function is defined in shutil, which is not trusted",
+    ),
+    "a class that it imports, for an argument": (
+        {"_target_": "mine_of_factories.Net", "config": {"_target_": "mine_of_factories.subprocess.Popen"}},
+        "model.config._target_: mine_of_factories.subprocess.Popen: the class is defined in subprocess, "
+        "which is not trusted",
+    ),
+    "a misspelt argument of a function": (
+        {"_target_": "mine_of_factories.deep", "width": 2, "dept": 3},
+        "model._target_: mine_of_factories.deep: its arguments do not fit: got an unexpected keyword argument 'dept', "
+        "did you mean 'depth'? (try: ~model.dept model.depth=3)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("target", "text"), FOREIGN.values(), ids=FOREIGN)
+def test_what_a_trusted_file_may_not_give(mine, target, text):
+    with pytest.raises(RequestError) as caught:
+        build(target, (mine,), torch.nn.Module, key="model._target_")
+    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize(("target", "text"), BAD.values(), ids=BAD)

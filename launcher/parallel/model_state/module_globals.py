@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import _lru_cache_wrapper
 from types import FunctionType, ModuleType
@@ -19,9 +19,13 @@ FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _l
 """Kinds of variables that are not state."""
 
 
-def files(*kinds: type) -> list[str]:
-    """The Python modules that these classes are from, and what those import from, if it is the user's own."""
-    return around(k.__module__ for kind in dict.fromkeys(kinds) for k in kind.__mro__)
+def files(*makers: Callable[..., Any]) -> list[str]:
+    """The Python modules that these classes and functions are from, and what those import from.
+
+    Only what is the user's own.
+    """
+    kinds = [k for m in dict.fromkeys(makers) for k in (m.__mro__ if isinstance(m, type) else (m,))]
+    return around(k.__module__ for k in kinds)
 
 
 def around(names: Iterable[str]) -> list[str]:
