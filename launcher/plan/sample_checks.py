@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.job.schema.steps import Evaluate
+from launcher.job.schema.steps import Evaluate, Predict
 from launcher.plan.plan import Plan
 from launcher.plan.refusals.evaluation import asked
 from launcher.plan.values.facts import TensorSpec, class_dims
@@ -74,7 +74,8 @@ def _said(t: TensorSpec) -> str:
 def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
     """Padding would change what modules normalize by, when the last held-out samples fill no micro batch."""
     size, whole = plan.sizes.micro_batch, plan.sizes.global_batch
-    limits = [s.batches for s in job.steps.values() if isinstance(s, Evaluate)]
+    readers = [s for s in job.steps.values() if isinstance(s, Evaluate | Predict)]
+    limits = [s.batches for s in readers if getattr(s, "inputs", None) is None]
     if "train.eval_every" in asked(job):
         limits.append(job.train.eval_batches)
     read = [held_out if n is None else min(held_out, n * whole) for n in limits]

@@ -59,6 +59,7 @@ def _exported(step: steps.Export) -> Where:
 VERBS: Final[Mapping[str, Verb]] = {
     "train": Verb(steps.Train, "launcher.steps.train", "ranks", trains=True, checkpoints=True),
     "evaluate": Verb(steps.Evaluate, "launcher.steps.evaluate", _evaluated, _needed),
+    "predict": Verb(steps.Predict, "launcher.steps.inference.predict", "ranks", checks=True),
     "sync_shared": Verb(steps.SyncShared, "launcher.steps.sync_shared", "ranks"),
     "save": Verb(steps.Save, "launcher.steps.save", "ranks", leaves=CHECKPOINT, checkpoints=True),
     "load": Verb(steps.Load, "launcher.steps.load", "ranks", CHECKPOINT, source="path", brings=True),
@@ -83,7 +84,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "verify": Verb(steps.Verify, "launcher.steps.verify", "files", CHECKPOINT, source="src", checks=True),
     "inspect": Verb(steps.Inspect, "launcher.steps.inspect", "files", CHECKPOINT, source="src", checks=True),
-    "sample": Verb(steps.Sample, "launcher.steps.sample", "alone", EXPORTED),
+    "sample": Verb(steps.Sample, "launcher.steps.inference.sample", "alone", EXPORTED),
 }  # fmt: skip
 
 
@@ -124,8 +125,8 @@ def goes_on(step: Step) -> bool:
 
 
 def evaluates(step: Step) -> bool:
-    """Whether it works out the loss of held-out samples."""
-    return isinstance(step, steps.Evaluate) or (isinstance(step, steps.Export) and step.check)
+    """Whether it hangs on what the model makes of held-out samples, or of others in evaluation mode."""
+    return isinstance(step, steps.Evaluate | steps.Predict) or (isinstance(step, steps.Export) and step.check)
 
 
 def starts(step: Step) -> bool:

@@ -87,9 +87,9 @@ def imported() -> None:
     import launcher.run.outer_ranks
     import launcher.runtime.processes.start
     import launcher.steps.certify
+    import launcher.steps.inference.sample
     import launcher.steps.model.single_process
     import launcher.steps.on_ranks
-    import launcher.steps.sample  # noqa: F401
 
 
 @contextmanager

@@ -27,6 +27,24 @@ class Evaluate(Settings):
     batches: Count | None = Field(None, description="null: all held-out samples")
 
 
+class Predict(Settings):
+    """What the model makes of samples, in their order, in the layout of the run."""
+
+    kind: Literal["predict"] = "predict"
+    inputs: str | None = Field(
+        None, description="safetensors file, a tensor an input of the model; null: held-out samples"
+    )
+    to: str = Field("run:predictions.safetensors", description="the file, .safetensors or .jsonl")
+    batches: Count | None = Field(None, description="null: all samples")
+
+    @field_validator("to")
+    @classmethod
+    def _names_a_file(cls, to: str) -> str:
+        if not to.endswith((".safetensors", ".jsonl")):
+            raise ValueError("should be a file NAME.safetensors or NAME.jsonl, run:NAME in the run folder")
+        return checked(to)
+
+
 class SyncShared(Settings):
     kind: Literal["sync_shared"] = "sync_shared"
 
@@ -166,6 +184,7 @@ class Sample(Settings):
 Step = Annotated[
     Annotated[Train, Tag("train")]
     | Annotated[Evaluate, Tag("evaluate")]
+    | Annotated[Predict, Tag("predict")]
     | Annotated[SyncShared, Tag("sync_shared")]
     | Annotated[Save, Tag("save")]
     | Annotated[Load, Tag("load")]

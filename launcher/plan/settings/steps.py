@@ -9,7 +9,7 @@ from launcher.errors import Problem
 from launcher.job.schema.components import Schedule, Target, Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.schedules import WSD, CosineRestarts
-from launcher.job.schema.steps import Evaluate, Export, Transform
+from launcher.job.schema.steps import Evaluate, Export, Predict, Transform
 from launcher.plan import step_order
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.values.text import many
@@ -38,7 +38,8 @@ def _samples(job: Job) -> Iterator[Problem]:
 
 def _held_out(job: Job) -> Iterator[Problem]:
     """Who reads held-out samples, when there are to be none."""
-    readers = [n for n, s in job.steps.items() if evaluates(s)]
+    given = [n for n, s in job.steps.items() if isinstance(s, Predict) and s.inputs is not None]
+    readers = [n for n, s in job.steps.items() if evaluates(s) and n not in given]
     if job.train.eval_every is not None and _trains(job):
         readers.append("train.eval_every")
     if readers and getattr(job.data, "val_fraction", None) == 0 and getattr(job.data, "val", None) is None:

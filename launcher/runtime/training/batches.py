@@ -69,22 +69,33 @@ class Feed:
 
     def held_out(self, batches: int | None) -> Iterator[Batch]:
         """Every held-out sample once, in order, in training-sized batches; repeats pad the last."""
+        yield from self._in_order(self.val, batches, "validation", targets=True)
+
+    def inputs_in_order(self, source: Samples, batches: int | None, where: str) -> Iterator[Batch]:
+        """As ``held_out`` of any samples, without their targets."""
+        yield from self._in_order(source, batches, where, targets=False)
+
+    def _in_order(
+        self, source: Samples, batches: int | None, where: str, *, targets: bool
+    ) -> Iterator[Batch]:
         size = self.plan.sizes.global_batch
-        n = len(self.val)
+        n = len(source)
         count = -(-n // size)  # ceil
         if batches is not None:
             count = min(batches, count)
         for b in range(count):
             indices = np.arange(b * size, (b + 1) * size)
             valid = int((indices[self._mine] < n).sum())
-            yield self._read(self.val, np.minimum(indices, n - 1), valid, "validation")
+            yield self._read(source, np.minimum(indices, n - 1), valid, where, targets=targets)
 
     @property
     def _mine(self) -> slice:
         n = self.plan.sizes.local_batch
         return slice(self.part * n, (self.part + 1) * n)
 
-    def _read(self, source: Samples, indices: Indices, valid: int, where: str) -> Batch:
+    def _read(
+        self, source: Samples, indices: Indices, valid: int, where: str, *, targets: bool = True
+    ) -> Batch:
         """``indices`` are the global batch's; a part of them is read, and of that a slice kept."""
         # which samples are read, and which of them are this rank's
         size = self.plan.sizes.global_batch // self.plan.reading.parts
@@ -103,8 +114,8 @@ class Feed:
             return (self._targets(source, read, where, split)[keep],)
 
         inputs = tuple(map(self._move, deal(for_inputs, read_inputs)))
-        targets = tuple(map(self._move, deal(for_targets, read_targets)))
-        return Batch(inputs, targets[0] if targets else None, valid)
+        wanted = tuple(map(self._move, deal(for_targets, read_targets))) if targets else ()
+        return Batch(inputs, wanted[0] if wanted else None, valid)
 
     def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
         """Checked by who reads them, still on the CPU: nobody has to wait for a GPU to know."""

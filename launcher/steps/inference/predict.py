@@ -1,0 +1,95 @@
+"""``predict``: what the model makes of held-out samples, or of the inputs of a file, on its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import Problem, RunError, said
+from launcher.job.schema.job import Job
+from launcher.job.schema.run_paths import RUN, place
+from launcher.job.schema.steps import Predict
+from launcher.plan.plan import Plan
+from launcher.plan.values.text import bytes_text, many
+from launcher.steps.files.checks import FileChecks
+from launcher.steps.inference import given_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from launcher.runtime.training.batches import Samples
+    from launcher.runtime.training.session import Session
+
+
+def check(step: Predict, at: FileChecks) -> list[Problem]:
+    found = []
+    if step.inputs is not None:
+        path = Path(step.inputs)
+        found += at.problems("inputs", lambda: given_inputs.specs(path))
+    if not step.to.startswith(RUN):
+        found += at.unwritable("to", step.to)
+        if Path(step.to).is_dir():
+            found.append(Problem(f"{at.key}.to", f"{step.to} is a folder, and should be a file"))
+    return found
+
+
+def fits(step: Predict, at: FileChecks, plan: Plan) -> list[Problem]:
+    if step.inputs is None:
+        return []
+    found = given_inputs.misfits(given_inputs.specs(Path(step.inputs)), plan)
+    return [Problem(f"{at.key}.inputs", f"{step.inputs}: {text}") for text in found]
+
+
+def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
+    """Raises ``RunError`` where the outputs cannot be written."""
+    import torch.distributed as dist
+
+    from launcher.steps.inference import output_file as file
+
+    # who writes which samples
+    sizes, feed, plan = session.plan.sizes, session.feed, session.plan
+    source = feed.val if step.inputs is None else given_inputs.given(Path(step.inputs), len(plan.inputs))
+    count = -(-len(source) // sizes.global_batch)
+    count = count if step.batches is None else min(count, step.batches)
+    samples = min(len(source), count * sizes.global_batch)
+    parts = file.Parts(samples, sizes.global_batch // sizes.local_batch, sizes.local_batch)
+
+    to = Path(place(step.to, str(session.folder)))
+    folder = to.with_name(f"{to.name}.parts")
+    if session.world.rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+
+    # every rank works, some of them write
+    outputs = _outputs(session, source, count)
+    try:
+        if _writes(plan, session.world.rank):
+            file.write_part(file.part_file(folder, feed.part), parts.count(feed.part), outputs)
+        for _ in outputs:  # of those who write nothing
+            pass
+        dist.barrier()
+        if session.world.rank:
+            return ""
+        size = file.join(folder, parts, to)
+    except (OSError, ValueError) as error:
+        raise RunError(f"predict: {said(error)}") from error
+    return f"{to}: {many(samples, 'sample')} in {bytes_text(size)}"
+
+
+def _outputs(session: Session, source: Samples, count: int) -> Iterator[Tensor]:
+    """Those of this rank's part of each batch, without what pads the last; none where this rank has none."""
+    from launcher.runtime.training import loop
+
+    for batch in session.feed.inputs_in_order(source, count, "predict"):
+        loop.look(session)
+        output = session.pipeline.predict(batch.inputs)
+        if output is not None and batch.valid:
+            yield output[: batch.valid]
+
+
+def _writes(plan: Plan, rank: int) -> bool:
+    """One rank a part: of the stage that has the outputs, of the first where all of them have."""
+    at = plan.sizes.grid.coords(rank)
+    stage = 0 if plan.output_broadcast else plan.sizes.places[-1]
+    return at["tp"] == 0 and at["pp"] == stage
