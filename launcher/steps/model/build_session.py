@@ -15,8 +15,9 @@ from launcher.data.shuffle import batch_indices
 from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
+from launcher.job.schema.objectives import CrossEntropy
 from launcher.job.schema.run_paths import place
-from launcher.models.loss import cross_entropy
+from launcher.objective.build import build_loss, build_metrics
 from launcher.optim.build import build_optimizer
 from launcher.parallel import mesh
 from launcher.parallel.norms import grad_norm
@@ -58,10 +59,10 @@ def build(
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
-    pipeline = Pipeline(model, inputs(job, plan.sizes.micro_batch), cross_entropy, device)
 
-    # the samples of this rank
+    # what it makes smaller, and the samples of this rank
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
+    pipeline = _pipeline(job, model, data, device)
     if uneven := sample_checks.uneven(job, plan, len(data.val)):
         raise RunError(str(uneven))
     feed = Feed(
@@ -72,6 +73,7 @@ def build(
         rank=world.rank,
         device=device,
         floating=dtype_of(plan.dtypes.compute),
+        exact=dtype_of(plan.dtypes.kept),
         limit=job.debug.overfit,
     )
 
@@ -91,7 +93,7 @@ def build(
         feed=feed,
         emit=world.send,
         figures=figures(plan, device),
-        baseline=data.entropy,
+        baseline=data.entropy if job.loss == CrossEntropy() else None,
         local_norm=_local_norm(job, world, model, pipeline, folder=folder),
         scaling=scaling(plan.dtypes),
         trust=_trust(job),
@@ -100,6 +102,13 @@ def build(
         saver=Saver() if saves_beside else None,
         first_step=first,
     )
+
+
+def _pipeline(job: Job, model: ParallelModel, data: Dataset, device: torch.device) -> Pipeline:
+    allow = job.security.allow
+    loss = build_loss(job.loss, allow, device)
+    metrics = build_metrics(job.metrics, job.loss, allow, data.token_bytes, device)
+    return Pipeline(model, inputs(job, model.plan.sizes.micro_batch), loss, device, metrics)
 
 
 def _trust(job: Job) -> Trust:
