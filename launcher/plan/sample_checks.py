@@ -95,9 +95,8 @@ def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
         f"for {target.shape[0]} samples targets are {_said(target)} and the model's output is {_said(output)}"
     )
     if not target.dtype.startswith("float"):
-        cure = "loss=cross_entropy" if class_dims(output.shape, target.shape) else ""
         text = f"{name}: {shapes}; it compares number with number: return targets as float32"
-        yield Problem(LOSS, text, cure)
+        yield Problem(LOSS, text)
     elif target.shape != output.shape:
         yield Problem(LOSS, f"{name}: {shapes}; it compares element with element: both take one shape")
 
