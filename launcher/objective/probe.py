@@ -68,20 +68,19 @@ def _wrong(tried: Tried, output: Tensor, count: Callable[[Tensor], Tensor] | Non
     for what, dim in ways:
         if dim >= tried.targets.dim() or tried.targets.shape[dim] < 2:
             continue
-        found = [tried.call(*both) for both in _halves(output, tried.targets, dim)]
-        for of, whole, parts in (
-            ("sum", total, [f[0] for f in found]),
-            ("count", counted, [f[1] for f in found]),
-        ):
-            added = sum(p.item() for p in parts)
-            if abs(added - whole.item()) > CLOSE * max(abs(added), abs(whole.item())):
-                text = f"its {of} over all {what} is {whole.item():g}, over two parts of them {added:g}"
-                why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
-                yield Problem(tried.key, f"{tried.name}: {text}; {why}")
+        for parts in _cuts(output, tried.targets, dim):
+            first, second = (tried.call(*part) for part in parts)
+            for of, whole, a, b in zip(("sum", "count"), (total, counted), first, second, strict=True):
+                once, twice = whole.item(), a.item() + b.item()
+                if abs(twice - once) > CLOSE * max(abs(twice), abs(once)):
+                    text = f"its {of} over all {what} is {once:g}, over two parts of them {twice:g}"
+                    why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
+                    yield Problem(tried.key, f"{tried.name}: {text}; {why}")
 
 
-def _halves(output: Tensor, targets: Tensor, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Uneven ones, for two means of equal parts add up too."""
+def _cuts(output: Tensor, targets: Tensor, dim: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """In two parts, in several ways: what counts for nothing may be all of a part."""
     size = targets.shape[dim]
-    for start, length in ((0, 1), (1, size - 1)):
-        yield output.narrow(dim, start, length), targets.narrow(dim, start, length)
+    for first in sorted({1, size // 2, size - 1}):
+        lengths = [first, size - first]
+        yield list(zip(output.split(lengths, dim), targets.split(lengths, dim), strict=True))

@@ -92,13 +92,18 @@ class Labelled(Source):
 
 
 class Measured(Source):
-    """Tokens below 64, whose targets are numbers of the shape ``target``, from 0 to 1."""
+    """Tokens below 64, whose targets are numbers of the shape ``target``, from 0 to 1; ``wrong``: one of sample 5."""
 
-    def __init__(self, seq_len: int, target: list[int], split: str, samples: int = 8, val_samples: int = 13) -> None:
+    def __init__(
+        self, seq_len: int, target: list[int], split: str, samples: int = 8, val_samples: int = 13,
+        wrong: float | None = None,
+    ) -> None:  # fmt: skip
         self.n = samples if split == "train" else val_samples
         g = torch.Generator().manual_seed(1 if split == "train" else 2)
         self.tokens = torch.randint(0, 64, (self.n, seq_len), generator=g)
         self.values = torch.rand((self.n, *target), generator=g, dtype=torch.float64)
+        if wrong is not None:
+            self.values[5].view(-1)[-1] = wrong
 
     def __len__(self) -> int:
         return self.n

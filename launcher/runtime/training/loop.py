@@ -179,12 +179,9 @@ def _check_counted(s: Session) -> None:
     counted = torch.stack([s.pipeline.count.whole().cpu(), wrong])
     dist.all_reduce(counted)
     if counted[1].item():
-        text = (
-            "the loss counts something else than its count(target) does, by which the global batch is divided"
-        )
-        raise RunError(
-            f"step {s.step + 1}: {text}; the weights were not touched. Look at the class of the loss"
-        )
+        text = "the loss counts something else than its count(target), by which its sum is divided"
+        cure = "the weights were not touched. Look at the class of the loss"
+        raise RunError(f"step {s.step + 1}: {text}; {cure}")
     if not counted[0].item():
         text = f"{_nothing(s, 'the global batch')}, so there is no loss"
         cure = "the weights were not touched. Look at the data of this step"
