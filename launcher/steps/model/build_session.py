@@ -60,9 +60,8 @@ def build(
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
 
-    # what it makes smaller, and the samples of this rank
+    # the samples of this rank
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
-    pipeline = _pipeline(job, model, data, device)
     if uneven := sample_checks.uneven(job, plan, len(data.val)):
         raise RunError(str(uneven))
     feed = Feed(
@@ -77,10 +76,11 @@ def build(
         limit=job.debug.overfit,
     )
 
-    # what training takes besides: random numbers, an optimizer, somebody who writes checkpoints
+    # what training takes besides: random numbers, a loss, an optimizer, somebody who writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
     optimizer = build_optimizer(job.optim, model.param_groups(), job.security.allow)
+    pipeline = _pipeline(job, model, data, device)
     saves_beside = job.checkpoint.asynchronous and job.checkpoint.every is not None
     return Session(
         world=world,
