@@ -62,8 +62,7 @@ def build(
 
     # the samples of this rank
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
-    if uneven := sample_checks.uneven(job, plan, len(data.val)):
-        raise RunError(str(uneven))
+    _check_even(job, plan, data)
     feed = Feed(
         train=data.train,
         val=data.val,
@@ -102,6 +101,12 @@ def build(
         saver=Saver() if saves_beside else None,
         first_step=first,
     )
+
+
+def _check_even(job: Job, plan: Plan, data: Dataset) -> None:
+    """Raises ``RunError`` where padding would change the loss of the last held-out samples."""
+    if uneven := sample_checks.uneven(job, plan, len(data.val)):
+        raise RunError(str(uneven))
 
 
 def _pipeline(job: Job, model: ParallelModel, data: Dataset, device: torch.device) -> Pipeline:

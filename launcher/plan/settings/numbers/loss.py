@@ -13,10 +13,10 @@ from launcher.plan.values.setting import Setting
 
 OWN = "_target_"
 OVER = {
-    "cross_entropy": "the targets that count",
-    "mse": "all elements",
-    "bce": "all elements",
-    OWN: "what its count(target) adds up to",
+    "cross_entropy": "the number of targets that count",
+    "mse": "the number of elements",
+    "bce": "the number of elements",
+    OWN: "its count(target)",
 }
 
 
@@ -39,4 +39,6 @@ def rows(job: Job) -> Iterator[Setting]:
     kind, value = objective(job).loss, job.loss.target if isinstance(job.loss, Target) else job.loss.name
     keys = job.loss.model_dump(exclude_defaults=True) if isinstance(job.loss, CrossEntropy) else {}
     said = "".join(f", {key} {number:g}" for key, number in keys.items() if key != "name")
-    yield Setting("loss", f"{value}{said}", "applied", f"the mean over {OVER[kind]} of the global batch")
+    yield Setting(
+        "loss", f"{value}{said}", "applied", f"the sum over the global batch, divided by {OVER[kind]}"
+    )
