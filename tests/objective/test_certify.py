@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
+from launcher.job.schema.steps import Certify
 from launcher.objective.losses import ClassLoss, ElementLoss
 from launcher.objective.own import OwnLoss
 from tests.objective.test_parity import HEAD, HOLED, OWN, VALUES
@@ -28,23 +29,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], type]] = 
 def asked(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
     parallel, loss, data, _ = CASES[case]
     more = {"loss": loss, "data": data | {"samples": 40}, "security__allow": ("tests",), "model__layers": 2}
-    return parallel, more | {"model__tied": parallel is not TP, "train__batch_size": 16, "metrics": ["accuracy"]}
+    return parallel, more | {"model__tied": parallel is not TP, "train__batch_size": 16}
 
 
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_holds(case: str) -> None:
+def test_it_holds(case: str, precision: Literal["fp64", "fp32", "bf16"]) -> None:
     parallel, more = asked(case)
-    if "data" in more and "target" in more["data"]:
-        del more["metrics"]
-    c = certificate(parallel, **more)
+    c = certificate(parallel, Certify(precision=precision), **more, train__precision=precision)
     assert c.holds, c.verdict()
-    assert c.verdict().endswith("allowed 1e-12")
 
 
 @pytest.mark.parametrize("case", some(CASES))
 def test_it_says_so_where_the_loss_is_another(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parallel, more = asked(case)
-    del more["metrics"]
     kind = CASES[case][3]
     real = kind.__call__
 

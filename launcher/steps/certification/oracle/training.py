@@ -115,7 +115,7 @@ class Training:
         indices = rules.order(self.job.seed, step, self.cut.batch, len(source))
         if narrow is not None:
             source, indices = narrow.view(source), narrow.order(indices, self.cut.local)
-        return self._moved(source.inputs(indices)), source.targets(indices).to(self.device)
+        return self._moved(source.inputs(indices)), self._targets(source.targets(indices))
 
     def _moved(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         dtype = models.LOW.get(self._precision, models.kept(self._precision))
@@ -124,6 +124,10 @@ class Training:
             return x.to(self.device, dtype if x.is_floating_point() else x.dtype)
 
         return tuple(map(moved, xs))
+
+    def _targets(self, y: Tensor) -> Tensor:
+        """Numbers to compare with are as wide as weights."""
+        return y.to(self.device, models.kept(self._precision) if y.is_floating_point() else y.dtype)
 
     def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
         """Loss and gradients of a step; backward works on ``scale`` times the loss."""
@@ -246,7 +250,7 @@ class Training:
             for start in range(0, len(held), size):
                 indices = np.arange(start, min(start + size, len(held)))
                 output = models.computing(model, self._precision)(*self._moved(held.inputs(indices)))
-                y = held.targets(indices).to(self.device)
+                y = self._targets(held.targets(indices))
                 total += self.objective.summed(output.double(), y).item()
                 count += self.objective.counted(y)
         return total / count
