@@ -126,7 +126,7 @@ def stop(s: Session) -> NoReturn:
 def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float, float]:
     """One optimizer step; returns the global batch's loss, as the job has it, and the norm before clipping.
 
-    ``measuring``: ``s.measured`` is of this step, which costs the metrics and nothing that is sent besides.
+    ``measuring``: ``s.measured`` is of this step; sums of metrics travel with the loss.
     When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks
     skip such a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
     """
