@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from launcher.job.schema.components import LanguageModel
 from launcher.models.build import build_model
 from launcher.models.defaults import resolve
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 from launcher.runtime.cluster.world import World
 

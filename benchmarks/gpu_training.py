@@ -19,7 +19,7 @@ from launcher.data.shuffle import batch_indices
 from launcher.job.schema.job import Job
 from launcher.job.schema.optimizers import AdamW
 from launcher.models.build import build_model
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
 from launcher.optim.build import scale_lr
 from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.local import local

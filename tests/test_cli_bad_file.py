@@ -63,11 +63,11 @@ resnet34, resnet50, tied_pair)
     try:    model=lm
 
   train.steps: needs a value
-    set in: conf/config.yaml:26:3
+    set in: conf/config.yaml:28:3
           |   steps: ???          # optimizer steps
 
   train.batch_size: needs a value
-    set in: conf/config.yaml:27:3
+    set in: conf/config.yaml:29:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
 """,
     ),
@@ -75,7 +75,7 @@ resnet34, resnet50, tied_pair)
         "defaults:\n  - override /modle: lm\n",
         """
   modle: there is no such group, did you mean 'model'? """
-        """(groups: cluster, data, debug, launch, logger, model, operators, optim, recipe, schedule, steps)
+        """(groups: cluster, data, debug, launch, logger, loss, model, operators, optim, recipe, schedule, steps)
     set in: recipes/mine.yaml:2:5
           |   - override /modle: lm
 """,
@@ -90,11 +90,11 @@ resnet34, resnet50, tied_pair)
         "seed: 1\n",
         """
   train.steps: needs a value
-    set in: conf/config.yaml:26:3
+    set in: conf/config.yaml:28:3
           |   steps: ???          # optimizer steps
 
   train.batch_size: needs a value
-    set in: conf/config.yaml:27:3
+    set in: conf/config.yaml:29:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
 """,
     ),

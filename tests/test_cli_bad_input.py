@@ -18,8 +18,8 @@ STEPS = (
     "export, import, verify, inspect, sample"
 )
 TOP = (
-    "name, seed, deterministic, recipe, runs, run_dir, show, model, data, optim, schedule, train, parallel, search, "
-    "launch, cluster, checkpoint, steps, logger, debug, security"
+    "name, seed, deterministic, recipe, runs, run_dir, show, model, data, loss, metrics, optim, schedule, train, "
+    "parallel, search, launch, cluster, checkpoint, steps, logger, debug, security"
 )
 
 CASES = {

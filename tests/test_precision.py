@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
 from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.partition.params import wide

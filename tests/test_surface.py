@@ -95,6 +95,7 @@ def nodes(node: yaml.Node | None, above: tuple[str, ...]) -> Iterator[tuple[tupl
 GROUPS = {
     "model",
     "data",
+    "loss",
     "optim",
     "schedule",
     "launch",

@@ -20,7 +20,14 @@ def open_text(settings: Text) -> Dataset:
 
 def _bytes(settings: Text) -> Dataset:
     train, val = (Windows(part, settings.seq_len) for part in corpus.split(settings))
-    return Dataset(train, val, entropy(val), encode=encode_bytes, decode=decode_bytes)
+    return Dataset(
+        train,
+        val,
+        entropy(val),
+        encode=encode_bytes,
+        decode=decode_bytes,
+        token_bytes=[1] * settings.vocab_size,
+    )
 
 
 def encode_bytes(text: str) -> list[int]:
@@ -49,4 +56,6 @@ def _learned(settings: Text) -> Dataset:
     def encode(text: str) -> list[int]:
         return [int(i) for i in bpe.encode(tokenizer, text)]
 
-    return Dataset(train, val, entropy(val), encode=encode, decode=partial(bpe.decode, tokenizer))
+    sizes = bpe.token_bytes(tokenizer) if settings.tokenizer_file is None else None
+    decode = partial(bpe.decode, tokenizer)
+    return Dataset(train, val, entropy(val), encode=encode, decode=decode, token_bytes=sizes)

@@ -32,13 +32,17 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class Dataset:
-    """``val`` may be empty; ``entropy`` is that of its targets; ``encode`` and ``decode`` come with text."""
+    """``val`` may be empty; ``entropy`` is that of its targets; ``encode`` and ``decode`` come with text.
+
+    ``token_bytes``: how many bytes of text each token stands for, where that is known.
+    """
 
     train: Source
     val: Source
     entropy: float | None = None
     encode: Callable[[str], list[int]] | None = None
     decode: Callable[[Sequence[int]], str] | None = None
+    token_bytes: Sequence[int] | None = None
 
 
 def entropy(source: Source) -> float | None:

@@ -300,6 +300,15 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
         why = refusal(target, allow)
         if why:
             yield Problem(key, f"{target}: {why[0]}", why[1])
+    yield from _metrics(data.get("metrics"), allow)
+
+
+def _metrics(metrics: Any, allow: tuple[str, ...]) -> Iterator[Problem]:
+    for one in metrics if isinstance(metrics, list) else ():
+        target = one.get("_target_") if isinstance(one, dict) else None
+        why = refusal(target, allow) if isinstance(target, str) else None
+        if why:
+            yield Problem("metrics", f"{target}: {why[0]}", why[1])
 
 
 def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
@@ -307,7 +316,7 @@ def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
     once = tuple(dict.fromkeys(found))
     if not misspelt:
         return once
-    hidden = {"model", "data", "optim", "schedule", "steps"} if "recipe" in misspelt else misspelt
+    hidden = {"model", "data", "loss", "optim", "schedule", "steps"} if "recipe" in misspelt else misspelt
     return tuple(p for p in once if p.key in misspelt or p.key.partition(".")[0] not in hidden)
 
 

@@ -87,6 +87,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     # what is asked for beside training is left out
     update: dict[str, Any] = {
         "model": model, "data": data, "train": train, "debug": Debug(), "steps": {}, "schedule": schedule,
+        "metrics": (),
         "parallel": job.parallel.model_copy(update={"local_norm": LocalNorm()}),
         "checkpoint": job.checkpoint.model_copy(update={"every": None}),
     }  # fmt: skip

@@ -40,7 +40,7 @@ MICRO = "parallel.pipeline.micro_batch_num"
 DERIVED = (*SCALE, MICRO)
 
 NOTED = (
-    "optim", "schedule", "deterministic", "train.steps", "train.loss_scale", "train.clip_norm",
+    "loss", "optim", "schedule", "deterministic", "train.steps", "train.loss_scale", "train.clip_norm",
     "train.compile", "parallel.fp32_communication", "parallel.gradient_fp32_sync",
 )  # fmt: skip
 
@@ -55,13 +55,13 @@ LAYOUT = (
 )  # fmt: skip
 
 ASIDE = (
-    "name", "recipe", "runs", "run_dir", "show", "search", "train.log_every", "train.eval_every",
+    "name", "recipe", "runs", "run_dir", "show", "search", "metrics", "train.log_every", "train.eval_every",
     "train.eval_batches", "parallel.local_norm", "parallel.group_file", "checkpoint", "steps", "logger",
     "security", "debug.limit", "debug.anomaly", "debug.profiler",
 )  # fmt: skip
 """``debug.limit`` counts as ``train.steps``."""
 
-CHOSEN = ("model", "data", "optim", "schedule")
+CHOSEN = ("model", "data", "loss", "optim", "schedule")
 UNSET = "not set"
 _UNSET = object()
 
@@ -145,8 +145,12 @@ def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Differen
 
 
 def _kind(data: Mapping[str, Any], section: str) -> Any:
-    """What is chosen there; ``momentum`` is another name for ``sgd`` with some."""
-    kind = data.get(f"{section}._target_", data.get(f"{section}.name"))
+    """What is chosen there; ``momentum`` is another name for ``sgd`` with some.
+
+    Checkpoints from before there was a choice of losses have none.
+    """
+    default = "cross_entropy" if section == "loss" else None
+    kind = data.get(f"{section}._target_", data.get(f"{section}.name", default))
     return "sgd" if (section, kind) == ("optim", "momentum") else kind
 
 

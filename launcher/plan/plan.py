@@ -42,7 +42,7 @@ from launcher.plan.settings import (
     steps,
     transformer_opt,
 )
-from launcher.plan.settings.numbers import loss_repeated_mean
+from launcher.plan.settings.numbers import loss, loss_repeated_mean
 from launcher.plan.settings.pipeline import ScheduleChoice
 from launcher.plan.settings.pipeline_stage_config import Asked
 from launcher.plan.sharding.stage_sharding import Sharding
@@ -51,6 +51,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
 from launcher.plan.values.compilation import Compilation
 from launcher.plan.values.facts import Graph, Skeleton, TensorSpec
+from launcher.plan.values.objective import Objective
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.param_group import ParamGroup
 from launcher.plan.values.precision import Precision, precision
@@ -158,6 +159,7 @@ class Plan:
     loss_reduction: str
     output_broadcast: bool
     reading: BatchReading
+    objective: Objective
     loss_repeats: int
     observed: Observed
     estimate: Estimate
@@ -225,7 +227,6 @@ def plan(
     compilation, wrong = compile.resolve(job, model, at)
     fused = _fused(job, model, at, order, compilation)
     refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, at.sizes, fused), *wrong])
-
     return Plan(
         name=job.name,
         seed=job.seed,
@@ -264,6 +265,7 @@ def plan(
         loss_reduction=job.parallel.pipeline.loss_reduction,
         output_broadcast=job.parallel.pipeline.output_broadcast and at.sizes.grid["pp"] > 1,
         reading=dataset_strategy.reading(job, at.sizes),
+        objective=loss.objective(job),
         loss_repeats=loss_repeated_mean.repeats(job, at.sizes, fused.loss_cut),
         observed=_observed(model, traits),
         estimate=_estimate(job, at, fused, timeline=order.timeline, traits=traits),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
@@ -15,12 +16,21 @@ from launcher.plan.values.text import listed
 NUMBERS = ("int64", "uint8")
 """Dtypes of class numbers, as torch's cross entropy takes them."""
 
+NUMBERED = ("mse", "bce")
+"""Losses of numbers, element by element."""
+
 DATA, MODEL, PIECES = "data", "model", "parallel.pipeline.seq_chunks"
+LOSS, METRICS = "loss", "metrics"
 WHOLE = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
 
 
 def classes(plan: Plan, target: Sequence[int]) -> int | None:
-    """How many classes there are for targets of this shape, whatever their number of samples."""
+    """How many classes there are for targets of this shape, whatever their number of samples.
+
+    ``None`` where the loss does not take class numbers.
+    """
+    if not plan.objective.classes:
+        return None
     shape = plan.output[0].shape
     dims = class_dims(shape, (*shape[:1], *target[1:]))
     return _number(plan, dims[0]) if dims else None
@@ -32,7 +42,7 @@ def _number(plan: Plan, dim: int) -> int:
 
 
 def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
-    """Why the loss of a micro batch cannot be worked out, or not as meant.
+    """Why the loss of a micro batch, or a metric, cannot be worked out, or not as meant.
 
     ``own``: a model of the user's own.
     """
@@ -40,9 +50,23 @@ def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
     if not output.dtype.startswith(("float", "bfloat")):
         text = f"its forward returns {output.dtype}, and the loss takes logits: floating numbers, one a class"
         yield Problem(MODEL, text)
+    if plan.objective.classes:
+        yield from _class_numbers(plan, target, own)
+    elif plan.objective.loss in NUMBERED:
+        yield from _elements(plan, target)
+    yield from _measured(plan, target)
+    if plan.objective.whole and plan.operators.output is not None:
+        text = "a loss or metric of your own takes whole outputs, and their last dim is cut over tp"
+        cure = "leave the module that makes it out of parallel.operators"
+        yield Problem("parallel.operators", f"{text}; {cure}")
+
+
+def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
+    output = plan.output[0]
     if target.dtype not in NUMBERS:
+        cure = "loss=mse" if target.dtype.startswith("float") and _whole(plan) == target.shape else ""
         text = f"targets are {target.dtype}, and the loss is the cross entropy of class numbers"
-        yield Problem(DATA, f"{text}: return them as int64")
+        yield Problem(DATA, f"{text}: return them as int64", cure)
 
     # the shape of the output tells which dim has its classes
     fits = class_dims(output.shape, target.shape)
@@ -56,6 +80,38 @@ def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
         yield Problem(DATA, text)
     elif fits[0] != len(output.shape) - 1:
         yield from _not_last(plan, fits[0])
+
+
+def _whole(plan: Plan) -> tuple[int, ...]:
+    """Shape of the model's output, were it not cut over ``tp``."""
+    *shape, last = plan.output[0].shape
+    return (*shape, last * (plan.sizes.grid["tp"] if plan.operators.output is not None else 1))
+
+
+def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
+    """Of a loss that compares number with number."""
+    name, output = plan.objective.loss, replace(plan.output[0], shape=_whole(plan))
+    shapes = (
+        f"for {target.shape[0]} samples targets are {_said(target)} and the model's output is {_said(output)}"
+    )
+    if not target.dtype.startswith("float"):
+        text = f"{name}: {shapes}; it compares number with number: return targets as float32"
+        yield Problem(LOSS, text)
+    elif target.shape != output.shape:
+        yield Problem(LOSS, f"{name}: {shapes}; it compares element with element: both take one shape")
+
+
+def _measured(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
+    """Metrics of class numbers."""
+    output = plan.output[0]
+    fits = class_dims(output.shape, target.shape)
+    for name, k in plan.objective.ranked:
+        if not fits or target.dtype not in NUMBERS:
+            text = f"{name}: targets are {_said(target)} and the model's output is {_said(output)}"
+            yield Problem(METRICS, f"{text}; it compares class numbers with logits")
+        elif k >= _number(plan, fits[0]):
+            text = f"{name}: of {_number(plan, fits[0])} classes every target is among them"
+            yield Problem(METRICS, text)
 
 
 def _not_last(plan: Plan, dim: int) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
-from launcher.planner import equal_layers, model_folder, model_operators
+from launcher.planner import equal_layers, model_folder, model_operators, objective_probe
 from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
@@ -99,9 +99,9 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
 
 def _nowhere(job: Job) -> list[Problem]:
     """Classes of the user's own in modules that are not there; nothing is imported."""
-    chosen = {"model": job.model, "data": job.data, "optim": job.optim, "schedule": job.schedule}
-    targets = {f"{section}._target_": s.target for section, s in chosen.items() if isinstance(s, Target)}
-    return [absent(key, path) for key, path in targets.items() if not there(path)]
+    keys = ("model", "data", "loss", "optim", "schedule")
+    named = [(f"{k}._target_", getattr(job, k)) for k in keys] + [("metrics", m) for m in job.metrics]
+    return [absent(key, s.target) for key, s in named if isinstance(s, Target) and not there(s.target)]
 
 
 @contextmanager
@@ -260,6 +260,8 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
     found = list(sample_checks.problems(made, target, own=foreign(job.model)))
+    if not found and made.objective.whole:
+        found += objective_probe.problems(job, made, target)
 
     # of ours only the files know how many samples they hold
     if made.observed.mixed and isinstance(job.data, Target):

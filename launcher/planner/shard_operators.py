@@ -67,7 +67,7 @@ def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Ten
     """Of a rank's part of the output, on meta tensors."""
     import torch
 
-    from launcher.models.loss import cross_entropy
+    from launcher.objective.cross_entropy import cross_entropy
     from launcher.parallel.tensor_parallel.collectives import Axis
 
     layout = stage.train.taken[stage.train.returns[0]].layout
@@ -102,9 +102,11 @@ def _terms(job: Job, made: Plan) -> Terms:
 
 
 def _class_dim(job: Job, made: Plan) -> int | None:
-    """Where the model's output has its classes."""
+    """Where the model's output has its classes, if the loss is of classes and takes parts of them."""
     from launcher.data.spec import target_spec
 
+    if not made.objective.classes or made.objective.whole:
+        return None
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
     dims = class_dims(made.output[0].shape, target.shape) if len(made.output) == 1 else ()
     return next(iter(dims), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate
 from launcher.runtime.training import loop
@@ -14,7 +16,9 @@ from launcher.steps.model import single_process
 def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:
     loss = loop.validate(session, step.batches)
     if session.world.rank == 0:
-        said = f"evaluate: validation loss {loss:.4f} after {session.step} steps"
+        names = [m.name for m in session.pipeline.metrics]
+        found = {n: session.results[f"val_{n}"] for n in names if f"val_{n}" in session.results}
+        said = f"evaluate: validation {_said({'loss': loss} | found)} after {session.step} steps"
         if session.baseline is not None:
             baseline = session.baseline * session.plan.loss_terms
             session.results["baseline"] = baseline
@@ -31,6 +35,15 @@ def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
         path = transform.transformed(run)
         assert path is not None, "the planner wants a transform before what reads its result"
         model = single_process.from_checkpoint(run.job, path)
-    loss = single_process.held_out_loss(model, run.job, step.batches, run.plan.loss_terms)
-    run.say(f"evaluate: validation loss {loss:.4f} of the {step.of} model in one process")
-    return {f"{step.of}_loss": loss}
+    found = single_process.held_out(model, run.job, step.batches, run.plan.loss_terms)
+    said = _said(found)
+    run.say(f"evaluate: validation {said} of the {step.of} model in one process")
+    return {f"{step.of}_{name}": value for name, value in found.items()}
+
+
+def _said(figures: Mapping[str, float]) -> str:
+    """
+    >>> _said({"loss": 2.5, "accuracy": 0.25})
+    'loss 2.5000, accuracy 0.2500'
+    """
+    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from launcher.job.schema.job import Job
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import ClassLoss
 from launcher.parallel import mesh
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.parallel_model import ParallelModel, parallelize
@@ -37,7 +38,7 @@ def built(world: World, j: Job, plan: Plan) -> tuple[ParallelModel, Pipeline]:
     device = torch.device(world.device)
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
     model = parallelize(draw(j, plan), plan, meshes, device)
-    return model, Pipeline(model, inputs(j, plan.sizes.micro_batch), cross_entropy, device)
+    return model, Pipeline(model, inputs(j, plan.sizes.micro_batch), ClassLoss(), device)
 
 
 def one_step(world: World, j: Job, plan: Plan, exact: bool = False) -> Step:

@@ -81,7 +81,7 @@ def test_no_option_is_named_like_a_boolean(path):
     assert isinstance(yaml.safe_load(path.stem), str)
 
 
-CHOSEN = ("model", "data", "optim", "schedule", "steps")
+CHOSEN = ("model", "data", "loss", "optim", "schedule", "steps")
 
 
 def test_config_and_the_plain_options_show_every_key_with_the_schemas_default():

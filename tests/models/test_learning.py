@@ -10,7 +10,7 @@ from launcher.data.shuffle import batch_indices
 from launcher.job.schema.components import AutoParallelMLP, LanguageModel, Mnist5k, ResNet, Text, TiedPair
 from launcher.job.schema.optimizers import AdamW, Momentum
 from launcher.models.build import build_model
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
 from launcher.optim.build import build_optimizer
 from tests.optim.grouped import grouped
 

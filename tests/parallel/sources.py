@@ -39,14 +39,16 @@ class Shapes(Source):
 
 
 class Holed(Source):
-    """Tokens below 64, of whose targets about half are -100; of every ``empty``-th sample all are."""
+    """Tokens below 64, of whose targets about half are ``hole``; of every ``empty``-th sample all are."""
 
-    def __init__(self, seq_len: int, split: str, samples: int = 8, val_samples: int = 13, empty: int = 4) -> None:
+    def __init__(
+        self, seq_len: int, split: str, samples: int = 8, val_samples: int = 13, empty: int = 4, hole: int = -100
+    ) -> None:
         self.shape, self.empty = (samples if split == "train" else val_samples, seq_len), empty
         g = torch.Generator().manual_seed(1 if split == "train" else 2)
         self.tokens, following = torch.randint(0, 64, (2, *self.shape), generator=g)
         holes = (torch.rand(self.shape, generator=g) < 0.5) | (torch.arange(self.shape[0]) % empty == 0)[:, None]
-        self.following = following.masked_fill(holes, -100)
+        self.following = following.masked_fill(holes, hole)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -87,3 +89,27 @@ class Labelled(Source):
     def targets(self, indices: Indices) -> Tensor:
         more = self.more + (self.later if len(indices) > 2 else 0)
         return torch.cat([self.y[torch.from_numpy(indices)], self.y[:more]])
+
+
+class Measured(Source):
+    """Tokens below 64, whose targets are numbers of the shape ``target``, from 0 to 1; ``wrong``: one of sample 5."""
+
+    def __init__(
+        self, seq_len: int, target: list[int], split: str, samples: int = 8, val_samples: int = 13,
+        wrong: float | None = None,
+    ) -> None:  # fmt: skip
+        self.n = samples if split == "train" else val_samples
+        g = torch.Generator().manual_seed(1 if split == "train" else 2)
+        self.tokens = torch.randint(0, 64, (self.n, seq_len), generator=g)
+        self.values = torch.rand((self.n, *target), generator=g, dtype=torch.float64)
+        if wrong is not None:
+            self.values[5].view(-1)[-1] = wrong
+
+    def __len__(self) -> int:
+        return self.n
+
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        return (self.tokens[torch.from_numpy(indices)],)
+
+    def targets(self, indices: Indices) -> Tensor:
+        return self.values[torch.from_numpy(indices)]

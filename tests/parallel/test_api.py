@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import ClassLoss
 from launcher.parallel import parallelize, sync_pipeline_shared_parameters
 from launcher.planner.plan_job import builder
 from launcher.runtime.cluster.world import World
@@ -31,7 +32,7 @@ def test_a_model_laid_out_by_hand_trains_the_gradients_of_one_process(given: str
         xs, y = batch(asked, plan)
         mine = slice(place(plan, net.live.meshes) * plan.sizes.local_batch, None)
         n = plan.sizes.local_batch
-        pipe = Pipeline(net.live, plan.inputs, cross_entropy, torch.device("cpu"))
+        pipe = Pipeline(net.live, plan.inputs, ClassLoss(), torch.device("cpu"))
         pipe.step(tuple(x[mine][:n] for x in xs), y[mine][:n])
         return before, gathered(plan, pieces(net.live))
 

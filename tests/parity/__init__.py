@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.job.schema.job import Job
-from launcher.models.loss import cross_entropy
+from launcher.objective.build import build_loss
 from launcher.optim.build import build_optimizer
 from launcher.parallel import mesh
 from launcher.parallel.deferred_init import fill
@@ -107,7 +107,7 @@ def build(world: World, j: Job, plan: Plan) -> tuple[ParallelModel, Pipeline]:
     """The live model of one rank."""
     meshes = mesh.build(plan.sizes.grid, "cpu", plan.ties)
     par = parallelize(DRAWN.take(j, plan), plan, meshes, CPU)
-    return par, Pipeline(par, inputs(j, plan.sizes.micro_batch), cross_entropy, CPU)
+    return par, Pipeline(par, inputs(j, plan.sizes.micro_batch), build_loss(j.loss, j.security.allow), CPU)
 
 
 def step(j: Job, par: ParallelModel, pipe: Pipeline) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.job.schema.job import Job
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 from launcher.plan.plan import Plan

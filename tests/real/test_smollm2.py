@@ -18,7 +18,7 @@ from launcher.checkpoint.foreign.rename_tables import TO_LLAMA
 from launcher.data import smollm2
 from launcher.data.open import open_data
 from launcher.job.compose import compose
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import state
 from launcher.steps.model import build_session

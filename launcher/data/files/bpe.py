@@ -46,5 +46,10 @@ def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
     return np.concatenate(parts)
 
 
+def token_bytes(tokenizer: Tokenizer) -> list[int]:
+    """How many bytes each token of ``train`` stands for: it writes every byte as one character."""
+    return [len(str(tokenizer.id_to_token(i))) for i in range(tokenizer.get_vocab_size())]
+
+
 def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=False))

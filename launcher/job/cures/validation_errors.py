@@ -15,13 +15,18 @@ from launcher.job.cures import suggested_override, suggestions
 from launcher.job.overrides import intended_value
 from launcher.job.overrides.grammar import paste, shell, written
 from launcher.job.schema import schema_keys
+from launcher.job.schema.components import Metric
 from launcher.job.schema.job import Job
 from launcher.job.schema.python_errors import reason
 from launcher.job.schema.redact import HIDDEN, secret, values
 from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.job.yaml.origins import Origins
 
-KINDS = {"model": "model", "data": "data set", "optim": "optimizer", "schedule": "schedule", "steps": "step"}
+KINDS = {
+    "model": "model", "data": "data set", "loss": "loss", "optim": "optimizer", "schedule": "schedule",
+    "steps": "step",
+}  # fmt: skip
+PLURAL = {"loss": "losses"}
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,8 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     bad = detail["input"]
 
     # errors with a text of their own
+    if spot.items and (kind.startswith("union_tag") or kind == "extra_forbidden"):
+        return _listed(spot, detail, origins)
     if kind == "extra_forbidden":
         return unknown(spot.parts, len(spot.parts) - 1, data, origins)
     if kind == "missing" and not spot.items:
@@ -139,6 +146,27 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     item = "" if kind == "missing" else f" = {shown(bad, key)}"
     text = f"{shown(whole, key)}: item {at}{item} {why}"
     return Problem(key, text, suggested_override.value(spot.parts, whole, data))
+
+
+def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
+    """The problem of an item of a list that is no choice that there is, or has a key too many."""
+    key, bad = ".".join(spot.parts), detail["input"]
+    whole = origins.value(key)
+    at = f"{shown(whole, key)}: item {''.join(f'[{i}]' for i in spot.items)}"
+    if detail["type"] == "extra_forbidden":
+        return Problem(key, f"{at} has an unknown key {str(detail['loc'][-1])!r}")
+
+    # a metric: all other lists are of one kind
+    tags = [t for t in schema_keys.kinds(Metric) if t != "_target_"]
+    tag = bad.get("name") if isinstance(bad, Mapping) else bad
+    if not isinstance(tag, str):
+        return Problem(key, f"{at} needs a name (metrics: {', '.join(tags)})")
+    text = f"{at}: unknown metric {tag!r}{suggestions.choice(tag, tags, 'metrics')}"
+    hint = nearest(tag, tags)
+    if hint is None or not isinstance(whole, list):
+        return Problem(key, text)
+    right = bad | {"name": hint} if len(bad) > 1 else hint
+    return Problem(key, text, paste(key, [right if i == spot.items[0] else m for i, m in enumerate(whole)]))
 
 
 def _choice(
@@ -178,7 +206,7 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     """The problem of an unknown model, data set, optimizer, schedule or step."""
     section = parts[0]
     tags = [t for t in schema_keys.kinds(schema_keys.at(parts, data)) if t != "_target_"]
-    title = f"{KINDS[section]}s"
+    title = PLURAL.get(section, f"{KINDS[section]}s")
     if not isinstance(bad, Mapping):
         text = f"{shown(bad, '')}: should be a group of keys ({title}: {', '.join(tags)})"
         return Problem(".".join(parts), text)

@@ -16,7 +16,7 @@ from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.similar_names import did_you_mean, nearest
 
-CHOSEN = ("model", "data", "optim", "schedule")
+CHOSEN = ("model", "data", "loss", "optim", "schedule")
 """Sections that are one choice out of several: another ``name`` replaces all their keys."""
 
 

@@ -1,4 +1,4 @@
-"""Settings of each model and data set, and what a model, data set, optimizer or schedule may be."""
+"""Settings of each model and data set, and what a model, data set, loss, optimizer or schedule may be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from launcher.job.schema.base import Count, Flag, Fraction, Settings
+from launcher.job.schema.objectives import BCE, MSE, Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
 from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
 from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts, Linear, Polynomial
 
@@ -215,6 +216,21 @@ Data = Annotated[
     | Annotated[Cifar10, Tag("cifar10")]
     | Annotated[RandomTokens, Tag("random_tokens")]
     | Annotated[Tokens, Tag("tokens")]
+    | _Own,
+    Discriminator(_kind),
+]
+Loss = Annotated[
+    Annotated[CrossEntropy, Tag("cross_entropy")]
+    | Annotated[MSE, Tag("mse")]
+    | Annotated[BCE, Tag("bce")]
+    | _Own,
+    Discriminator(_kind),
+]
+Metric = Annotated[
+    Annotated[Accuracy, Tag("accuracy")]
+    | Annotated[TopK, Tag("top_k")]
+    | Annotated[Perplexity, Tag("perplexity")]
+    | Annotated[BitsPerByte, Tag("bits_per_byte")]
     | _Own,
     Discriminator(_kind),
 ]

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
 from launcher.job.schema.cluster import Cluster
-from launcher.job.schema.components import Data, Model, Optim, Schedule
+from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule
+from launcher.job.schema.objectives import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.search import Search, lifted
 from launcher.job.schema.steps import Step, named
@@ -123,6 +124,8 @@ class Job(Settings):
     show: Literal["config", "plan", "plan-full", "timeline", "search"] | None = None
     model: Model
     data: Data
+    loss: Loss = CrossEntropy()
+    metrics: Annotated[tuple[Metric, ...], BeforeValidator(named_metrics)] = ()
     optim: Optim
     schedule: Schedule
     train: Train

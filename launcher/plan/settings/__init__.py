@@ -33,7 +33,14 @@ from launcher.plan.settings import (
     transformer_opt,
 )
 from launcher.plan.settings.files import group_file, operator_strategy, param_strategy
-from launcher.plan.settings.numbers import deterministic, gradients_mean, loss_repeated_mean, precision
+from launcher.plan.settings.numbers import (
+    deterministic,
+    gradients_mean,
+    loss,
+    loss_repeated_mean,
+    metrics,
+    precision,
+)
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
@@ -62,6 +69,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     found += transformer_opt.refused(job, got)
     found += local_norm.refused(job)
     found += compile.refused(job, got)
+    found += metrics.refused(job)
     return got, found
 
 
@@ -81,6 +89,8 @@ def rows(
     again.
     """
     yield from deterministic.rows(job)
+    yield from loss.rows(job)
+    yield from metrics.rows(job)
     yield from pipeline.rows(job, sizes)
     yield from recompute.rows(job, recomputed)
     yield from hsdp.rows(job, sizes, fused)

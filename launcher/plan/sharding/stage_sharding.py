@@ -255,9 +255,14 @@ def _lacking(got: Found, stage: int, terms: Terms) -> list[Problem]:
 
 
 def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
-    """The output as the loss can take it: cut along samples, along classes where these are the last dim."""
+    """The output as the loss can take it: cut along samples, along classes where these are the last dim.
+
+    A number a sample has its samples on the last dim, which nobody would take for classes: it is whole.
+    """
     if layout.dims and class_dim == len(layout.dims) - 1:
         return layout
+    if len(layout.dims) == 1:
+        return TensorLayout(layout.matrix, ((),))
     return TensorLayout(layout.matrix, (*layout.dims[:1], *((),) * (len(layout.dims) - 1)))
 
 

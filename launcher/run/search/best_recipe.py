@@ -15,7 +15,7 @@ from launcher.runtime import folder
 
 KEY = "search.best"
 WRITTEN = "# Written by a search."
-GROUPS = ("model", "data", "optim", "schedule", "steps")
+GROUPS = ("model", "data", "loss", "optim", "schedule", "steps")
 """Sections that are one option out of several: all of their keys are written."""
 ASIDE = {"recipe", "show", "run_dir", "search"}
 

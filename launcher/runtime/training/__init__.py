@@ -14,5 +14,5 @@ __all__ = [
     "save_thread",
     "session",
     "state",
-    "target_classes",
+    "target_values",
 ]

@@ -17,7 +17,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.sample_checks import classes
 from launcher.plan.values.batch_reading import BatchRole
 from launcher.runtime.training.batch_transfer import deal
-from launcher.runtime.training.target_classes import check
+from launcher.runtime.training.target_values import Place, check_classes, check_shares
 
 Indices = npt.NDArray[np.int64]
 
@@ -43,7 +43,8 @@ class Batch:
 class Feed:
     """``order(step, batch_size, n)``: global indices of one step. ``rank`` is handed what the plan says.
 
-    ``limit``: train on these first samples only.
+    ``floating``: the dtype of inputs that are no whole numbers, ``exact`` that of such targets. ``limit``:
+    train on these first samples only.
     """
 
     train: Samples
@@ -53,6 +54,7 @@ class Feed:
     rank: int
     device: torch.device
     floating: torch.dtype
+    exact: torch.dtype
     limit: int | None = None
 
     @cached_property
@@ -113,28 +115,33 @@ class Feed:
         def read_targets() -> tuple[Tensor, ...]:
             return (self._targets(source, read, where, split)[keep],)
 
-        inputs = tuple(map(self._move, deal(for_inputs, read_inputs)))
-        wanted = tuple(map(self._move, deal(for_targets, read_targets))) if targets else ()
+        inputs = tuple(self._move(t, self.floating) for t in deal(for_inputs, read_inputs))
+        wanted: tuple[Tensor, ...] = ()
+        if targets:
+            wanted = tuple(self._move(t, self.exact) for t in deal(for_targets, read_targets))
         return Batch(inputs, wanted[0] if wanted else None, valid)
 
     def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
         """Checked by who reads them, still on the CPU: nobody has to wait for a GPU to know."""
         targets = _each(source.targets(read), read, where, split)
+        objective, at = self.plan.objective, Place(where, split)
         count = classes(self.plan, targets.shape)
         if count is not None:
-            check(targets, read, count, where, split=split)
+            check_classes(targets, read, count, objective.ignored, at)
+        elif objective.loss == "bce":
+            check_shares(targets, read, at)
         return targets
 
     @cached_property
     def _hands(self) -> tuple[BatchRole, BatchRole]:
         return self.plan.batch_roles(self.rank)
 
-    def _move(self, t: Tensor) -> Tensor:
+    def _move(self, t: Tensor, floating: torch.dtype) -> Tensor:
         """To the device, from pinned memory: nobody waits for it to be done with the step before.
 
         torch keeps that memory until the copy is made.
         """
-        dtype = self.floating if t.is_floating_point() else t.dtype
+        dtype = floating if t.is_floating_point() else t.dtype
         t = t.to(dtype)
         if self.device.type == "cuda":
             t = t.pin_memory()

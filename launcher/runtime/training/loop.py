@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
-from launcher.plan.values.facts import IGNORED
+from launcher.objective.metrics import values
 from launcher.runtime.faults import Preempted, signal_name
 from launcher.runtime.training import save
 from launcher.runtime.training.session import Session
@@ -54,18 +54,18 @@ def train(s: Session, loop: Loop) -> None:
         began = time.perf_counter()
         lr = loop.lr(s.step)
         scaled = s.scaling.factor
+        loud = (s.step + 1) % loop.log_every == 0 or s.step + 1 == loop.until
         with s.first_step.around(s.model.compiled):
-            loss, norm = step(s, loop.clip)
+            loss, norm = step(s, loop.clip, measuring=loud)
         s.step += 1
         if math.isfinite(loss):
-            s.results["loss"] = loss
+            s.results |= {"loss": loss, **s.measured}
 
         # what it came to
-        loud = s.step % loop.log_every == 0 or s.step == loop.until
         if s.local_norm is not None:
             s.local_norm.tell(s.step, loud, scaled)
         if s.world.rank == 0 and loud and math.isfinite(loss + norm):
-            figures = {"loss": loss, "lr": lr, "grad_norm": norm}
+            figures = {"loss": loss, **s.measured, "lr": lr, "grad_norm": norm}
             s.emit(_row(s, loop, figures, time.perf_counter() - began) | stall)
             stall = {}
 
@@ -123,22 +123,25 @@ def stop(s: Session) -> NoReturn:
     raise Preempted(signum, s.on_stop())
 
 
-def step(s: Session, clip: float | None) -> tuple[float, float]:
+def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float, float]:
     """One optimizer step; returns the global batch's loss, as the job has it, and the norm before clipping.
 
+    ``measuring``: ``s.measured`` is of this step; sums of metrics travel with the loss.
     When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks
     skip such a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
     """
     # gradients, and this rank's share of the loss
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
-    share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor)
+    share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor, measuring)
 
-    # one all-reduce for loss, norm, and whether anybody was asked to stop
+    # one all-reduce for loss, norm, whether anybody was asked to stop, and metrics
     share, square = s.norm.squared_beside(share)
     sums = torch.stack([share, square, torch.tensor(float(bool(s.world.told())))])
+    if measuring:
+        sums = torch.cat([sums, s.pipeline.measured.flatten().cpu()])
     dist.all_reduce(sums)
-    mean, squares, told = sums.tolist()
+    mean, squares, told, *measured = sums.tolist()
     s.told = told > 0
     norm = math.sqrt(squares) / s.scaling.factor if squares >= 0 else math.nan
     loss = mean * s.plan.loss_terms
@@ -157,20 +160,40 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
             cure = ": the gradients overflowed: train.loss_scale=null lowers the scale when they do"
         raise RunError(f"step {s.step + 1}: {text}{cure}")
 
+    if measuring:
+        s.measured = values(s.pipeline.metrics, _pairs(measured), f"step {s.step + 1}")
     s.norm.clip(norm, clip, s.scaling.factor)
     s.optimizer.step()
     s.scaling.went_well()
     return loss, norm
 
 
+def _pairs(sums: list[float]) -> list[tuple[float, float]]:
+    """A sum and a count of each metric."""
+    return list(zip(sums[::2], sums[1::2], strict=True))
+
+
 def _check_counted(s: Session) -> None:
     """Raises ``RunError`` when the loss is no number because there is nothing to work it out from."""
-    counted = s.pipeline.count.whole().cpu()
+    wrong = torch.tensor(float(bool(s.pipeline.loss.problem())), dtype=torch.float64)
+    counted = torch.stack([s.pipeline.count.whole().cpu(), wrong])
     dist.all_reduce(counted)
-    if not counted.item():
-        text = f"all targets of the global batch are {IGNORED}, which count for nothing, so there is no loss"
+    if counted[1].item():
+        text = "the loss counts something else than its count(target), by which its sum is divided"
+        cure = "the weights were not touched. Look at the class of the loss"
+        raise RunError(f"step {s.step + 1}: {text}; {cure}")
+    if not counted[0].item():
+        text = f"{_nothing(s, 'the global batch')}, so there is no loss"
         cure = "the weights were not touched. Look at the data of this step"
         raise RunError(f"step {s.step + 1}: {text}; {cure}")
+
+
+def _nothing(s: Session, batch: str) -> str:
+    """Why the loss of ``batch`` is a mean over nothing."""
+    objective = s.plan.objective
+    if objective.classes:
+        return f"all targets of {batch} are {objective.ignored}, which count for nothing"
+    return f"the targets of {batch} count nothing by the loss's count(target)"
 
 
 def _skip(s: Session) -> None:
@@ -188,20 +211,23 @@ def _skip(s: Session) -> None:
 
 def validate(s: Session, batches: int | None) -> float:
     """Loss over the targets that count of held-out samples, each once, as ``step`` has it."""
-    sums = torch.zeros(2, dtype=torch.float64)
+    sums = torch.zeros(2 + 2 * len(s.pipeline.metrics), dtype=torch.float64)
     for batch in s.feed.held_out(batches):
         look(s)
-        sums += s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid).cpu()
+        both = s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid)
+        sums += torch.cat([both, s.pipeline.measured.flatten()]).cpu()
     dist.all_reduce(sums)
 
     # the mean, on every rank
-    total, counted = sums.tolist()
+    total, counted, *measured = sums.tolist()
+    where = f"validation after step {s.step}"
     if not counted:
-        text = f"all targets of the held-out samples are {IGNORED}, which count for nothing"
         cure = "so there is no loss. Look at the held-out data"
-        raise RunError(f"validation after step {s.step}: {text}, {cure}")
+        raise RunError(f"{where}: {_nothing(s, 'the held-out samples')}, {cure}")
     loss: float = total / counted * s.plan.loss_terms
-    s.results |= {"val_loss": loss, "val_step": s.step}
+    found = values(s.pipeline.metrics, _pairs(measured), where)
+    figures = {"val_loss": loss, **{f"val_{name}": value for name, value in found.items()}}
+    s.results |= {**figures, "val_step": s.step}
     if s.world.rank == 0:
-        s.emit({"step": s.step, "val_loss": loss})
+        s.emit({"step": s.step, **figures})
     return loss

@@ -8,22 +8,18 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
+from launcher.objective.losses import Loss
+from launcher.objective.metrics import Metric
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.sharding.output_share import OutputShare, output_share
+from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import IGNORED, TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from launcher.runtime.torch_private import pipelining
-
-Loss = Callable[..., torch.Tensor]
-"""As ``launcher.models.loss.cross_entropy``: the sum of the losses of the targets that count, 0-d.
-
-Called as (output, target, reduction="sum") for one micro batch; for an output whose classes are cut, as
-(output, target, axis, reduction="sum").
-"""
 
 
 class Pipeline:
@@ -32,13 +28,22 @@ class Pipeline:
     The loss of a micro batch is the sum over its targets that count, divided by their number in the
     global batch: plain sums, over micro batches and data-parallel ranks, give the gradient, and
     nothing is divided afterwards.
+
+    ``measured``: of the last step or evaluation a sum and a count for each of ``metrics``, this rank's
+    share, (metrics, 2) float64 on the device.
     """
 
     def __init__(
-        self, model: ParallelModel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device
+        self,
+        model: ParallelModel,
+        inputs: Sequence[TensorSpec],
+        loss: Loss,
+        device: torch.device,
+        metrics: Sequence[Metric] = (),
     ) -> None:
         self.model = model
         self.loss = loss
+        self.metrics = tuple(metrics)
         self.device = device
         plan = model.plan
 
@@ -55,10 +60,12 @@ class Pipeline:
 
         # the state of one step
         self.scaled = 1.0
-        self.count = _Count(model, device)
+        self.count = _Count(model, loss, device)
         self.targets: list[torch.Tensor] = []
         self.valid: list[int] = []
         self.raw: list[torch.Tensor] = []
+        self.measuring = False
+        self.measured = torch.zeros((len(self.metrics), 2), dtype=torch.float64, device=device)
         self.outputs: list[torch.Tensor] = []
         self.keep = False
         self.before_reduce: Callable[[], None] | None = None
@@ -71,16 +78,20 @@ class Pipeline:
         self._evaluate = pipelining.runtime(whole, plan.evaluation, micros, self._evaluation_loss)
 
     def step(
-        self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, scaled: float = 1.0
+        self,
+        inputs: Sequence[torch.Tensor],
+        targets: torch.Tensor | None,
+        scaled: float = 1.0,
+        measuring: bool = False,
     ) -> torch.Tensor:
         """Forward and backward of this rank's part of a batch; no gradients before, whole ones after.
 
         ``inputs`` are read by the first stage's ranks, ``targets`` by the last's. Returns this rank's share
         (0-d) of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without
         the last stage and on all but the first of ``tp``, NaN when no target of the global batch counts.
-        Gradients are ``scaled`` times as large.
+        Gradients are ``scaled`` times as large; ``measuring``: ``measured`` is of this step.
         """
-        self.scaled = scaled
+        self.scaled, self.measuring = scaled, measuring
         self.count.start(targets if self.last else None)
         self._run(self._train, inputs, targets, pieces=self.model.plan.pieces)
         if self.before_reduce is not None:
@@ -97,11 +108,12 @@ class Pipeline:
 
         The rest is padding. No gradients. Both are 0 on ranks where ``step``'s loss is.
         """
+        self.measuring = True
         self._forward(inputs, targets, valid, keep=self.model.plan.output_broadcast)
         total = self._sum(counts=self.first_of_stage)
         counted = torch.zeros((), device=self.device)
         if self.last and self.first_of_stage and targets is not None:
-            counted = _counted(targets[:valid])
+            counted = self.loss.count(targets[:valid])
         return torch.stack([total, counted.to(total)])
 
     @torch.no_grad()
@@ -148,6 +160,7 @@ class Pipeline:
 
         # what the loss of each micro batch takes
         self.raw, self.outputs, self.targets = [], [], []
+        self.measured = torch.zeros_like(self.measured)
         if targets is not None:
             self.targets = _cut(targets, size, pieces)
             limit = len(targets) if valid is None else valid
@@ -180,9 +193,11 @@ class Pipeline:
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         targets = self.share.targets(self.targets[int(number)])
-        loss = self.loss(output, targets, *self.share.parts, reduction="sum")
+        loss = self.loss(output, targets, *self.share.parts)
         self.raw.append(loss.detach())
-        return loss * (self.scale * self.scaled / self.count.whole().clamp(min=1)).to(loss.dtype)
+        self._measure(output.detach(), targets, self.share.parts, counts=self.share.counts)
+        whole = self.count.whole()
+        return loss * (self.scale * self.scaled / torch.where(whole == 0, 1, whole)).to(loss.dtype)
 
     def _evaluation_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         if self.keep:
@@ -194,9 +209,22 @@ class Pipeline:
             return torch.zeros((), device=self.device)
         # float64: over 50000 classes torch's float32 log_softmax is 1e-5 too low on a CPU
         parts = () if self.model.plan.sharding is not None else self.share.parts  # evaluated whole
-        loss = self.loss(output[:n].double(), self.targets[int(number)][:n], *parts, reduction="sum")
+        output, targets = output[:n].double(), self.targets[int(number)][:n]
+        loss = self.loss(output, targets, *parts)
         self.raw.append(loss)
+        self._measure(output, targets, parts, counts=self.first_of_stage)
         return loss
+
+    @torch.no_grad()
+    def _measure(
+        self, output: torch.Tensor, targets: torch.Tensor, parts: tuple[Axis, ...], counts: bool
+    ) -> None:
+        """All ranks that have parts of an output come here; ``counts``: this one's figures are added up."""
+        if not self.measuring or not self.metrics:
+            return
+        found = torch.stack([m.sums(output, targets, *parts) for m in self.metrics])
+        if counts:
+            self.measured += found
 
     def _sum(self, counts: bool) -> torch.Tensor:
         if not self.raw or not counts:
@@ -205,9 +233,10 @@ class Pipeline:
 
 
 class _Count:
-    """How many targets of the global batch count, summed over data-parallel ranks while first stages run."""
+    """What the targets of the global batch count, summed over data-parallel ranks while first stages run."""
 
-    def __init__(self, model: ParallelModel, device: torch.device) -> None:
+    def __init__(self, model: ParallelModel, loss: Loss, device: torch.device) -> None:
+        self._loss = loss
         self._group = model.meshes.dp
         self._device = device
         self._whole = torch.zeros((), dtype=torch.float64, device=device)
@@ -218,7 +247,7 @@ class _Count:
         if targets is None:  # a new one, for who asks may add up in place
             self._whole = torch.zeros((), dtype=torch.float64, device=self._device)
             return
-        self._whole = _counted(targets)
+        self._whole = self._loss.count(targets)
         if self._group is not None:
             self._work = dist.all_reduce(self._whole, group=self._group, async_op=True)
 
@@ -227,10 +256,6 @@ class _Count:
             self._work.wait()
             self._work = None
         return self._whole
-
-
-def _counted(targets: torch.Tensor) -> torch.Tensor:
-    return (targets != IGNORED).sum(dtype=torch.float64)
 
 
 def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.Tensor]:

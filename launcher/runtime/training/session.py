@@ -35,7 +35,7 @@ class Session:
     last step was taken. ``spare``: training goes on without a checkpoint that cannot be written;
     ``unsaved`` counts those. ``settings``: what its checkpoints say that they were trained with.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data
-    knows it.
+    knows it. ``measured``: what the metrics of the last step that was measured come to.
     """
 
     world: World
@@ -61,4 +61,5 @@ class Session:
     settings: Mapping[str, Any] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
     first_step: FirstStep = field(default_factory=lambda: FirstStep(None))

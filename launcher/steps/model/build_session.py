@@ -15,8 +15,9 @@ from launcher.data.shuffle import batch_indices
 from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
+from launcher.job.schema.objectives import CrossEntropy
 from launcher.job.schema.run_paths import place
-from launcher.models.loss import cross_entropy
+from launcher.objective.build import build_loss, build_metrics
 from launcher.optim.build import build_optimizer
 from launcher.parallel import mesh
 from launcher.parallel.norms import grad_norm
@@ -58,12 +59,10 @@ def build(
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
-    pipeline = Pipeline(model, inputs(job, plan.sizes.micro_batch), cross_entropy, device)
 
     # the samples of this rank
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
-    if uneven := sample_checks.uneven(job, plan, len(data.val)):
-        raise RunError(str(uneven))
+    _check_even(job, plan, data)
     feed = Feed(
         train=data.train,
         val=data.val,
@@ -72,13 +71,15 @@ def build(
         rank=world.rank,
         device=device,
         floating=dtype_of(plan.dtypes.compute),
+        exact=dtype_of(plan.dtypes.kept),
         limit=job.debug.overfit,
     )
 
-    # what training takes besides: random numbers, an optimizer, somebody who writes checkpoints
+    # what training takes besides: random numbers, a loss, an optimizer, somebody who writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
     optimizer = build_optimizer(job.optim, model.param_groups(), job.security.allow)
+    pipeline = _pipeline(job, model, data, device)
     saves_beside = job.checkpoint.asynchronous and job.checkpoint.every is not None
     return Session(
         world=world,
@@ -91,7 +92,7 @@ def build(
         feed=feed,
         emit=world.send,
         figures=figures(plan, device),
-        baseline=data.entropy,
+        baseline=data.entropy if job.loss == CrossEntropy() else None,
         local_norm=_local_norm(job, world, model, pipeline, folder=folder),
         scaling=scaling(plan.dtypes),
         trust=_trust(job),
@@ -100,6 +101,19 @@ def build(
         saver=Saver() if saves_beside else None,
         first_step=first,
     )
+
+
+def _check_even(job: Job, plan: Plan, data: Dataset) -> None:
+    """Raises ``RunError`` where padding would change the loss of the last held-out samples."""
+    if uneven := sample_checks.uneven(job, plan, len(data.val)):
+        raise RunError(str(uneven))
+
+
+def _pipeline(job: Job, model: ParallelModel, data: Dataset, device: torch.device) -> Pipeline:
+    allow = job.security.allow
+    loss = build_loss(job.loss, allow, device)
+    metrics = build_metrics(job.metrics, job.loss, allow, data.token_bytes, device)
+    return Pipeline(model, inputs(job, model.plan.sizes.micro_batch), loss, device, metrics)
 
 
 def _trust(job: Job) -> Trust:

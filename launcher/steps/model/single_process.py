@@ -10,16 +10,20 @@ import torch
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.data.open import open_data
+from launcher.data.shuffle import Indices
+from launcher.job.schema.components import Loss
 from launcher.job.schema.job import Job
-from launcher.models.loss import cross_entropy
+from launcher.job.schema.objectives import BCE, CrossEntropy
+from launcher.objective.build import build_loss, build_metrics
+from launcher.objective.metrics import values
 from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.stages.half_model import narrowed
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
-from launcher.plan.values.facts import COMPUTE, DTYPE, IGNORED, class_dims
+from launcher.plan.values.facts import COMPUTE, DTYPE, class_dims
 from launcher.plan.values.trust import trust
 from launcher.planner.plan_job import builder
 from launcher.runtime.training.state import unpacked
-from launcher.runtime.training.target_classes import check
+from launcher.runtime.training.target_values import Place, check_classes, check_shares
 
 
 def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
@@ -46,9 +50,17 @@ def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     return model
 
 
-@torch.no_grad()
 def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:
-    """The loss that ``evaluate`` finds on ranks, over the same samples; ``terms`` as the plan has them."""
+    """The loss alone of ``held_out``."""
+    return held_out(model, job.model_copy(update={"metrics": ()}), batches, terms)["loss"]
+
+
+@torch.no_grad()
+def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> dict[str, float]:
+    """The loss and the metrics that ``evaluate`` finds on ranks, over the same samples.
+
+    ``terms`` as the plan has them.
+    """
     # the model, in the precision of the run
     compute = COMPUTE[job.train.precision]
     dtype = dtype_of(compute)
@@ -57,22 +69,37 @@ def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: 
     model.eval()
 
     # the samples, in small pieces: the logits of a whole batch may not fit
-    val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
+    allow = job.security.allow
+    data = open_data(job.data, seed=job.seed, allow=allow)
+    loss, val = build_loss(job.loss, allow), data.val
+    metrics = build_metrics(job.metrics, job.loss, allow, data.token_bytes)
     size = job.train.batch_size
     n = len(val) if batches is None else min(len(val), batches * size)
     piece = max(1, size // 8)
 
-    total = torch.zeros((), dtype=torch.float64)
-    counted = 0
+    sums = torch.zeros((1 + len(metrics), 2), dtype=torch.float64)
     for start in range(0, n, piece):
         indices = torch.arange(start, min(start + piece, n)).numpy()
         y = val.targets(indices)
         output = model(*(_in(dtype, x) for x in val.inputs(indices)))
-        if dims := class_dims(output.shape, y.shape):
-            check(y, indices, output.shape[dims[0]], "validation", split="held-out")
-        total += cross_entropy(output.double(), y, reduction="sum")  # as the run does
-        counted += int((y != IGNORED).sum())
-    return float(total / counted) * terms
+        _check(job.loss, output, y, indices)
+        wide = output.double()  # as the run does
+        sums[0] += torch.stack([loss(wide, y).double(), loss.count(y)])
+        for row, metric in zip(sums[1:], metrics, strict=True):
+            row += metric.sums(wide, y)
+
+    (total, counted), *measured = sums.tolist()
+    return {"loss": total / counted * terms, **values(metrics, measured, "validation")}
+
+
+def _check(loss: Loss, output: torch.Tensor, y: torch.Tensor, indices: Indices) -> None:
+    """Raises ``RunError`` for targets that the loss does not take."""
+    at = Place("validation", "held-out")
+    dims = class_dims(output.shape, y.shape)
+    if isinstance(loss, CrossEntropy) and dims:
+        check_classes(y, indices, output.shape[dims[0]], loss.ignore_index, at)
+    elif isinstance(loss, BCE):
+        check_shares(y, indices, at)
 
 
 def _in(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:

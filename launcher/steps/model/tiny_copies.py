@@ -6,6 +6,7 @@ from typing import Any
 
 from launcher.job.schema.components import LanguageModel, RandomTokens
 from launcher.job.schema.job import Debug, Job
+from launcher.job.schema.objectives import CrossEntropy
 from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.plan.certify_copy import Copy
 
@@ -23,6 +24,8 @@ def tiny_copies(job: Job, ranks: int) -> tuple[Copy, Copy]:
             update={"batch_size": 2 * ranks, "compile": None, "loss_scale": None, "eval_every": None}
         ),
         "checkpoint": job.checkpoint.model_copy(update={"every": None}),
+        "loss": CrossEntropy(),
+        "metrics": (),
         "debug": Debug(),
         "steps": {},
     }

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from launcher.job.schema.job import Job
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
 from launcher.parallel.norms.local_grad_norm import OwnGradients, watch
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.job.schema.job import Job
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.norms import grad_norm

@@ -51,7 +51,8 @@ class Seen:
 
 def rank_reads(world: World, plan: Plan) -> Seen:
     train, val = Counting(32), Counting(HELD_OUT)
-    feed = Feed(train, val, lambda step, size, n: np.arange(size), plan, world.rank, torch.device("cpu"), torch.float32)
+    order, cpu = lambda step, size, n: np.arange(size), torch.device("cpu")
+    feed = Feed(train, val, order, plan, world.rank, cpu, torch.float32, torch.float32)
     b = feed.batch(0)
     for floats, _ in [b.inputs] if b.inputs else []:
         assert floats.dtype == torch.float32

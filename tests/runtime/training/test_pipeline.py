@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.models.loss import cross_entropy
+from launcher.objective.cross_entropy import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.faults import RanksFailed
@@ -35,7 +35,7 @@ def feed(j, par, pipe, samples: int = VAL) -> Feed:
     shapes = j.data.arguments["shapes"]
     return Feed(
         Shapes(shapes, "train"), Shapes(shapes, "val", samples), lambda step, size, n: np.arange(size), par.plan,
-        par.meshes.rank, torch.device("cpu"), torch.float64,
+        par.meshes.rank, torch.device("cpu"), torch.float64, torch.float64,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from tests.steps.nets import Draws
 FOLDER = Path(start.__file__).parent
 MAY_IMPORT = {
     "launcher.job.schema.job", "launcher.job.schema.components",  # what was asked
-    "launcher.job.schema.optimizers", "launcher.job.schema.schedules",
+    "launcher.job.schema.objectives", "launcher.job.schema.optimizers", "launcher.job.schema.schedules",
     "launcher.job.targets",  # classes that it names
     "launcher.models.build", "launcher.data.source",
     "torch", "numpy",
@@ -90,7 +90,7 @@ def test_the_loss_is_a_mean_over_what_counts_in_the_global_batch() -> None:
     ignoring = {"data": {"_target_": "tests.steps.nets.Draws", "ignored": 3}}
     cut, whole = training("Net", 2, 4, **ignoring), training("Net", 1, 1, **ignoring)
     xs, y = cut.batch(0)
-    assert 0 < rules.counted(y) < y.numel()
+    assert 0 < cut.objective.counted(y) < y.numel()
     found = cut.backward((xs, y), None, 1.0)
     want = nn.functional.cross_entropy(cut.models[0](*xs).flatten(0, 1), y.flatten())
     assert found.loss == pytest.approx(want.item(), rel=1e-14)

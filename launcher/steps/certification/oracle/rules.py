@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from launcher.job.schema.components import Optim, Schedule, Target
 from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
@@ -20,8 +19,6 @@ from launcher.job.schema.schedules import WSD, Constant, CosineRestarts, Linear,
 from launcher.job.targets import build
 
 Indices = npt.NDArray[np.int64]
-IGNORED = -100
-"""A target that counts for nothing."""
 
 
 def order(seed: int, step: int, batch: int, n: int) -> Indices:
@@ -38,20 +35,6 @@ def order(seed: int, step: int, batch: int, n: int) -> Indices:
 def _epoch(seed: int, epoch: int, n: int) -> Indices:
     stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,)))
     return np.lexsort((np.arange(n), stream.random_raw(n))).astype(np.int64)
-
-
-def counted(target: Tensor) -> int:
-    """How many positions the loss is a mean over."""
-    return int((target != IGNORED).sum())
-
-
-def summed(output: Tensor, target: Tensor) -> Tensor:
-    """The loss of all positions that count, added up; half-precision logits are widened first."""
-    logits = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
-    if target.shape != logits.shape[:-1]:  # as of images: classes come before the positions
-        return F.cross_entropy(logits, target.long(), ignore_index=IGNORED, reduction="sum")
-    flat = logits.reshape(-1, logits.shape[-1])
-    return F.cross_entropy(flat, target.reshape(-1), ignore_index=IGNORED, reduction="sum")
 
 
 def shares(schedule: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:

@@ -15,6 +15,7 @@ from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle import rules
+from launcher.steps.certification.oracle.objective import Objective
 from launcher.steps.certification.oracle.samples import Narrow, Samples
 
 FAR = 8.0
@@ -80,6 +81,7 @@ class Training:
         self._data = data
         self._begin(numbers)
         self.optimizer = rules.optimizer(job.optim, self._trained(), job.security.allow)
+        self.objective = Objective(job.loss, job.security.allow)
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
         self._shares = rules.shares(job.schedule, cut.steps, job.security.allow)
 
@@ -113,7 +115,7 @@ class Training:
         indices = rules.order(self.job.seed, step, self.cut.batch, len(source))
         if narrow is not None:
             source, indices = narrow.view(source), narrow.order(indices, self.cut.local)
-        return self._moved(source.inputs(indices)), source.targets(indices).to(self.device)
+        return self._moved(source.inputs(indices)), self._targets(source.targets(indices))
 
     def _moved(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         dtype = models.LOW.get(self._precision, models.kept(self._precision))
@@ -122,6 +124,10 @@ class Training:
             return x.to(self.device, dtype if x.is_floating_point() else x.dtype)
 
         return tuple(map(moved, xs))
+
+    def _targets(self, y: Tensor) -> Tensor:
+        """Numbers to compare with are as wide as weights."""
+        return y.to(self.device, models.kept(self._precision) if y.is_floating_point() else y.dtype)
 
     def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
         """Loss and gradients of a step; backward works on ``scale`` times the loss."""
@@ -138,7 +144,7 @@ class Training:
     ) -> Outcome:
         # every rank's part of the batch; buffers are those of the first
         self.optimizer.zero_grad(set_to_none=True)
-        total, counted, buffers = 0.0, rules.counted(batch[1]), Numbers()
+        total, counted, buffers = 0.0, self.objective.counted(batch[1]), Numbers()
         for rank, model in enumerate(ranks):
             total += self._accumulate(model, self._part(batch, rank), counted, scale * self.cut.times)
             buffers = buffers if rank else _kept(models.persistent(model))
@@ -158,11 +164,11 @@ class Training:
         xs, y = batch
         return [t[rank * self.cut.local : (rank + 1) * self.cut.local] for t in (*xs, y)]
 
-    def _accumulate(self, model: nn.Module, part: list[Tensor], counted: int, scale: float) -> float:
+    def _accumulate(self, model: nn.Module, part: list[Tensor], counted: float, scale: float) -> float:
         """Of one data-parallel rank: micro batch after micro batch."""
         run, total = models.computing(model, self._precision), 0.0
         for *xs, y in zip(*(t.chunk(self.cut.micros) for t in part), strict=True):
-            loss = rules.summed(run(*xs), y) / counted
+            loss = self.objective.summed(run(*xs), y) / counted
             (loss * scale).backward()
             total += loss.item()
         return total
@@ -238,15 +244,15 @@ class Training:
     def validate(self, samples: Callable[[Samples], Samples]) -> float:
         """Mean loss over held-out samples, each counted once; the loss itself is worked out in fp64."""
         held = samples(self._data.val)
-        total, count, size = 0.0, 0, max(1, self.cut.local // self.cut.micros)
+        total, count, size = 0.0, 0.0, max(1, self.cut.local // self.cut.micros)
         model = self.models[0]
         with _evaluating(model):
             for start in range(0, len(held), size):
                 indices = np.arange(start, min(start + size, len(held)))
                 output = models.computing(model, self._precision)(*self._moved(held.inputs(indices)))
-                y = held.targets(indices).to(self.device)
-                total += rules.summed(output.double(), y).item()
-                count += rules.counted(y)
+                y = self._targets(held.targets(indices))
+                total += self.objective.summed(output.double(), y).item()
+                count += self.objective.counted(y)
         return total / count
 
     def narrow(self, step: int) -> Narrow:
@@ -283,7 +289,7 @@ class Training:
         found = []
         try:
             batch = self.batch(step, narrow)
-            counted = rules.counted(batch[1])
+            counted = self.objective.counted(batch[1])
             buffers = [_kept(models.state(m), but=self.named) for m in self.models]
 
             for rank, model in enumerate(self._each(buffers)):

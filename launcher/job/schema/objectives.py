@@ -1,0 +1,77 @@
+"""Settings of each loss and of each metric."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from launcher.job.schema.base import Count, Rate, Settings
+
+
+class CrossEntropy(Settings):
+    """Of logits against class numbers: the mean over the targets that count."""
+
+    name: Literal["cross_entropy"] = "cross_entropy"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    z_loss: Rate = Field(0.0, description="times the square of the log of the softmax's denominator, added")
+    ignore_index: int = Field(-100, description="a target that counts for nothing")
+
+
+class MSE(Settings):
+    """Squared error: the mean over all elements."""
+
+    name: Literal["mse"] = "mse"
+
+
+class BCE(Settings):
+    """Binary cross entropy of logits against numbers from 0 to 1: the mean over all elements."""
+
+    name: Literal["bce"] = "bce"
+
+
+class Accuracy(Settings):
+    name: Literal["accuracy"] = "accuracy"
+
+
+class TopK(Settings):
+    name: Literal["top_k"] = "top_k"
+    k: Count = 5
+
+
+class Perplexity(Settings):
+    name: Literal["perplexity"] = "perplexity"
+
+
+class BitsPerByte(Settings):
+    name: Literal["bits_per_byte"] = "bits_per_byte"
+
+
+NamedMetric = Accuracy | TopK | Perplexity | BitsPerByte
+
+
+def named_metrics(given: Any) -> Any:
+    """Each metric that is a word alone as its settings.
+
+    >>> named_metrics(["accuracy", {"name": "top_k", "k": 3}])
+    [{'name': 'accuracy'}, {'name': 'top_k', 'k': 3}]
+    """
+    if not isinstance(given, list | tuple):
+        return given
+    return [{"name": one} if isinstance(one, str) else one for one in given]
+
+
+def figure(metric: object) -> str:
+    """What a metric is called in the metrics of a run; one of the user's own by its class.
+
+    >>> figure(TopK(k=3)), figure({"_target_": "my_metrics.MeanAbsError"})
+    ('top_3', 'mean_abs_error')
+    """
+    if isinstance(metric, TopK):
+        return f"top_{metric.k}"
+    own = metric.get("_target_") if isinstance(metric, Mapping) else getattr(metric, "target", None)
+    if own is not None:
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(own).rpartition(".")[2]).lower()
+    return str(getattr(metric, "name", ""))

@@ -1,0 +1,54 @@
+"""Losses and metrics from their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from launcher.job.schema import components as schema
+from launcher.job.schema import objectives
+from launcher.objective import metrics
+from launcher.objective.losses import ClassLoss, ElementLoss, Loss
+from launcher.objective.own import OwnLoss, OwnMetric
+
+PLAIN = objectives.CrossEntropy()
+CPU = torch.device("cpu")
+
+
+def build_loss(settings: schema.Loss, allow: tuple[str, ...] = (), device: torch.device = CPU) -> Loss:
+    """``allow``: packages that ``_target_`` may name. Raises ``RequestError``."""
+    match settings:
+        case objectives.CrossEntropy():
+            return ClassLoss(settings)
+        case schema.Target():
+            return OwnLoss(settings, allow, device)
+        case _:
+            return ElementLoss(binary=isinstance(settings, objectives.BCE))
+
+
+def build_metrics(
+    settings: Sequence[schema.Metric],
+    loss: schema.Loss,
+    allow: tuple[str, ...] = (),
+    token_bytes: Sequence[int] | None = None,
+    device: torch.device = CPU,
+) -> tuple[metrics.Metric, ...]:
+    """``loss`` says which targets count; ``token_bytes``: of each token, where the data knows it."""
+    ignored = loss.ignore_index if isinstance(loss, objectives.CrossEntropy) else PLAIN.ignore_index
+
+    def built(one: schema.Metric) -> metrics.Metric:
+        match one:
+            case objectives.Accuracy():
+                return metrics.TopK(objectives.figure(one), 1, ignored)
+            case objectives.TopK():
+                return metrics.TopK(objectives.figure(one), one.k, ignored)
+            case objectives.Perplexity():
+                return metrics.Perplexity(ignored)
+            case objectives.BitsPerByte():
+                assert token_bytes is not None, "the planner refuses it where the data does not know"
+                return metrics.BitsPerByte(ignored, torch.tensor(token_bytes, device=device))
+            case _:
+                return OwnMetric(one, allow, device)
+
+    return tuple(map(built, settings))

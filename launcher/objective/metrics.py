@@ -1,0 +1,117 @@
+"""The metrics that have a name: sums and counts over a part of the samples, and what all of them come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, isnan, log
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from launcher.errors import RunError
+from launcher.job.schema.objectives import CrossEntropy
+from launcher.objective.cross_entropy import Parts, cross_entropy, flat
+
+
+class Metric(Protocol):
+    @property
+    def name(self) -> str:
+        """Its key in ``metrics.jsonl``; of held-out samples behind ``val_``."""
+
+    def sums(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+        """Sum and count, (2,) float64; what they are over all samples is the same however these are cut."""
+
+    def value(self, total: float, count: float) -> float:
+        """Of all samples; ``count`` is not 0."""
+
+
+def values(metrics: Sequence[Metric], sums: Sequence[Sequence[float]], where: str) -> dict[str, float]:
+    """What each comes to, by its name, of a sum and a count of all samples; nothing where it counts none.
+
+    Raises ``RunError`` for one that is NaN; ``where`` is the step.
+    """
+    found = {}
+    for metric, (total, count) in zip(metrics, sums, strict=True):
+        if count == 0 and not isnan(total):
+            continue
+        value = metric.value(total, count) if count else total
+        found[metric.name] = value
+        if isnan(value):
+            text = f"{where}: the metric {metric.name} is NaN (sum {total:g}, count {count:g})"
+            raise RunError(f"{text}. Look at the metric, or at the data of this step")
+    return found
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The share of targets whose logit is among the ``k`` largest; of equal ones the first class is larger.
+
+    NaN where a target is no class.
+    """
+
+    name: str
+    k: int
+    ignored: int
+
+    def sums(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+        logits, target = flat(output, target, parts)
+        dim = 1
+        size, rank = (1, 0) if parts is None else (parts.size, parts.rank)
+        classes, low = size * logits.shape[dim], rank * logits.shape[dim]
+        counted, known = target != self.ignored, (target >= 0) & (target < classes)
+
+        # the logit of each target, which one rank has
+        here = (target >= low) & (target < low + logits.shape[dim])
+        column = torch.where(here, target - low, 0).unsqueeze(dim)
+        meant = torch.where(here, logits.gather(dim, column).squeeze(dim), 0)
+        meant = (meant if parts is None else parts.sum(meant)).unsqueeze(dim)
+
+        # how many are larger: all that are not known to be no larger, for a NaN is no answer
+        shape = [-1 if d == dim else 1 for d in range(logits.dim())]
+        numbers = torch.arange(low, low + logits.shape[dim], device=logits.device).view(shape)
+        first = (logits == meant) & (numbers < target.unsqueeze(dim))
+        other = numbers != target.unsqueeze(dim)
+        larger = ((~(logits <= meant) | first) & other).sum(dim)
+        larger = larger if parts is None else parts.sum(larger)
+
+        found = torch.where(known, ((larger < self.k) & ~meant.squeeze(dim).isnan()).double(), torch.nan)
+        return torch.stack([torch.where(counted, found, 0).sum(), counted.sum(dtype=torch.float64)])
+
+    def value(self, total: float, count: float) -> float:
+        return total / count
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """The exponential of the mean cross entropy, whatever ``loss`` adds to that."""
+
+    ignored: int
+    name: str = "perplexity"
+
+    def sums(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+        loss = cross_entropy(output, target, parts, "sum", CrossEntropy(ignore_index=self.ignored))
+        return torch.stack([loss.double(), (target != self.ignored).sum(dtype=torch.float64)])
+
+    def value(self, total: float, count: float) -> float:
+        mean = total / count
+        return exp(mean) if mean < 700 else float("inf")
+
+
+@dataclass(frozen=True)
+class BitsPerByte:
+    """Cross entropy in bits, a byte of text that the targets stand for; ``sizes``: bytes of each token."""
+
+    ignored: int
+    sizes: Tensor
+    name: str = "bits_per_byte"
+
+    def sums(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+        loss = cross_entropy(output, target, parts, "sum", CrossEntropy(ignore_index=self.ignored))
+        counted = target != self.ignored
+        each = self.sizes[torch.where(counted, target, 0).long()]
+        return torch.stack([loss.double(), torch.where(counted, each, 0).sum(dtype=torch.float64)])
+
+    def value(self, total: float, count: float) -> float:
+        return total / count / log(2)

@@ -1,0 +1,51 @@
+"""``metrics``: what is measured beside the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.errors import Problem
+from launcher.job.schema.components import Target, Text
+from launcher.job.schema.job import Job
+from launcher.job.schema.objectives import BitsPerByte, figure
+from launcher.plan.values.setting import Setting
+
+KEY = "metrics"
+TAKEN = (
+    "step", "steps", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "bubble", "text",
+    "memory_mb", "loss_scale", "unsaved", "save_stall_ms", "baseline",
+)  # fmt: skip
+"""Figures of a step that are there already."""
+
+
+def refused(job: Job) -> Iterator[Problem]:
+    """Metrics that could not be told apart, and what the data does not know."""
+    names = [figure(one) for one in job.metrics]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            first = [m for i, m in enumerate(job.metrics) if figure(m) not in names[:i]]
+            text = f"two of them are {name} in the figures of a step; keep one"
+            yield Problem(KEY, text, _kept(first))
+        elif name in TAKEN:
+            yield Problem(KEY, f"{name} is a figure of every step; call the class otherwise")
+
+    known = isinstance(job.data, Text) and job.data.tokenizer != "file"
+    if not known and any(isinstance(one, BitsPerByte) for one in job.metrics):
+        what = getattr(job.data, "name", "of a class of your own")
+        of = f"data {what}" + (" with tokenizer=file" if isinstance(job.data, Text) else "")
+        text = f"bits_per_byte: {of} does not say how many bytes of text a token stands for"
+        yield Problem(KEY, text, _kept([m for m in job.metrics if not isinstance(m, BitsPerByte)]))
+
+
+def _kept(metrics: Sequence[object]) -> str:
+    """The override that leaves these; nothing where one is not a word alone."""
+    if any(isinstance(m, Target) or figure(m) != getattr(m, "name", "") for m in metrics):
+        return ""
+    return f"'{KEY}=[{','.join(map(figure, metrics))}]'"
+
+
+def rows(job: Job) -> Iterator[Setting]:
+    if job.metrics:
+        names = ", ".join(map(figure, job.metrics))
+        why = "in evaluations, and of the same samples as the loss of a training step"
+        yield Setting(KEY, names, "applied", why)

@@ -1,0 +1,61 @@
+"""The loss written a second time, from what is published of each; that of the user is called as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launcher.job.schema.components import Loss, Target
+from launcher.job.schema.objectives import MSE, CrossEntropy
+from launcher.job.targets import build
+
+
+class Objective:
+    """``summed`` over a whole batch, divided by what is ``counted`` of it, is the loss."""
+
+    def __init__(self, settings: Loss, allow: tuple[str, ...]) -> None:
+        self._settings = settings
+        self._own: Any = None
+        if isinstance(settings, Target):
+            self._own = build(settings, allow, Callable, key="loss._target_")  # type: ignore[arg-type]
+
+    def counted(self, target: Tensor) -> float:
+        if isinstance(self._settings, Target):
+            return float(self._own.count(target))
+        if isinstance(self._settings, CrossEntropy):
+            return int((target != self._settings.ignore_index).sum())
+        return target.numel()
+
+    def summed(self, output: Tensor, target: Tensor) -> Tensor:
+        """Half-precision outputs are widened first."""
+        output = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+        target = target.to(output.dtype) if target.is_floating_point() else target
+        if isinstance(self._settings, Target):
+            total: Tensor = self._own(output, target)[0]
+            return total
+        if isinstance(self._settings, CrossEntropy):
+            return _of_classes(self._settings, output, target)
+        if isinstance(self._settings, MSE):
+            return ((output - target) ** 2).sum()
+        # -y log s(x) - (1 - y) log(1 - s(x)), and log(1 - s(x)) is log s(-x)
+        logs, others = torch.nn.functional.logsigmoid(output), torch.nn.functional.logsigmoid(-output)
+        return -(target * logs + (1 - target) * others).sum()
+
+
+def _of_classes(settings: CrossEntropy, output: Tensor, target: Tensor) -> Tensor:
+    """With label smoothing as of arXiv 1512.00567, and a z-loss as of arXiv 2204.02311."""
+    if target.shape != output.shape[:-1]:  # as of images: classes come before the positions
+        output = output.movedim(1, -1)
+    counts = target != settings.ignore_index
+    logits, classes = output[counts], target[counts].long()
+    z = torch.logsumexp(logits, -1)
+    meant = z - logits.gather(-1, classes[:, None])[:, 0]
+    every = z - logits.mean(-1)
+    share = settings.label_smoothing
+    terms = (1 - share) * meant + share * every if share else meant
+    if settings.z_loss:
+        terms = terms + settings.z_loss * z**2
+    return terms.sum()

@@ -1,0 +1,171 @@
+"""What a loss or a metric cannot be worked out from is refused by the plan, or ends the run, by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
+from launcher.runtime.cluster.world import World
+from launcher.runtime.faults import RanksFailed
+from launcher.runtime.training import loop
+from launcher.steps.model import build_session
+from tests.objective.test_parity import HEAD, HOLED, OWN, VALUES
+from tests.parity import job
+from tests.ranks import DRAWN, on_ranks
+
+PP: dict[str, Any] = {"pipeline": {"stages": 2, "micro_batch_num": 2}}
+PIECES: dict[str, Any] = {"pipeline": {"stages": 2, "micro_batch_num": 2, "seq_chunks": 2, "scheduler": "seqpipe"}}
+CUT = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
+
+
+def own(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"_target_": f"{OWN}.{name}", **arguments}
+
+
+def asked(**changes: Any) -> Job:
+    tp = "operators" in changes.get("parallel", {})
+    return job(**{"parallel": PP, "data": HOLED, "security__allow": ("tests",), "model__tied": not tp, **changes})
+
+
+OUTPUT = "and the model's output is float64 (4, 8, 64)"
+REFUSED: dict[str, tuple[Job, str]] = {
+    "mse of class numbers": (
+        asked(loss={"name": "mse"}),
+        f"loss: mse: for 4 samples targets are int64 (4, 8) {OUTPUT}; it compares number with number: return targets "
+        "as float32",
+    ),
+    "bce of another shape": (
+        asked(loss={"name": "bce"}, data=VALUES | {"target": [8, 1]}),
+        f"loss: bce: for 4 samples targets are float64 (4, 8, 1) {OUTPUT}; it compares element with element: both take "
+        "one shape",
+    ),
+    "cross entropy of numbers": (
+        asked(data=VALUES),
+        "data: targets are float64, and the loss is the cross entropy of class numbers: return them as int64 "
+        f"(try: loss=mse); data: for 4 samples targets are float64 (4, 8, 64) {OUTPUT}; an output is (samples, ..., "
+        "classes) or (samples, classes, ...), its targets are all but the classes",
+    ),
+    "accuracy of numbers": (
+        asked(loss={"name": "mse"}, data=VALUES, metrics=["accuracy"]),
+        f"metrics: accuracy: targets are float64 (4, 8, 64) {OUTPUT}; it compares class numbers with logits",
+    ),
+    "all of the classes": (
+        asked(metrics=[{"name": "top_k", "k": 64}]),
+        "metrics: top_64: of 64 classes every target is among them",
+    ),
+    "two of a name": (
+        asked(metrics=["accuracy", "perplexity", "accuracy"]),
+        "metrics: two of them are accuracy in the figures of a step; keep one (try: 'metrics=[accuracy,perplexity]')",
+    ),
+    "bytes that nobody knows": (
+        asked(metrics=["bits_per_byte", "accuracy"]),
+        "metrics: bits_per_byte: data of a class of your own does not say how many bytes of text a token stands for "
+        "(try: 'metrics=[accuracy]')",
+    ),
+    "a loss without a count": (
+        asked(loss=own("Uncounted")),
+        f"loss._target_: {OWN}.Uncounted: it has no method count(target), and the mean over a global batch divides by "
+        "what its targets count before any forward is done",
+    ),
+    "another count": (
+        asked(loss=own("Miscounted", step=0.0)),
+        f"loss._target_: {OWN}.Miscounted: it counts 10 where its count(target) is 11; both must be the same",
+    ),
+    "a sum without a gradient": (
+        asked(loss=own("Detached")),
+        f"loss._target_: {OWN}.Detached: its sum has no gradient: work it out of the output by torch's operations",
+    ),
+    "a sum that is none": (
+        asked(loss=own("Rowwise")),
+        f"loss._target_: {OWN}.Rowwise: its sum is a tensor of shape (4, 8) where one number was expected; add up all "
+        "samples",
+    ),
+    "parameters": (
+        asked(loss=own("Learned")),
+        f"loss._target_: {OWN}.Learned: it has parameters, and nobody trains them; give them to the model",
+    ),
+    "an output that is cut over tp": (
+        asked(loss=own("Weighted"), parallel={"operators": HEAD, "grid": {"tp": 2}}),
+        "parallel.operators: a loss or metric of your own takes whole outputs, and their last dim is cut over tp; "
+        "leave the module that makes it out of parallel.operators",
+    ),
+    "a name that is taken": (
+        asked(metrics=[{"_target_": f"{OWN}.loss"}]),
+        "metrics: loss is a figure of every step; call the class otherwise",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_plan_refuses(case: str) -> None:
+    j, text = REFUSED[case]
+    with pytest.raises(RequestError) as caught:
+        plan_job(j)
+    assert "; ".join(map(str, caught.value.problems)) == text
+
+
+@pytest.mark.parametrize(("name", "key"), [("MeanOfMeans", "loss"), ("Largest", "metrics")])
+@pytest.mark.parametrize("parallel", [PP, PIECES], ids=["pp", "pieces"])
+def test_what_does_not_add_up_is_refused(name: str, key: str, parallel: dict[str, Any]) -> None:
+    change: dict[str, Any] = {"loss": own(name)} if key == "loss" else {"metrics": [own(name)]}
+    with pytest.raises(RequestError) as caught:
+        plan_job(asked(parallel=parallel, **change))
+    (problem,) = caught.value.problems
+    assert problem.key == ("loss._target_" if key == "loss" else key)
+    assert problem.text.startswith(f"{OWN}.{name}: its sum over all samples is ")
+    assert problem.text.endswith(f"; {CUT}")
+
+
+def rank_steps(world: World, j: Job, plan: Plan, folder: Path) -> None:
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    loop.step(s, None, measuring=True)
+    loop.validate(s, None)
+
+
+ENDS: dict[str, tuple[Job, str]] = {
+    "a metric that is NaN in training": (
+        asked(metrics=[own("Holes", nan_from=4)]),
+        "step 1: the metric holes is NaN (sum nan, count 64). Look at the metric, or at the data of this step",
+    ),
+    "a metric that is NaN in a validation": (
+        asked(metrics=["accuracy", own("Holes", nan_from=1)]),
+        "validation after step 0: the metric holes is NaN (sum nan, count 104). Look at the metric, or at the data of "
+        "this step",
+    ),
+    "a count that differs later": (
+        asked(loss=own("LaterMiscounted"), parallel={}),
+        "step 1: the loss counts something else than its count(target), by which its sum is divided; the weights were "
+        "not touched. Look at the class of the loss",
+    ),
+    "a number that is no share": (
+        asked(loss={"name": "bce"}, data=VALUES | {"wrong": 1.5}),
+        "step 1: the target of training sample 5 at 7, 63 is 1.5, and the loss bce takes numbers from 0 to 1. Look at "
+        "the data",
+    ),
+    "nothing that counts": (
+        asked(data=HOLED | {"hole": 3, "empty": 1}, loss={"name": "cross_entropy", "ignore_index": 3}),
+        "step 1: all targets of the global batch are 3, which count for nothing, so there is no loss; the weights were "
+        "not touched. Look at the data of this step",
+    ),
+    "nothing that counts for a loss of one's own": (
+        asked(data=HOLED | {"empty": 1}, loss=own("Weighted")),
+        "step 1: the targets of the global batch count nothing by the loss's count(target), so there is no loss; the "
+        "weights were not touched. Look at the data of this step",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_the_run_ends_on_every_rank_and_names_it(case: str, tmp_path: Path) -> None:
+    j, text = ENDS[case]
+    plan = plan_job(j)
+    with pytest.raises(RanksFailed) as failed:
+        on_ranks(plan.sizes.grid.size, rank_steps, j, plan, tmp_path)
+    assert failed.value.fault.message == text
