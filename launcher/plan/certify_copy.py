@@ -79,7 +79,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
         data = RandomTokens(name="random_tokens", vocab_size=data.vocab_size, seq_len=data.seq_len)
 
     train, lengths = _train(job, step, sizes)
-    schedule, rates = _schedule(job.schedule, train.steps)
+    schedule, rates = _schedule(job.schedule, step.steps + MORE)
     for key, was, now in (*lengths, *rates):
         if was != now:
             changes.append((key, f"{was} -> {now}".replace("None", "null")))
@@ -107,7 +107,7 @@ def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str
     if step.precision == "fp16":
         changes["loss_scale"] = asked.loss_scale or SCALE
     told = [(f"train.{key}", getattr(asked, key), now) for key, now in changes.items()]
-    return asked.model_copy(update={"loss_scale": None, "eval_every": None} | changes), told
+    return asked.model_copy(update={"loss_scale": None, "eval_every": None, "epochs": None} | changes), told
 
 
 def _schedule(asked: Schedule, steps: int) -> tuple[Schedule, list[tuple[str, Any, Any]]]:

@@ -55,11 +55,11 @@ LAYOUT = (
 )  # fmt: skip
 
 ASIDE = (
-    "name", "recipe", "runs", "run_dir", "show", "search", "train.log_every", "train.eval_every",
-    "train.eval_batches", "parallel.local_norm", "parallel.group_file", "checkpoint", "steps", "logger",
-    "security", "debug.limit", "debug.anomaly", "debug.profiler",
+    "name", "recipe", "runs", "run_dir", "show", "search", "train.epochs", "train.log_every",
+    "train.eval_every", "train.eval_batches", "parallel.local_norm", "parallel.group_file", "checkpoint",
+    "steps", "logger", "security", "debug.limit", "debug.anomaly", "debug.profiler",
 )  # fmt: skip
-"""``debug.limit`` counts as ``train.steps``."""
+"""``debug.limit`` and ``train.epochs`` count as ``train.steps``."""
 
 CHOSEN = ("model", "data", "optim", "schedule")
 UNSET = "not set"

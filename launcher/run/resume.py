@@ -227,7 +227,8 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
     done = int(checkpoint.state["step"])
     if done > plan.sizes.steps and any(verb(s).trains for s in job.steps.values()):
         text = f"{plan.sizes.steps}: {checkpoint.folder} has seen {done} steps already"
-        return [Problem("train.steps", text, f"train.steps={done}")]
+        cure = f"train.steps={done}" + (" train.epochs=null" if job.train.epochs is not None else "")
+        return [Problem("train.steps", text, cure)]
     return []
 
 

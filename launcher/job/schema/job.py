@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
 from launcher.job.schema.cluster import Cluster
@@ -31,9 +38,13 @@ class Compile(Settings):
 
 
 class Train(Settings):
-    """``batch_size`` is global: samples an optimizer step over all ranks."""
+    """``batch_size`` is global: samples an optimizer step over all ranks.
 
-    steps: Count
+    ``epochs`` in place of ``steps``: the planner, which opens the data, works out the steps.
+    """
+
+    steps: Count | None = None
+    epochs: Count | None = Field(None, description="times that every sample is trained on")
     batch_size: Count
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
     loss_scale: float | None = Field(
@@ -48,6 +59,18 @@ class Train(Settings):
     eval_batches: Count | None = Field(
         None, description="global batches a validation reads; null: all held-out samples"
     )
+
+    @field_validator("epochs")
+    @classmethod
+    def _said_once(cls, epochs: int | None, info: ValidationInfo) -> int | None:
+        steps = info.data.get("steps", epochs)
+        if epochs is None and steps is None and "steps" in info.data:
+            text = "this or train.epochs says how long to train, and neither is given"
+            raise ValueError(f"train.steps=null: {text}")
+        if None not in (epochs, steps) and "steps" in info.data:
+            text = f"train.steps={steps} says how long to train already"
+            raise ValueError(f"train.epochs={epochs}: {text}; use train.steps=null")
+        return epochs
 
 
 class Launch(Settings):

@@ -96,7 +96,7 @@ def _measured(one: Finalist, steps: int, others: Others | None) -> MeasuredLayou
 def _short(job: Job, steps: int) -> Job:
     """Nothing but its first steps; nothing is kept of them, also when it fails or is told to stop."""
     train = job.train.model_copy(
-        update={"steps": max(steps, job.train.steps), "eval_every": None, "log_every": 1}
+        update={"steps": max(steps, job.train.steps or 0), "eval_every": None, "log_every": 1}
     )
     changed = {
         "train": train,
