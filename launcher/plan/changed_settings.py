@@ -41,7 +41,7 @@ DERIVED = (*SCALE, MICRO)
 
 NOTED = (
     "optim", "schedule", "deterministic", "train.steps", "train.loss_scale", "train.clip_norm",
-    "train.compile", "parallel.fp32_communication", "parallel.gradient_fp32_sync",
+    "train.compile", "train.ema", "parallel.fp32_communication", "parallel.gradient_fp32_sync",
 )  # fmt: skip
 
 LAYOUT = (

@@ -17,6 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum, any_momentum
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
+from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.trust import trust
 from launcher.plan.verbs import goes_on, loads, starts, verb
@@ -238,7 +239,7 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
     ``own``: what a class of the user's own does.
     """
     keys = (name.split(".")[1] for name in checkpoint.strategy.only("optim").entries)
-    has = {key.split("/")[0] for key in keys if not key.startswith("param_group/")}
+    has = {key.split("/")[0] for key in keys if not key.startswith("param_group/") and key != AVERAGE}
 
     # what ours keep is known, what a class of the user's own keeps was tried out
     match optim:

@@ -37,6 +37,13 @@ class Compile(Settings):
     timeout_s: float = Field(3600.0, gt=0)
 
 
+class Ema(Settings):
+    """Of the weights: ``decay`` of it stays, the rest becomes the weights, every ``every``-th step."""
+
+    decay: float = Field(0.999, gt=0, lt=1)
+    every: Count = 1
+
+
 class Train(Settings):
     """``batch_size`` is global: samples an optimizer step over all ranks.
 
@@ -52,6 +59,7 @@ class Train(Settings):
     )
     clip_norm: float | None = Field(1.0, gt=0)
     compile: Compile | None = None
+    ema: Ema | None = None
     log_every: Count = 1
     eval_every: Count | None = Field(
         None, description="optimizer steps between validations; null: none while training"

@@ -33,7 +33,7 @@ from launcher.plan.settings import (
     transformer_opt,
 )
 from launcher.plan.settings.files import group_file, operator_strategy, param_strategy
-from launcher.plan.settings.numbers import deterministic, gradients_mean, loss_repeated_mean, precision
+from launcher.plan.settings.numbers import deterministic, ema, gradients_mean, loss_repeated_mean, precision
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
@@ -62,12 +62,14 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     found += transformer_opt.refused(job, got)
     found += local_norm.refused(job)
     found += compile.refused(job, got)
+    found += ema.refused(job)
     return got, found
 
 
 def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     """What is wrong with settings that name parameters of the model."""
     yield from shared.refused_for(job, params)
+    yield from ema.refused_for(job, params)
     yield from comm_fusion.refused_for(job, params)
     yield from param_groups.refused_for(job.optim, params)
 
@@ -93,6 +95,7 @@ def rows(
     yield from local_norm.rows(job, sizes, fused)
     yield from transformer_opt.rows(job, sizes, fused)
     yield from checkpoint.rows(job)
+    yield from ema.rows(job)
     yield from precision.rows(job, sizes, fused)
     yield from comm_fusion.rows(job, sizes, fused)
     yield from loss_repeated_mean.rows(job, sizes, fused)

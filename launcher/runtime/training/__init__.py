@@ -3,6 +3,7 @@
 __all__ = [
     "batches",
     "device_figures",
+    "ema",
     "first_step",
     "grad_norm_log",
     "loop",

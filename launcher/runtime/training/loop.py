@@ -46,6 +46,8 @@ def train(s: Session, loop: Loop) -> None:
     """
     stall: dict[str, float] = {}
     look(s)
+    if s.average is not None:
+        s.average.begin()
     if s.resumed and due(s, loop) and s.results.get("val_step") != s.step:
         validate(s, loop.eval_batches)
     while s.step < loop.until:
@@ -57,6 +59,8 @@ def train(s: Session, loop: Loop) -> None:
         with s.first_step.around(s.model.compiled):
             loss, norm = step(s, loop.clip)
         s.step += 1
+        if s.average is not None:
+            s.average.follow(s.step)
         if math.isfinite(loss):
             s.results["loss"] = loss
 
@@ -186,8 +190,11 @@ def _skip(s: Session) -> None:
         s.emit({"text": f"step {s.step + 1}: {said}"})
 
 
-def validate(s: Session, batches: int | None) -> float:
-    """Loss over the targets that count of held-out samples, each once, as ``step`` has it."""
+def validate(s: Session, batches: int | None, suffix: str = "") -> float:
+    """Loss over the targets that count of held-out samples, each once, as ``step`` has it.
+
+    ``suffix``: of the names of its figures, where the weights are others.
+    """
     sums = torch.zeros(2, dtype=torch.float64)
     for batch in s.feed.held_out(batches):
         look(s)
@@ -201,7 +208,7 @@ def validate(s: Session, batches: int | None) -> float:
         cure = "so there is no loss. Look at the held-out data"
         raise RunError(f"validation after step {s.step}: {text}, {cure}")
     loss: float = total / counted * s.plan.loss_terms
-    s.results |= {"val_loss": loss, "val_step": s.step}
+    s.results |= {f"val_loss{suffix}": loss, f"val_step{suffix}": s.step}
     if s.world.rank == 0:
-        s.emit({"step": s.step, "val_loss": loss})
+        s.emit({"step": s.step, f"val_loss{suffix}": loss})
     return loss

@@ -16,6 +16,7 @@ from launcher.plan.values.trust import ANYONE, Trust
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.device_figures import DeviceFigures
+from launcher.runtime.training.ema import WeightAverage
 from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import Scaling
@@ -50,6 +51,7 @@ class Session:
     figures: DeviceFigures
     baseline: float | None = None
     local_norm: LocalNormLog | None = None
+    average: WeightAverage | None = None
     saver: Saver | None = None
     trust: Trust = ANYONE
     on_stop: Callable[[], str | None] = lambda: None

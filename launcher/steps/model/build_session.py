@@ -31,6 +31,7 @@ from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.device_figures import figures
+from launcher.runtime.training.ema import WeightAverage
 from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import scaling
@@ -64,16 +65,7 @@ def build(
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
     if uneven := sample_checks.uneven(job, plan, len(data.val)):
         raise RunError(str(uneven))
-    feed = Feed(
-        train=data.train,
-        val=data.val,
-        order=partial(batch_indices, job.seed),
-        plan=plan,
-        rank=world.rank,
-        device=device,
-        floating=dtype_of(plan.dtypes.compute),
-        limit=job.debug.overfit,
-    )
+    feed = _feed(world, job, plan, data)
 
     # what training takes besides: random numbers, an optimizer, somebody who writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
@@ -93,12 +85,27 @@ def build(
         figures=figures(plan, device),
         baseline=data.entropy,
         local_norm=_local_norm(job, world, model, pipeline, folder=folder),
+        average=None if plan.ema is None else WeightAverage(model, plan.ema.decay, plan.ema.every),
         scaling=scaling(plan.dtypes),
         trust=_trust(job),
         settings=recorded(with_data_read(job), plan),
         spare=job.checkpoint.on_error == "continue",
         saver=Saver() if saves_beside else None,
         first_step=first,
+    )
+
+
+def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
+    device = torch.device(world.device)
+    return Feed(
+        train=data.train,
+        val=data.val,
+        order=partial(batch_indices, job.seed),
+        plan=plan,
+        rank=world.rank,
+        device=device,
+        floating=dtype_of(plan.dtypes.compute),
+        limit=job.debug.overfit,
     )
 
 
