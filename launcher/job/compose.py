@@ -297,9 +297,19 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
             else:
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")
 
-        why = refusal(target, allow)
-        if why:
-            yield Problem(key, f"{target}: {why[0]}", why[1])
+        yield from _untrusted(key, target, allow)
+
+    callbacks = data.get("callbacks")
+    for i, node in enumerate(callbacks if isinstance(callbacks, list) else ()):
+        target = node.get("_target_") if isinstance(node, dict) else None
+        if isinstance(target, str):
+            yield from _untrusted(f"callbacks.{i}._target_", target, allow)
+
+
+def _untrusted(key: str, target: str, allow: tuple[str, ...]) -> Iterator[Problem]:
+    why = refusal(target, allow)
+    if why:
+        yield Problem(key, f"{target}: {why[0]}", why[1])
 
 
 def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:

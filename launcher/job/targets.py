@@ -79,11 +79,21 @@ def build(
     cls = locate(path, allow, base, key=key)
     made = {k: _argument(v, allow, base, f"{_above(key)}{k}") for k, v in arguments.items()}
     positional = (*given, *made.pop("_args_", ()))
-    try:
-        inspect.signature(cls).bind(*positional, **made)
-    except TypeError as error:
-        raise _error(key, path, *_bad_arguments(str(error), cls, made, key)) from None
+    _check_fit(cls, path, positional, made, key=key)
     return cls(*positional, **made)
+
+
+def check_arguments(cls: type, target: Target, key: str) -> None:
+    """Raises ``RequestError`` unless ``cls`` takes the arguments of ``target``; builds nothing."""
+    named = target.arguments
+    _check_fit(cls, target.target, tuple(named.pop("_args_", ())), named, key=key)
+
+
+def _check_fit(cls: type, path: str, positional: tuple[Any, ...], named: Mapping[str, Any], key: str) -> None:
+    try:
+        inspect.signature(cls).bind(*positional, **named)
+    except TypeError as error:
+        raise _error(key, path, *_bad_arguments(str(error), cls, named, key)) from None
 
 
 def _bad_arguments(why: str, cls: type, given: Mapping[str, Any], key: str) -> tuple[str, str]:

@@ -90,7 +90,8 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     update: dict[str, Any] = {
         "model": model, "data": data, "train": train, "debug": Debug(), "steps": {}, "schedule": schedule,
         "parallel": job.parallel.model_copy(update={"local_norm": LocalNorm()}),
-        "checkpoint": job.checkpoint.model_copy(update={"every": None}),
+        "checkpoint": job.checkpoint.model_copy(update={"every": None, "best": None}),
+        "callbacks": (),
     }  # fmt: skip
     copy = job.model_copy(update=update)
     return Copy(copy, tuple(changes), step.tolerance or _tolerance(copy, sizes))
@@ -114,7 +115,8 @@ def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str
         told += [
             (f"train.ema.{key}", getattr(asked.ema, key), getattr(now, key)) for key in ("decay", "every")
         ]
-    return asked.model_copy(update={"loss_scale": None, "eval_every": None, "epochs": None} | changes), told
+    beside = {"loss_scale": None, "eval_every": None, "epochs": None, "early_stop": None}
+    return asked.model_copy(update=beside | changes), told
 
 
 def _schedule(asked: Schedule, steps: int) -> tuple[Schedule, list[tuple[str, Any, Any]]]:

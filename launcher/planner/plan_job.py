@@ -32,7 +32,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
-from launcher.planner import epochs, equal_layers, model_folder, model_operators
+from launcher.planner import callbacks, epochs, equal_layers, model_folder, model_operators
 from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
@@ -101,6 +101,7 @@ def _nowhere(job: Job) -> list[Problem]:
     """Classes of the user's own in modules that are not there; nothing is imported."""
     chosen = {"model": job.model, "data": job.data, "optim": job.optim, "schedule": job.schedule}
     targets = {f"{section}._target_": s.target for section, s in chosen.items() if isinstance(s, Target)}
+    targets |= {f"callbacks.{i}._target_": c.target for i, c in enumerate(job.callbacks)}
     return [absent(key, path) for key, path in targets.items() if not there(path)]
 
 
@@ -152,7 +153,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
         job = epochs.with_steps(model_operators.written(job) if model_operators.asked(job) else job)
         asked = replace(ask(job), like=asked.like)
     refuse(_unlike(job, own=True))
-    refuse(_backend(job))
+    refuse([*_backend(job), *callbacks.problems(job)])
     refuse(_unrated(job, asked.sizes.steps, traces))
     from launcher.parallel.cost.fused_kernels import fused_norms
     from launcher.parallel.model_state.module_globals import put_back

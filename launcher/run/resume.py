@@ -20,7 +20,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.trust import trust
-from launcher.plan.verbs import goes_on, loads, starts, verb
+from launcher.plan.verbs import goes_on, loads, of_best, starts, verb
 from launcher.run.changes import changes, sets, unknown
 from launcher.runtime.lock import at_work
 
@@ -66,7 +66,7 @@ def _loads(job: Job) -> dict[str, str]:
     for name, step in job.steps.items():
         saved |= step.kind == "save"
         path = getattr(step, verb(step).source) if loads(step) else None
-        if path is not None:
+        if path is not None and not of_best(step):
             own = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home))
             if not (saved and own):
                 out[name] = path

@@ -122,7 +122,7 @@ def written(run: RunFiles) -> Path:
 def source(step: Export, run: RunFiles) -> Path:
     """What it names, else that of a transform before it, else the run's own last checkpoint."""
     if step.src is not None:
-        return Path(step.src)
+        return run.source(step.src)
     return transform.transformed(run) or run.last()
 
 

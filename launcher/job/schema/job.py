@@ -16,7 +16,7 @@ from pydantic import (
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
 from launcher.job.schema.cluster import Cluster
-from launcher.job.schema.components import Data, Model, Optim, Schedule
+from launcher.job.schema.components import Data, Model, Optim, Schedule, Target
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.search import Search, lifted
 from launcher.job.schema.steps import Step, named
@@ -44,6 +44,18 @@ class Ema(Settings):
     every: Count = 1
 
 
+Goal = Literal["min", "max"]
+
+
+class EarlyStop(Settings):
+    """Training ends when a metric has not got better by more than ``min_delta`` in so many validations."""
+
+    metric: str = Field("val_loss", min_length=1)
+    patience: Count = 3
+    min_delta: float = Field(0.0, ge=0, allow_inf_nan=False)
+    goal: Goal = "min"
+
+
 class Train(Settings):
     """``batch_size`` is global: samples an optimizer step over all ranks.
 
@@ -67,6 +79,7 @@ class Train(Settings):
     eval_batches: Count | None = Field(
         None, description="global batches a validation reads; null: all held-out samples"
     )
+    early_stop: EarlyStop | None = None
 
     @field_validator("epochs")
     @classmethod
@@ -107,6 +120,10 @@ class Checkpoint(Settings):
 
     every: Count | None = None
     keep: Count | None = 2
+    best: str | None = Field(
+        None, min_length=1, description="a metric of validations: the best checkpoint is kept besides"
+    )
+    best_goal: Goal = "min"
     format: Literal["safetensors"] = "safetensors"
     asynchronous: Flag = Field(False, alias="async")
     encrypt: str | None = None
@@ -162,6 +179,7 @@ class Job(Settings):
     launch: Launch = Launch()
     cluster: Cluster = Cluster()
     checkpoint: Checkpoint = Checkpoint()
+    callbacks: tuple[Target, ...] = ()
     steps: Annotated[dict[str, SerializeAsAny[Step]], BeforeValidator(named)] = {}
     logger: Logger = Logger()
     debug: Debug = Debug()

@@ -33,7 +33,14 @@ from launcher.plan.settings import (
     transformer_opt,
 )
 from launcher.plan.settings.files import group_file, operator_strategy, param_strategy
-from launcher.plan.settings.numbers import deterministic, ema, gradients_mean, loss_repeated_mean, precision
+from launcher.plan.settings.numbers import (
+    deterministic,
+    ema,
+    gradients_mean,
+    loss_repeated_mean,
+    precision,
+    watched_metrics,
+)
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
@@ -63,6 +70,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     found += local_norm.refused(job)
     found += compile.refused(job, got)
     found += ema.refused(job)
+    found += watched_metrics.refused(job, got)
     return got, found
 
 
@@ -96,6 +104,7 @@ def rows(
     yield from transformer_opt.rows(job, sizes, fused)
     yield from checkpoint.rows(job)
     yield from ema.rows(job)
+    yield from watched_metrics.rows(job)
     yield from precision.rows(job, sizes, fused)
     yield from comm_fusion.rows(job, sizes, fused)
     yield from loss_repeated_mean.rows(job, sizes, fused)

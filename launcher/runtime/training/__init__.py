@@ -2,6 +2,7 @@
 
 __all__ = [
     "batches",
+    "callbacks",
     "device_figures",
     "ema",
     "first_step",
@@ -16,4 +17,5 @@ __all__ = [
     "session",
     "state",
     "target_classes",
+    "watched_metrics",
 ]

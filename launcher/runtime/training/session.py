@@ -15,6 +15,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.values.trust import ANYONE, Trust
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
+from launcher.runtime.training.callbacks import Callbacks
 from launcher.runtime.training.device_figures import DeviceFigures
 from launcher.runtime.training.ema import WeightAverage
 from launcher.runtime.training.first_step import FirstStep
@@ -35,6 +36,8 @@ class Session:
     which may have been saved in front of a validation; ``told``: some rank had been asked to stop when the
     last step was taken. ``spare``: training goes on without a checkpoint that cannot be written;
     ``unsaved`` counts those. ``settings``: what its checkpoints say that they were trained with.
+    ``passed``: the steps that were trained before an older checkpoint was loaded.
+    ``writing``: a checkpoint that no callback has been told of.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data
     knows it.
     """
@@ -57,9 +60,12 @@ class Session:
     on_stop: Callable[[], str | None] = lambda: None
     told: bool = False
     resumed: bool = False
+    callbacks: Callbacks | None = None
+    writing: Path | None = None
     spare: bool = False
     unsaved: int = 0
     step: int = 0
+    passed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

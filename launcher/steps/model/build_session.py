@@ -38,6 +38,7 @@ from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
+from launcher.steps.model import user_callbacks
 from launcher.steps.model.shared_construction import Drawings
 
 
@@ -85,6 +86,7 @@ def build(
         figures=figures(plan, device),
         baseline=data.entropy,
         local_norm=_local_norm(job, world, model, pipeline, folder=folder),
+        callbacks=user_callbacks.build(job, plan.sizes.steps, world, folder),
         average=None if plan.ema is None else WeightAverage(model, plan.ema.decay, plan.ema.every),
         scaling=scaling(plan.dtypes),
         trust=_trust(job),
