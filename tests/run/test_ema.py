@@ -14,6 +14,8 @@ from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.job.compose import compose
 from launcher.plan.show import text
 from launcher.planner.plan_job import plan_job
+from launcher.runtime.training import loop
+from launcher.runtime.training.session import Session
 from tests.run.launching import BATCH, TINY, metrics, run, shape, status, tensors
 
 EXPORTED = "steps.evaluate.of=exported"
@@ -93,6 +95,18 @@ def test_it_is_evaluated_exported_and_moved_without_a_change(tmp_path):
     for name, mean in saved.items():
         if name.startswith(MEAN):
             assert bytes(exported[name.removeprefix(MEAN)].data) == mean.tobytes(), name
+
+
+def test_a_run_that_is_stopped_while_it_is_evaluated_saves_the_weights(straight, tmp_path, monkeypatch):
+    def look(s: Session) -> None:
+        if s.average is not None and s.average.swapped:
+            loop.stop(s)
+
+    monkeypatch.setattr(loop, "look", look)
+    monkeypatch.setattr(loop, "signal_name", lambda signum: "SIGTERM")
+    words = [*TINY, *EMA, "checkpoint.every=5", "steps=[train,evaluate]", "steps.evaluate.weights=ema", "train.steps=4"]
+    assert main([*words, f"run_dir={tmp_path}/run"]) == 75
+    assert far(whole(tmp_path / "run", 4), whole(straight, 4)) == 0
 
 
 def test_both_losses_are_in_the_metrics(tmp_path):

@@ -23,7 +23,7 @@ class WeightAverage:
     def __init__(self, model: ParallelModel, decay: float, every: int) -> None:
         self._model, self._share, self._every = model, 1.0 - decay, every
         self._means: dict[str, Tensor] = {}
-        self.begun = False
+        self.begun = self.swapped = False
 
     def begin(self) -> None:
         """From the weights as they are, unless it has."""
@@ -56,10 +56,17 @@ class WeightAverage:
         """The model has it for weights in the block, and it has the weights."""
         self.begin()
         self._swap()
+        self.swapped = True
         try:
             yield
         finally:
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Before a checkpoint is written in such a block: the weights are those of the model again."""
+        if self.swapped:
             self._swap()
+            self.swapped = False
 
     @torch.no_grad()
     def _swap(self) -> None:

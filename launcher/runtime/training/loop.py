@@ -168,6 +168,8 @@ def stop(s: Session) -> NoReturn:
     signum = int(told.item())
     if s.world.rank == 0:
         s.emit({"text": f"{signal_name(signum)}: stopping after {s.step} steps"})
+    if s.average is not None:
+        s.average.put_back()
     raise Preempted(signum, s.on_stop())
 
 
