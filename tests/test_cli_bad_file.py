@@ -62,13 +62,13 @@ resnet34, resnet50, tied_pair)
           |   - override /model: lmm
     try:    model=lm
 
-  train.steps: needs a value
-    set in: conf/config.yaml:28:3
-          |   steps: ???          # optimizer steps
-
   train.batch_size: needs a value
-    set in: conf/config.yaml:29:3
+    set in: conf/config.yaml:30:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
+
+  train.steps = null: this or train.epochs says how long to train, and neither is given
+    set in: conf/config.yaml:28:3
+          |   steps: null         # optimizer steps
 """,
     ),
     "group that is not there": (
@@ -89,13 +89,13 @@ resnet34, resnet50, tied_pair)
     "missing values": (
         "seed: 1\n",
         """
-  train.steps: needs a value
-    set in: conf/config.yaml:28:3
-          |   steps: ???          # optimizer steps
-
   train.batch_size: needs a value
-    set in: conf/config.yaml:29:3
+    set in: conf/config.yaml:30:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
+
+  train.steps = null: this or train.epochs says how long to train, and neither is given
+    set in: conf/config.yaml:28:3
+          |   steps: null         # optimizer steps
 """,
     ),
 }

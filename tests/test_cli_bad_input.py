@@ -19,7 +19,7 @@ STEPS = (
 )
 TOP = (
     "name, seed, deterministic, recipe, runs, run_dir, show, model, data, loss, metrics, optim, schedule, train, "
-    "parallel, search, launch, cluster, checkpoint, steps, logger, debug, security"
+    "parallel, search, launch, cluster, checkpoint, callbacks, steps, logger, debug, security"
 )
 
 CASES = {

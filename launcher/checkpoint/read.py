@@ -32,7 +32,7 @@ from launcher.checkpoint.manifest import (
     text_record,
 )
 from launcher.checkpoint.manifest_mac import opened
-from launcher.checkpoint.store import STATE, step_of
+from launcher.checkpoint.store import STATE, complete, latest, step_folder, step_of
 from launcher.checkpoint.tensorfile.blob import Blob, described, words
 from launcher.checkpoint.tensorfile.encryption import salt_of
 from launcher.checkpoint.tensorfile.header import Header, Slot, read_header
@@ -84,6 +84,21 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
         told = f"its name says step {named}, it is the checkpoint of step {saved}"
         raise ValueError(f"{folder}: {told}: give it back its name")
     return Checkpoint(folder, manifest, strategy, state, key=secret.key, place=secret.place)
+
+
+def best_checkpoint(checkpoints: Path, trust: Trust = ANYONE) -> Path:
+    """The checkpoint that ``checkpoint.best`` has kept, as the newest one says. Raises ``ValueError``."""
+    newest = latest(checkpoints, trust)
+    results = {} if newest is None else open_checkpoint(newest, trust).state.get("results")
+    step = results.get("best_step") if isinstance(results, dict) else None
+    if not isinstance(step, int | float):
+        raise ValueError(
+            f"{checkpoints}: no checkpoint is known as the best; checkpoint.best=val_loss keeps it"
+        )
+    found = step_folder(checkpoints, int(step))
+    if not complete(found):
+        raise ValueError(f"{found}: it was the best checkpoint, and is not there any more")
+    return found
 
 
 def _strategy(folder: Path, manifest: Manifest) -> Strategy:

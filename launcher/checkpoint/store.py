@@ -194,10 +194,10 @@ def _complete(folder: Path) -> Manifest | None:
         return None
 
 
-def prune(checkpoints: Path, keep: int) -> tuple[Path, ...]:
+def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, ...]:
     """Delete complete checkpoints beyond the newest ``keep``; returns those deleted.
 
-    The last committed one stays.
+    The last committed one stays, and that of the step ``best``.
     """
     if keep < 1:
         raise ValueError(f"keep: {keep} would delete the checkpoint just written; keep at least 1")
@@ -210,7 +210,7 @@ def prune(checkpoints: Path, keep: int) -> tuple[Path, ...]:
 
     last = _pointed(checkpoints)
     others = [path for path in _steps(checkpoints) if path != last and complete(path)]
-    gone = tuple(others[keep - 1 :])
+    gone = tuple(path for path in others[keep - 1 :] if step_of(path) != best)
     for folder in gone:
         remove(folder)
     return gone

@@ -297,18 +297,25 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
             else:
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")
 
-        why = refusal(target, allow)
-        if why:
-            yield Problem(key, f"{target}: {why[0]}", why[1])
-    yield from _metrics(data.get("metrics"), allow)
+        yield from _untrusted(key, target, allow)
 
-
-def _metrics(metrics: Any, allow: tuple[str, ...]) -> Iterator[Problem]:
+    metrics = data.get("metrics")
     for one in metrics if isinstance(metrics, list) else ():
         target = one.get("_target_") if isinstance(one, dict) else None
-        why = refusal(target, allow) if isinstance(target, str) else None
-        if why:
-            yield Problem("metrics", f"{target}: {why[0]}", why[1])
+        if isinstance(target, str):
+            yield from _untrusted("metrics", target, allow)
+
+    callbacks = data.get("callbacks")
+    for i, node in enumerate(callbacks if isinstance(callbacks, list) else ()):
+        target = node.get("_target_") if isinstance(node, dict) else None
+        if isinstance(target, str):
+            yield from _untrusted(f"callbacks.{i}._target_", target, allow)
+
+
+def _untrusted(key: str, target: str, allow: tuple[str, ...]) -> Iterator[Problem]:
+    why = refusal(target, allow)
+    if why:
+        yield Problem(key, f"{target}: {why[0]}", why[1])
 
 
 def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:

@@ -108,14 +108,26 @@ def _built(
     make = factory(path, allow, kind, key=key)
     made = {k: _argument(v, allow, base, f"{_above(key)}{k}") for k, v in arguments.items()}
     positional = (*given, *made.pop("_args_", ()))
-    try:
-        inspect.signature(make).bind(*positional, **made)
-    except TypeError as error:
-        raise _error(key, path, *_bad_arguments(str(error), make, made, key)) from None
+    _check_fit(make, path, positional, made, key=key)
     found = make(*positional, **made)
     if not isinstance(found, kind):
         raise _error(key, path, f"gives {type(found).__name__} where {kind.__name__} is expected")
     return found
+
+
+def check_arguments(cls: type, target: Target, key: str) -> None:
+    """Raises ``RequestError`` unless ``cls`` takes the arguments of ``target``; builds nothing."""
+    named = target.arguments
+    _check_fit(cls, target.target, tuple(named.pop("_args_", ())), named, key=key)
+
+
+def _check_fit(
+    make: Callable[..., Any], path: str, positional: tuple[Any, ...], named: Mapping[str, Any], key: str
+) -> None:
+    try:
+        inspect.signature(make).bind(*positional, **named)
+    except TypeError as error:
+        raise _error(key, path, *_bad_arguments(str(error), make, named, key)) from None
 
 
 def _bad_arguments(why: str, make: Callable[..., Any], given: Mapping[str, Any], key: str) -> tuple[str, str]:

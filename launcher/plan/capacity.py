@@ -97,7 +97,7 @@ def _held(plan: Plan, rank: int, trains: bool) -> int:
 def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
     """Bytes that all ``ranks`` need in any layout: one copy of what they train, and each its process."""
     weights = [(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype], p.trainable) for p in plan.params]
-    state = (1 + copies(job.optim, plan.observed.optimizer)) * sum(n for n, trainable in weights if trainable)
+    state = (1 + copies(job, plan.observed.optimizer)) * sum(n for n, trainable in weights if trainable)
     trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
     return sum(n for n, _ in weights) + trains * state + len(ranks) * PROCESS
 

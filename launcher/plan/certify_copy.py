@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from launcher.job.schema.components import LanguageModel, RandomTokens, Schedule, Target, Text
-from launcher.job.schema.job import Debug, Job, Train
+from launcher.job.schema.job import Debug, Ema, Job, Train
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.schedules import WSD, Constant, CosineRestarts
 from launcher.job.schema.steps import Certify
@@ -33,6 +33,8 @@ WARMUP, FINAL = 2, 0.1
 """Of the learning rate: more steps of warming up would make the first updates too small to compare, and so
 would the last one be if nothing were left of it.
 """
+DECAY, EVERY = 0.75, 2
+"""Of a moving average: one that hardly moves in a few steps could not be told from one that does not."""
 PERIOD = 2
 """Steps to the first restart: in a longer period the few rates would all be near the highest."""
 
@@ -79,7 +81,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
         data = RandomTokens(name="random_tokens", vocab_size=data.vocab_size, seq_len=data.seq_len)
 
     train, lengths = _train(job, step, sizes)
-    schedule, rates = _schedule(job.schedule, train.steps)
+    schedule, rates = _schedule(job.schedule, step.steps + MORE)
     for key, was, now in (*lengths, *rates):
         if was != now:
             changes.append((key, f"{was} -> {now}".replace("None", "null")))
@@ -89,7 +91,8 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
         "model": model, "data": data, "train": train, "debug": Debug(), "steps": {}, "schedule": schedule,
         "metrics": (),
         "parallel": job.parallel.model_copy(update={"local_norm": LocalNorm()}),
-        "checkpoint": job.checkpoint.model_copy(update={"every": None}),
+        "checkpoint": job.checkpoint.model_copy(update={"every": None, "best": None}),
+        "callbacks": (),
     }  # fmt: skip
     copy = job.model_copy(update=update)
     return Copy(copy, tuple(changes), step.tolerance or _tolerance(copy, sizes))
@@ -108,7 +111,13 @@ def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str
     if step.precision == "fp16":
         changes["loss_scale"] = asked.loss_scale or SCALE
     told = [(f"train.{key}", getattr(asked, key), now) for key, now in changes.items()]
-    return asked.model_copy(update={"loss_scale": None, "eval_every": None} | changes), told
+    if asked.ema is not None:
+        changes["ema"] = now = Ema(decay=min(asked.ema.decay, DECAY), every=min(asked.ema.every, EVERY))
+        told += [
+            (f"train.ema.{key}", getattr(asked.ema, key), getattr(now, key)) for key in ("decay", "every")
+        ]
+    beside = {"loss_scale": None, "eval_every": None, "epochs": None, "early_stop": None}
+    return asked.model_copy(update=beside | changes), told
 
 
 def _schedule(asked: Schedule, steps: int) -> tuple[Schedule, list[tuple[str, Any, Any]]]:

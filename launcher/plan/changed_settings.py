@@ -41,7 +41,7 @@ DERIVED = (*SCALE, MICRO)
 
 NOTED = (
     "loss", "optim", "schedule", "deterministic", "train.steps", "train.loss_scale", "train.clip_norm",
-    "train.compile", "parallel.fp32_communication", "parallel.gradient_fp32_sync",
+    "train.compile", "train.ema", "parallel.fp32_communication", "parallel.gradient_fp32_sync",
 )  # fmt: skip
 
 LAYOUT = (
@@ -55,11 +55,12 @@ LAYOUT = (
 )  # fmt: skip
 
 ASIDE = (
-    "name", "recipe", "runs", "run_dir", "show", "search", "metrics", "train.log_every", "train.eval_every",
-    "train.eval_batches", "parallel.local_norm", "parallel.group_file", "checkpoint", "steps", "logger",
-    "security", "debug.limit", "debug.anomaly", "debug.profiler",
+    "name", "recipe", "runs", "run_dir", "show", "search", "metrics", "train.epochs", "train.log_every",
+    "train.eval_every", "train.eval_batches", "train.early_stop", "callbacks", "parallel.local_norm",
+    "parallel.group_file", "checkpoint", "steps", "logger", "security", "debug.limit", "debug.anomaly",
+    "debug.profiler",
 )  # fmt: skip
-"""``debug.limit`` counts as ``train.steps``."""
+"""``debug.limit`` and ``train.epochs`` count as ``train.steps``."""
 
 CHOSEN = ("model", "data", "loss", "optim", "schedule")
 UNSET = "not set"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.job import Job
+from launcher.job.schema.job import Ema, Job
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan import certify_copy, settings, step_order
 from launcher.plan.cost import gather_order
@@ -155,6 +155,7 @@ class Plan:
     settings: tuple[Setting, ...]
     notes: tuple[Note, ...]
     deferred: bool
+    ema: Ema | None
     gradients_mean: bool
     loss_reduction: str
     output_broadcast: bool
@@ -219,7 +220,7 @@ def plan(
 ) -> Plan:
     """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
     # the stages, and the order in which they work
-    cut, balanced = pipeline_stage_config.cut(job, asked, model, copies(job.optim, traits))
+    cut, balanced = pipeline_stage_config.cut(job, asked, model, copies(job, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
 
     # where parameters are, and what travels together
@@ -261,6 +262,7 @@ def plan(
         settings=tuple(settings.rows(job, at.sizes, fused, model.recomputed)),
         notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
         deferred=job.parallel.deferred_init and model.built_whole is None,
+        ema=job.train.ema,
         gradients_mean=job.parallel.gradients_mean,
         loss_reduction=job.parallel.pipeline.loss_reduction,
         output_broadcast=job.parallel.pipeline.output_broadcast and at.sizes.grid["pp"] > 1,
@@ -354,7 +356,7 @@ def _estimate(
     early = transformer_opt.reduces_early(job) and fused.limits.scatter is None
     loads = rank_loads(at, fused.sums, early)
     moments = tuple(load.fullest for load in loads)
-    rows = memory(at.params, at.sizes, copies(job.optim, traits), moments)
+    rows = memory(at.params, at.sizes, copies(job, traits), moments)
     flops = step_flops(at.graphs, at.sizes)
     work, fast = step_work(at, fused, rows, flops), speeds(job)
     return Estimate(

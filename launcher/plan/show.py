@@ -102,7 +102,10 @@ def _head(plan: Plan) -> Rows:
         many(sz.micros, "micro batch"),
         many(sz.micro_batch, "sample"),
     )
-    yield "batch", f"{many(sz.global_batch, 'sample')} = {' x '.join(parts)}; {many(sz.steps, 'step')}"
+    length = many(sz.steps, "step")
+    if sz.epochs is not None:
+        length = f"{many(sz.epochs, 'epoch')} = {length}"
+    yield "batch", f"{many(sz.global_batch, 'sample')} = {' x '.join(parts)}; {length}"
 
 
 def _pipeline(plan: Plan) -> Rows:

@@ -39,7 +39,7 @@ ORDER = (
     "operators", "sharding", "recomputed", "compilation", "sums",
     "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room", "step",
     "phases", "settings", "notes",
-    "deferred", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "objective",
+    "deferred", "ema", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "objective",
     "loss_repeats", "optimizer", "restored", "unsteady", "mixed", "batch_dependent",
 )  # fmt: skip
 """Of the values of a plan: those that are decided, estimated and observed are on one level."""

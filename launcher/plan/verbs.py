@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from launcher.job.schema import steps
 from launcher.job.schema.base import Settings
+from launcher.job.schema.run_paths import BEST
 from launcher.job.schema.steps import Step
 
 Where = Literal["ranks", "alone", "files"]
@@ -24,9 +25,9 @@ class Verb:
     is in ``module``; ``checks``: also what refuses a step before anything starts, so the module imports
     without torch. ``where`` and ``needs`` may hang on the settings of a step. ``source`` and ``output`` are
     the settings that name what it reads and what it writes: a step whose source is named ``needs`` nothing of
-    those before it. ``trains``: the weights are others behind it. ``checkpoints``: it writes some of the
-    run's own. ``brings``: its weights come from elsewhere. ``copies``: it trains copies of the run, before
-    there is a model of the run itself.
+    those before it; ``best``: the source may be the run's best checkpoint. ``trains``: the weights are others
+    behind it. ``checkpoints``: it writes some of the run's own. ``brings``: its weights come from elsewhere.
+    ``copies``: it trains copies of the run, before there is a model of the run itself.
     """
 
     settings: type[Settings]
@@ -35,6 +36,7 @@ class Verb:
     needs: str | Callable[[Any], str] = ""
     leaves: str = ""
     source: str = ""
+    best: bool = False
     output: str = ""
     checks: bool = False
     trains: bool = False
@@ -62,7 +64,9 @@ VERBS: Final[Mapping[str, Verb]] = {
     "predict": Verb(steps.Predict, "launcher.steps.inference.predict", "ranks", checks=True),
     "sync_shared": Verb(steps.SyncShared, "launcher.steps.sync_shared", "ranks"),
     "save": Verb(steps.Save, "launcher.steps.save", "ranks", leaves=CHECKPOINT, checkpoints=True),
-    "load": Verb(steps.Load, "launcher.steps.load", "ranks", CHECKPOINT, source="path", brings=True),
+    "load": Verb(
+        steps.Load, "launcher.steps.load", "ranks", CHECKPOINT, source="path", best=True, brings=True,
+    ),
     "broadcast": Verb(steps.Broadcast, "launcher.steps.broadcast", "ranks"),
     "certify": Verb(steps.Certify, "launcher.steps.certify", "ranks", copies=True),
     "calibrate": Verb(steps.Calibrate, "launcher.steps.calibrate", "ranks", checks=True, copies=True),
@@ -72,18 +76,22 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "transform": Verb(
         steps.Transform, "launcher.steps.transform", "files",
-        needs=CHECKPOINT, leaves=TRANSFORMED, source="src", output="dst", checks=True,
+        needs=CHECKPOINT, leaves=TRANSFORMED, source="src", best=True, output="dst", checks=True,
     ),
     "export": Verb(
         steps.Export, "launcher.steps.export", _exported,
-        needs=CHECKPOINT, leaves=EXPORTED, source="src", output="path", checks=True,
+        needs=CHECKPOINT, leaves=EXPORTED, source="src", best=True, output="path", checks=True,
     ),
     "merge_strategies": Verb(
         steps.MergeStrategies, "launcher.steps.merge_strategies", "files",
         CHECKPOINT, source="src", output="dst", checks=True,
     ),
-    "verify": Verb(steps.Verify, "launcher.steps.verify", "files", CHECKPOINT, source="src", checks=True),
-    "inspect": Verb(steps.Inspect, "launcher.steps.inspect", "files", CHECKPOINT, source="src", checks=True),
+    "verify": Verb(
+        steps.Verify, "launcher.steps.verify", "files", CHECKPOINT, source="src", best=True, checks=True,
+    ),
+    "inspect": Verb(
+        steps.Inspect, "launcher.steps.inspect", "files", CHECKPOINT, source="src", best=True, checks=True,
+    ),
     "sample": Verb(steps.Sample, "launcher.steps.inference.sample", "alone", EXPORTED),
 }  # fmt: skip
 
@@ -97,6 +105,12 @@ def where(step: Step) -> Where:
     """Where a step runs."""
     place = verb(step).where
     return place(step) if callable(place) else place
+
+
+def of_best(step: Step) -> bool:
+    """Whether it reads the best checkpoint of the run."""
+    row = verb(step)
+    return row.best and getattr(step, row.source) == BEST
 
 
 def needs(step: Step) -> str:

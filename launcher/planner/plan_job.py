@@ -32,7 +32,14 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
-from launcher.planner import equal_layers, model_folder, model_operators, objective_probe
+from launcher.planner import (
+    callbacks,
+    epochs,
+    equal_layers,
+    model_folder,
+    model_operators,
+    objective_probe,
+)
 from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
@@ -94,13 +101,14 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
     found += [*model_folder.check(job, vocab(job.data)), *recompute_auto.unknown(job)]
     found += [*model_operators.refused(job), *_nowhere(job)]
-    return Checked(job, ask(model_operators.supposed(job), found))
+    return Checked(job, ask(epochs.supposed(model_operators.supposed(job)), found))
 
 
 def _nowhere(job: Job) -> list[Problem]:
     """Classes of the user's own in modules that are not there; nothing is imported."""
     keys = ("model", "data", "loss", "optim", "schedule")
     named = [(f"{k}._target_", getattr(job, k)) for k in keys] + [("metrics", m) for m in job.metrics]
+    named += [(f"callbacks.{i}._target_", c) for i, c in enumerate(job.callbacks)]
     return [absent(key, s.target) for key, s in named if isinstance(s, Target) and not there(s.target)]
 
 
@@ -148,11 +156,11 @@ def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = N
 def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     """The plan of a request that nothing is known to be wrong with."""
     job, asked = checked.job, checked.asked
-    if model_operators.asked(job):
-        job = model_operators.written(job)
+    if model_operators.asked(job) or epochs.asked(job):
+        job = epochs.with_steps(model_operators.written(job) if model_operators.asked(job) else job)
         asked = replace(ask(job), like=asked.like)
     refuse(_unlike(job, own=True))
-    refuse(_backend(job))
+    refuse([*_backend(job), *callbacks.problems(job)])
     refuse(_unrated(job, asked.sizes.steps, traces))
     from launcher.parallel.cost.fused_kernels import fused_norms
     from launcher.parallel.model_state.module_globals import put_back
@@ -374,7 +382,7 @@ def _planned(
     if job.debug.onerank:
         text = "true: parallel and launch.nproc are left out, micro batches kept"
         notes.append(Note("debug.onerank", text))
-    notes += [*model_folder.note(job), *own_optimizer.note(traits)]
+    notes += [*epochs.note(job), *model_folder.note(job), *own_optimizer.note(traits)]
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"

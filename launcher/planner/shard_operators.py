@@ -88,7 +88,7 @@ def _terms(job: Job, made: Plan) -> Terms:
     """What a search goes by: how this job trains."""
     hsdp, gb = job.parallel.hsdp, job.cluster.memory_gb
     costs = CostModel(
-        state_bytes=copies(job.optim) * ITEMSIZE[DTYPE[job.train.precision]],
+        state_bytes=copies(job) * ITEMSIZE[DTYPE[job.train.precision]],
         optimizer_level=0 if hsdp is None else int(hsdp.optimizer_level.removeprefix("level")),
         micro_batches=made.sizes.micros,
         in_flight=max(made.estimate.timeline.in_flight),

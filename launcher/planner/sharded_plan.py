@@ -50,7 +50,7 @@ def onto(job: Job, made: Plan, sharding: Sharding, measured: Sequence[StageBytes
         made.schedule,
         made.sizes,
         params=params,
-        copies=copies(job.optim, made.observed.optimizer),
+        copies=copies(job, made.observed.optimizer),
     )
     return replace(
         made,

@@ -109,7 +109,7 @@ def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None
 
 def _copied(job: Job, plan: Plan, rank: int) -> int:
     """Bytes of the copy that ``checkpoint.async`` writes from: a rank's weights, and what is kept of each."""
-    layout, each = of_plan(plan), copies(job.optim, plan.observed.optimizer)
+    layout, each = of_plan(plan), copies(job, plan.observed.optimizer)
     trained = {p.name for p in plan.params if p.trainable}
     total = 0
     for boxes in saved_boxes(layout, rank).values():

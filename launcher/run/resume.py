@@ -17,9 +17,10 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum, any_momentum
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
+from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.trust import trust
-from launcher.plan.verbs import goes_on, loads, starts, verb
+from launcher.plan.verbs import goes_on, loads, of_best, starts, verb
 from launcher.run.changes import changes, sets, unknown
 from launcher.runtime.lock import at_work
 
@@ -65,7 +66,7 @@ def _loads(job: Job) -> dict[str, str]:
     for name, step in job.steps.items():
         saved |= step.kind == "save"
         path = getattr(step, verb(step).source) if loads(step) else None
-        if path is not None:
+        if path is not None and not of_best(step):
             own = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home))
             if not (saved and own):
                 out[name] = path
@@ -227,7 +228,8 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
     done = int(checkpoint.state["step"])
     if done > plan.sizes.steps and any(verb(s).trains for s in job.steps.values()):
         text = f"{plan.sizes.steps}: {checkpoint.folder} has seen {done} steps already"
-        return [Problem("train.steps", text, f"train.steps={done}")]
+        cure = f"train.steps={done}" + (" train.epochs=null" if job.train.epochs is not None else "")
+        return [Problem("train.steps", text, cure)]
     return []
 
 
@@ -237,7 +239,7 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
     ``own``: what a class of the user's own does.
     """
     keys = (name.split(".")[1] for name in checkpoint.strategy.only("optim").entries)
-    has = {key.split("/")[0] for key in keys if not key.startswith("param_group/")}
+    has = {key.split("/")[0] for key in keys if not key.startswith("param_group/") and key != AVERAGE}
 
     # what ours keep is known, what a class of the user's own keeps was tried out
     match optim:

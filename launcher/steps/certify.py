@@ -227,12 +227,21 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
 
     # what it did, against one process
     grads, weights = gathered(s.plan, seen), gathered(s.plan, pieces(live.model, weights=True))
-    if judge is None or grads is None or weights is None:
+    means = gathered(s.plan, _averages(live))
+    if judge is None or grads is None or weights is None or means is None:
         return 0.0
     row = next((r for r in rows if "loss" in r), {})
     judge.step(row, grads, clip, scale=scale, narrow=narrow)
-    judge.update(grads, weights)
+    judge.update(grads, weights, means)
     return float(row.get("grad_norm", 0.0))
+
+
+def _averages(live: Session) -> list[Piece]:
+    """What this rank holds of the moving average of the weights, if there is one."""
+    found = [] if live.average is None else live.average.named()
+    rank = live.world.rank
+    held = [(p.name, p.layout.box(rank), mean) for p, mean in found]
+    return [Piece(name, rank, box, mean.to("cpu", copy=True)) for name, box, mean in held if box is not None]
 
 
 def _narrowed(feed: Feed, narrow: Narrow, local: int) -> Feed:
@@ -259,9 +268,15 @@ def _validate(live: Session, judge: Judge | None) -> None:
     if len(some(feed.val)) and not live.plan.observed.unsteady:
         live.feed = replace(feed, val=some(feed.val))
         loss = loop.validate(live, None)
+        averaged = None
+        if live.average is not None:
+            with live.average.in_place():
+                averaged = loop.validate(live, None)
         live.feed = feed
         if judge:
             judge.validation(loss, some)
+        if judge and averaged is not None:
+            judge.average_validation(averaged, some)
 
 
 def _again(live: Session, s: Setup) -> Session:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate
+from launcher.plan.settings.checkpoint import AVERAGED
 from launcher.runtime.training import loop
 from launcher.runtime.training.session import Session
 from launcher.steps import export, transform
@@ -14,17 +15,27 @@ from launcher.steps.model import single_process
 
 
 def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:
-    loss = loop.validate(session, step.batches)
+    loss, of = _validated(step, session)
     if session.world.rank == 0:
-        names = [m.name for m in session.pipeline.metrics]
-        found = {n: session.results[f"val_{n}"] for n in names if f"val_{n}" in session.results}
-        said = f"evaluate: validation {_said({'loss': loss} | found)} after {session.step} steps"
+        suffix = AVERAGED if of else ""
+        names = {m.name: f"val_{m.name}{suffix}" for m in session.pipeline.metrics}
+        found = {n: session.results[key] for n, key in names.items() if key in session.results}
+        said = f"evaluate: validation {_said({'loss': loss} | found)}{of} after {session.step} steps"
         if session.baseline is not None:
             baseline = session.baseline * session.plan.loss_terms
             session.results["baseline"] = baseline
             said += f"; the best guess without context (unigram entropy) has {baseline:.4f}"
         session.emit({"text": said})
     return ""
+
+
+def _validated(step: Evaluate, session: Session) -> tuple[float, str]:
+    """The loss, and of which weights."""
+    if step.weights == "trained":
+        return loop.validate(session, step.batches), ""
+    assert session.average is not None, "the planner refuses to read an average that nobody keeps"
+    with session.average.in_place():
+        return loop.validate(session, step.batches, suffix=AVERAGED), " of the moving average of the weights"
 
 
 def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:

@@ -18,7 +18,7 @@ from launcher.checkpoint.foreign.hf_write import (
 )
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import from_ours
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derived import of_plan, sources
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint
@@ -27,6 +27,7 @@ from launcher.errors import Problem, RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
+from launcher.plan.settings.checkpoint import AVERAGED
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.values.trust import Trust
 from launcher.plan.verbs import EXPORTED
@@ -94,15 +95,17 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     loss = single_process.held_out_loss(single_process.of(job, read(run)), job, _batches(job), terms)
-    if "val_loss" not in before or before.get("val_step") != before.get("saved_step"):
+    of = AVERAGED if step.weights == "ema" else ""
+    if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
         alone = "no 'evaluate' of these weights to compare with"
         run.say(f"export: validation loss {loss:.6f} in one process ({alone})")
         return {"exported_loss": loss}
 
-    gap = abs(loss - before["val_loss"])
+    was = before[f"val_loss{of}"]
+    gap = abs(loss - was)
     allowed = step.tolerance * terms
     if not gap <= allowed:
-        text = f"export: {written(run)} has validation loss {loss:.8f}, the run had {before['val_loss']:.8f}"
+        text = f"export: {written(run)} has validation loss {loss:.8f}, the run had {was:.8f}"
         raise RunError(f"{text}: {gap:.1e} apart, allowed {allowed:.0e} (steps.export.tolerance)")
     run.say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
     return {"exported_loss": loss, "export_gap": gap}
@@ -119,7 +122,7 @@ def written(run: RunFiles) -> Path:
 def source(step: Export, run: RunFiles) -> Path:
     """What it names, else that of a transform before it, else the run's own last checkpoint."""
     if step.src is not None:
-        return Path(step.src)
+        return run.source(step.src)
     return transform.transformed(run) or run.last()
 
 
@@ -136,7 +139,9 @@ def check_source(step: Export, src: Path, trusted: Trust) -> None:
     """Raises as ``run_on_files`` does for what the heads of the files in ``src`` tell. Writes nothing."""
     if step.path is not None and step.format == "hf":
         check_apart(src, Path(step.path))
-    Reader(open_checkpoint(src, trusted)).check_headers()
+    reader = Reader(open_checkpoint(src, trusted))
+    sources(src, reader.checkpoint.strategy, step.weights == "ema")
+    reader.check_headers()
 
 
 def check_names(step: Export, src: object, strategy: Strategy) -> None:
@@ -173,8 +178,9 @@ def _step(run: RunFiles) -> Export:
 
 
 def _write(step: Export, src: Path, path: Path, trusted: Trust, along: Mapping[str, str]) -> Report:
+    averaged = step.weights == "ema"
     if step.format != "hf":
-        return export(src, path, trusted)
+        return export(src, path, trusted, averaged)
     own = step.path is None  # a folder of this run, which a second start may write again
     return write_hf(
         src,
@@ -185,6 +191,7 @@ def _write(step: Export, src: Path, path: Path, trusted: Trust, along: Mapping[s
         beside=tuple(map(Path, step.beside)),
         texts=along,
         trust=trusted,
+        averaged=averaged,
     )
 
 

@@ -9,16 +9,21 @@ from launcher.checkpoint.store import latest
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Load
 from launcher.plan.values.text import bytes_text
+from launcher.plan.verbs import of_best
 from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session
+from launcher.steps.files.run_files import best
 
 
 def run_on_ranks(step: Load, session: Session, job: Job) -> str:
     save.finish(session)  # it may be writing what is asked for
     checkpoints = session.folder / "checkpoints"
-    path = Path(step.path) if step.path is not None else latest(checkpoints, session.trust)
+    path = latest(checkpoints, session.trust)
+    if step.path is not None:
+        path = best(checkpoints, session.trust) if of_best(step) else Path(step.path)
     assert path is not None, "the planner wants a save before a load without a path"
 
+    session.passed = max(session.passed, session.step)
     state.load(session, path, broadcast=step.broadcast)
 
     read, held = (bytes_text(int(session.results[f"load_bytes_{what}"])) for what in ("read", "held"))

@@ -18,6 +18,7 @@ from launcher.plan.verbs import loads
 from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session
+from launcher.runtime.training.watched_metrics import forget_absent
 from launcher.steps import module
 from launcher.steps.model import build_session, folder_weights
 from launcher.steps.model.shared_construction import Drawings
@@ -83,6 +84,7 @@ def _session(world: World, todo: RankSteps) -> Session:
     if resume is not None:
         live.results |= state.load(live, resume).get("results", {})
         live.resumed = True
+        forget_absent(live)
         if world.rank == 0:
             done, doubt = f"{live.step} of {todo.plan.sizes.steps} steps", unvouched(resume, live.trust)
             live.emit({"text": f"going on from {resume.name}, after {done}{doubt}"})

@@ -15,6 +15,7 @@ from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factors
 from launcher.runtime.training import loop
 from launcher.runtime.training.session import Session
+from launcher.runtime.training.watched_metrics import Watched
 
 
 def run_on_ranks(step: Train, session: Session, job: Job) -> str:
@@ -42,7 +43,22 @@ def asked(s: Session, job: Job) -> loop.Loop:
         keep=job.checkpoint.keep,
         units=job.train.batch_size * per_sample,
         unit=unit,
+        early_stop=_early_stop(job),
+        best=_best(job),
     )
+
+
+def _early_stop(job: Job) -> Watched | None:
+    asked = job.train.early_stop
+    if asked is None:
+        return None
+    key = "train.early_stop.metric"
+    return Watched(key, asked.metric, asked.goal, min_delta=asked.min_delta, patience=asked.patience)
+
+
+def _best(job: Job) -> Watched | None:
+    asked = job.checkpoint
+    return None if asked.best is None else Watched("checkpoint.best", asked.best, asked.best_goal)
 
 
 def _rate(s: Session, job: Job, share: float) -> float:

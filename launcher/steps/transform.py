@@ -29,7 +29,7 @@ from launcher.job.schema.steps import Transform
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.values.trust import ANYONE, Trust
-from launcher.plan.verbs import TRANSFORMED
+from launcher.plan.verbs import TRANSFORMED, of_best
 from launcher.steps.files.checks import FileChecks
 from launcher.steps.files.run_files import RunFiles
 
@@ -80,7 +80,7 @@ def preview(step: Transform, at: FileChecks) -> list[str]:
 
     Raises ``RequestError``.
     """
-    if step.src is None:
+    if step.src is None or of_best(step):
         return []
     try:
         return [transfer(step, Path(step.src), at.trust)]

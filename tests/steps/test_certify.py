@@ -43,7 +43,7 @@ def test_groups_of_parameters_are_certified(optim: str, parallel: dict[str, Any]
 def test_a_layout_of_everything_is_certified_and_every_part_was_compared() -> None:
     c = certificate(ALL, model__layers=2)
     assert c.holds, c.verdict()
-    assert {f.part for f in c.findings} == set(PARTS) - {"buffer"}
+    assert {f.part for f in c.findings} == set(PARTS) - {"average", "buffer"}
     grads = [f.name for f in c.findings if f.part == "gradient"]
     assert len(grads) == 4 * len(set(grads)) == 4 * 20
     assert [f.step for f in c.findings if f.part == "validation"] == [4]
@@ -51,6 +51,23 @@ def test_a_layout_of_everything_is_certified_and_every_part_was_compared() -> No
     assert re.fullmatch(
         r"holds: 20 parameters, \d+ comparisons, largest error \d\.\de[+-]\d\d, allowed 1e-12", c.verdict()
     )
+
+
+EMA = {"decay": 0.75, "every": 2}
+TIED = {"pipeline": {"stages": 2, "micro_batch_num": 2, "interleave": True}}  # both copies of a tie on one rank
+
+
+@pytest.mark.parametrize(("parallel", "changes"), [
+    (ALL, {}), (SHARDED, {}), ({"hsdp": {**SHARDED["hsdp"], "optimizer_level": "level2"}}, {}), (OVER_TP, {}),
+    (TIED, {"model__layers": 4}), (SHARDED, of("Frozen")), (ALL, {"train__precision": "bf16"}),
+], ids=["all axes", "level3", "level2", "tp", "two copies on a rank", "frozen weights", "bf16"])  # fmt: skip
+def test_the_moving_average_of_weights_is_certified(parallel: dict[str, Any], changes: dict[str, Any]) -> None:
+    c = certificate(parallel, **{"model__layers": 2, "train__ema": EMA, **changes})
+    assert c.holds, c.verdict()
+    means = {f.name for f in c.findings if f.part == "average"}
+    assert means == {f.name for f in c.findings if f.part == "gradient"}
+    assert {f.step for f in c.findings if f.part == "average"} == {1, 2, 3, 4}
+    assert [f.name for f in c.findings if f.part == "validation"] == ["", "the moving average"]
 
 
 FINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

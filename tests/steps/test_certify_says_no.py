@@ -21,13 +21,14 @@ from launcher.parallel.deferred_init import fill
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.replicas import fuse, tie
 from launcher.runtime.training import batches as feed
-from launcher.runtime.training import pipeline, state
+from launcher.runtime.training import ema, pipeline, state
 from launcher.steps import train
 from launcher.steps.model import build_session
 from tests.steps.certified import ALL, REPLICAS, SHARDED, STAGES, TWO, certificate, of
 from tests.tiers import some
 
 Patch = pytest.MonkeyPatch
+EMA: dict[str, Any] = {"train__ema": {"decay": 0.75, "every": 2}}
 
 
 def scaled(patch: Patch) -> None:
@@ -272,6 +273,29 @@ def test_a_bug_that_other_trainers_shipped_is_caught(
 
 LAYERS = {"model__layers": 2}
 TIED = {"pipeline": {"stages": 2, "scheduler": "zero_bubble_v"}, "hsdp": {"shard_size": 2, "threshold": 0}}
+
+
+def average_a_step_late(patch: Patch) -> None:
+    real = ema.WeightAverage.follow
+    patch.setattr(ema.WeightAverage, "follow", lambda self, step: real(self, step + 1))
+
+
+def average_of_gathered_weights_lost(patch: Patch) -> None:
+    """A swap that the gathered weights of a step before do not hear of."""
+    patch.setattr(ema.WeightAverage, "_swap", lambda self: None)
+
+
+def average_not_loaded(patch: Patch) -> None:
+    real = state.load
+
+    def wrong(s: Any, *args: Any) -> Any:
+        out = real(s, *args)
+        s.average.begin_again()
+        return out
+
+    patch.setattr(state, "load", wrong)
+
+
 LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "clip by the rank's own norm": (
         clipped_by_its_own_norm, STAGES, LAYERS,
@@ -337,6 +361,15 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "rates of groups that are lost": (
         rates_of_groups_lost, TWO, of("Net", optim={"name": "lion", "groups": {"a.*": {"lr": 0.25}}}),
         r"step 1: the weights after the update of a\.\S+: \S+ from one process \(and",
+    ),
+    "a moving average that follows a step late": (
+        average_a_step_late, TWO, of("Net", **EMA), r"step 1: the moving average of \S+: \S+ from one process \(and",
+    ),
+    "a moving average that is not put in place": (
+        average_of_gathered_weights_lost, SHARDED, of("Net", **EMA), r"step 4: the validation loss of the mov",
+    ),
+    "a moving average that a checkpoint loses": (
+        average_not_loaded, TWO, of("Net", **EMA), r"step 4: the moving average of \S+: \S+ from one process",
     ),
     "statistics of another rank": (
         of_another_rank, TWO, of("Normed"), r"step 1: the buffer of norm\.running_mean: copies differ on ranks 0 and 1",

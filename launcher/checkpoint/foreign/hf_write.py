@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.checkpoint.atomic_folder import check_apart, check_destination, fresh
 from launcher.checkpoint.foreign.hf_read import INDEX, ONE
 from launcher.checkpoint.foreign.rename import Renamed, Table, renamed
+from launcher.checkpoint.layout.derived import sources
 from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.tensorfile.durable import copy, sync, write_text
@@ -39,6 +40,7 @@ def write_hf(
     beside: Sequence[Path] = (),
     texts: Mapping[str, str] = NONE,
     trust: Trust = ANYONE,
+    averaged: bool = False,
 ) -> Report:
     """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
 
@@ -46,7 +48,7 @@ def write_hf(
     ``Report`` lists those left out. A tied tensor is there once, under its first name. ``max_shard_size`` is
     in bytes, or text (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config,
     tokenizer) are copied along, ``texts`` are written by their names. ``trust`` says who must vouch for
-    ``src``. Raises as ``transform`` does.
+    ``src``. ``averaged``: moving averages of weights in their place. Raises as ``transform`` does.
     """
     # everything is checked first
     limit = size_in_bytes(max_shard_size)
@@ -57,13 +59,14 @@ def write_hf(
     entries = reader.checkpoint.strategy.only("param", "buffer").entries
     table = to_theirs(src, entries, names, strict=strict)
     ours = {theirs: name for name, theirs in table.names.items()}
+    read_from = sources(src, reader.checkpoint.strategy, averaged)
     reader.check_headers()
 
     # which tensor goes into which file
     files = named(shards({name: entries[ours[name]].spec for name in ours}, limit))
 
     def chunks(name: str) -> Iterator[memoryview]:
-        return reader.chunks(ours[name], whole(entries[ours[name]].layout.shape))
+        return reader.chunks(read_from[ours[name]], whole(entries[ours[name]].layout.shape))
 
     with fresh(folder) as new, WriteBehind() as behind:
         written = 0

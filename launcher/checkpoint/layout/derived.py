@@ -8,6 +8,7 @@ from math import prod
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy, relaid, stages
 from launcher.errors import Problem, RequestError
 from launcher.plan.plan import Plan
+from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.settings.steps import unmergeable
 from launcher.plan.values.grid import Grid
 
@@ -43,6 +44,20 @@ def followed(target: Strategy, src: Strategy) -> Strategy:
             layout = replace(layout, shape=shape, split=((),) * len(shape))
         entries[name] = Entry(layout, entry.dtype, "optim")
     return Strategy(target.grid, entries)
+
+
+def sources(src: object, strategy: Strategy, averaged: bool) -> dict[str, str]:
+    """Each parameter and buffer of ``src``, and the tensor to read: ``averaged``, that of a moving average.
+
+    What is not trained has none, and is what it is. Raises ``ValueError`` where nothing has one.
+    """
+    own = {name: name for name in strategy.only("param", "buffer").entries}
+    if not averaged:
+        return own
+    means = {name: mean for name in own if (mean := f"optim.{AVERAGE}.{name}") in strategy.entries}
+    if not means:
+        raise ValueError(f"{src}: has no moving average of its weights: it was trained without train.ema")
+    return own | means
 
 
 def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, tp: int = 1) -> Strategy:

@@ -42,6 +42,8 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     same = [k for k in valid if _leaf(k) == leaf]
     if same:
         return _only(parts, same)
+    if ".".join(parts) in every:  # of another option than the one chosen: spelt as it should be
+        return None
     near = nearest(leaf, {_leaf(k) for k in valid}, 0.75)
     return _only(parts, [k for k in valid if _leaf(k) == near])
 

@@ -8,6 +8,7 @@ OTHERS = {
     "train.steps": (
         "max_steps", "num_steps", "total_steps", "iters", "iterations", "max_iters", "train_steps", "nsteps",
     ),
+    "train.epochs": ("num_epochs", "max_epochs", "num_train_epochs", "n_epochs"),
     "train.batch_size": ("bs", "batch", "global_batch_size", "train_batch_size", "batchsize"),
     "train.clip_norm": (
         "grad_clip", "max_grad_norm", "gradient_clip_val", "clip", "clip_grad", "clip_grad_norm",
@@ -51,14 +52,10 @@ OTHERS = {
 }  # fmt: skip
 """Our keys, with their names in other programs."""
 
-_LENGTH = "trainings are as long as train.steps says, in optimizer steps"
 _MICRO = "parallel.pipeline.micro_batch_num cuts train.batch_size into micro batches"
 _DATA_PARALLEL = "data-parallel ranks are those that stages and tp leave over of launch.nproc"
 
 UNLIKE = {
-    "epochs": _LENGTH,
-    "num_epochs": _LENGTH,
-    "max_epochs": _LENGTH,
     "micro_batch_size": "it follows from train.batch_size and parallel.pipeline.micro_batch_num",
     "per_device_train_batch_size": "train.batch_size counts the samples of all ranks",
     "per_device_batch_size": "train.batch_size counts the samples of all ranks",

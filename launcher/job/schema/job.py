@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
 from launcher.job.schema.cluster import Cluster
-from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule
+from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule, Target
 from launcher.job.schema.objectives import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.search import Search, lifted
@@ -31,10 +38,33 @@ class Compile(Settings):
     timeout_s: float = Field(3600.0, gt=0)
 
 
-class Train(Settings):
-    """``batch_size`` is global: samples an optimizer step over all ranks."""
+class Ema(Settings):
+    """Of the weights: ``decay`` of it stays, the rest becomes the weights, every ``every``-th step."""
 
-    steps: Count
+    decay: float = Field(0.999, gt=0, lt=1)
+    every: Count = 1
+
+
+Goal = Literal["min", "max"]
+
+
+class EarlyStop(Settings):
+    """Training ends when a metric has not got better by more than ``min_delta`` in so many validations."""
+
+    metric: str = Field("val_loss", min_length=1)
+    patience: Count = 3
+    min_delta: float = Field(0.0, ge=0, allow_inf_nan=False)
+    goal: Goal = "min"
+
+
+class Train(Settings):
+    """``batch_size`` is global: samples an optimizer step over all ranks.
+
+    ``epochs`` in place of ``steps``: the planner, which opens the data, works out the steps.
+    """
+
+    steps: Count | None = None
+    epochs: Count | None = Field(None, description="times that every sample is trained on")
     batch_size: Count
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
     loss_scale: float | None = Field(
@@ -42,6 +72,7 @@ class Train(Settings):
     )
     clip_norm: float | None = Field(1.0, gt=0)
     compile: Compile | None = None
+    ema: Ema | None = None
     log_every: Count = 1
     eval_every: Count | None = Field(
         None, description="optimizer steps between validations; null: none while training"
@@ -49,6 +80,19 @@ class Train(Settings):
     eval_batches: Count | None = Field(
         None, description="global batches a validation reads; null: all held-out samples"
     )
+    early_stop: EarlyStop | None = None
+
+    @field_validator("epochs")
+    @classmethod
+    def _said_once(cls, epochs: int | None, info: ValidationInfo) -> int | None:
+        steps = info.data.get("steps", epochs)
+        if epochs is None and steps is None and "steps" in info.data:
+            text = "this or train.epochs says how long to train, and neither is given"
+            raise ValueError(f"train.steps=null: {text}")
+        if None not in (epochs, steps) and "steps" in info.data:
+            text = f"train.steps={steps} says how long to train already"
+            raise ValueError(f"train.epochs={epochs}: {text}; use train.steps=null")
+        return epochs
 
 
 class Launch(Settings):
@@ -77,6 +121,10 @@ class Checkpoint(Settings):
 
     every: Count | None = None
     keep: Count | None = 2
+    best: str | None = Field(
+        None, min_length=1, description="a metric of validations: the best checkpoint is kept besides"
+    )
+    best_goal: Goal = "min"
     format: Literal["safetensors"] = "safetensors"
     asynchronous: Flag = Field(False, alias="async")
     encrypt: str | None = None
@@ -134,6 +182,7 @@ class Job(Settings):
     launch: Launch = Launch()
     cluster: Cluster = Cluster()
     checkpoint: Checkpoint = Checkpoint()
+    callbacks: tuple[Target, ...] = ()
     steps: Annotated[dict[str, SerializeAsAny[Step]], BeforeValidator(named)] = {}
     logger: Logger = Logger()
     debug: Debug = Debug()

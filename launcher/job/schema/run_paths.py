@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 RUN = "run:"
+BEST = "best"
+"""In place of a path: the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
 TAKEN = (
     "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "logs",
     "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json",

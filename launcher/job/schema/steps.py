@@ -19,11 +19,16 @@ class Train(Settings):
     kind: Literal["train"] = "train"
 
 
+Weights = Literal["trained", "ema"]
+"""Those of the last step, or their moving average (``train.ema``)."""
+
+
 class Evaluate(Settings):
     """``of``: ``run`` is the live model on its ranks, ``exported`` the exported file in one process."""
 
     kind: Literal["evaluate"] = "evaluate"
     of: Literal["run", "exported", "transformed"] = "run"
+    weights: Weights = "trained"
     batches: Count | None = Field(None, description="null: all held-out samples")
 
 
@@ -138,6 +143,7 @@ class Export(Settings):
 
     kind: Literal["export"] = "export"
     src: str | None = None
+    weights: Weights = "trained"
     path: str | None = None
     format: Literal["safetensors", "hf"] | None = Field(
         None, description="null: hf of model=hf, else safetensors"

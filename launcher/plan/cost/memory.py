@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.job.schema.components import Optim
+from launcher.job.schema.job import Job
 from launcher.job.schema.optimizers import SGD, Lion, Momentum, any_momentum
 from launcher.plan.cost.peak import Moment
 from launcher.plan.partition.params import Placed
@@ -16,11 +17,15 @@ from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 
 
-def copies(optim: Optim, own: OptimizerTraits | None = None) -> int:
-    """Tensors that the optimizer keeps for each parameter, of its shape.
+def copies(job: Job, own: OptimizerTraits | None = None) -> int:
+    """Tensors that are kept for each parameter, of its shape: the optimizer's, and a moving average.
 
     ``own``: what was seen of a class of the user's own.
     """
+    return (0 if job.train.ema is None else 1) + _of_optimizer(job.optim, own)
+
+
+def _of_optimizer(optim: Optim, own: OptimizerTraits | None) -> int:
     if own is not None:
         return own.copies
     match optim:
@@ -34,7 +39,7 @@ def copies(optim: Optim, own: OptimizerTraits | None = None) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank at the fullest moment of a step.
+    """Bytes on one rank at the fullest moment of a step; ``optimizer`` has a moving average of weights too.
 
     ``grads`` are those there by then, as they are kept; ``gathered`` what FSDP2 holds whole of sharded
     weights and of their gradients, and weights in half precision; ``activations`` what a forward keeps and

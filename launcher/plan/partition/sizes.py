@@ -34,7 +34,7 @@ class Sizes:
     """``virtual`` stages lie ``chunks`` to a rank, round after round or (``v``) there and back.
 
     Batches are samples; ``local_batch`` is a data-parallel rank's. In training, the sequences of a micro
-    batch pass in so many ``pieces``.
+    batch pass in so many ``pieces``. ``epochs``: what ``steps`` come of, unless they were asked for.
     """
 
     grid: Grid
@@ -47,6 +47,7 @@ class Sizes:
     notes: tuple[Note, ...]
     v: bool = False
     pieces: int = 1
+    epochs: int | None = None
 
     @cached_property
     def places(self) -> tuple[int, ...]:

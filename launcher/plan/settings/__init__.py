@@ -35,11 +35,13 @@ from launcher.plan.settings import (
 from launcher.plan.settings.files import group_file, operator_strategy, param_strategy
 from launcher.plan.settings.numbers import (
     deterministic,
+    ema,
     gradients_mean,
     loss,
     loss_repeated_mean,
     metrics,
     precision,
+    watched_metrics,
 )
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
@@ -70,12 +72,15 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     found += local_norm.refused(job)
     found += compile.refused(job, got)
     found += metrics.refused(job)
+    found += ema.refused(job)
+    found += watched_metrics.refused(job, got)
     return got, found
 
 
 def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     """What is wrong with settings that name parameters of the model."""
     yield from shared.refused_for(job, params)
+    yield from ema.refused_for(job, params)
     yield from comm_fusion.refused_for(job, params)
     yield from param_groups.refused_for(job.optim, params)
 
@@ -103,6 +108,8 @@ def rows(
     yield from local_norm.rows(job, sizes, fused)
     yield from transformer_opt.rows(job, sizes, fused)
     yield from checkpoint.rows(job)
+    yield from ema.rows(job)
+    yield from watched_metrics.rows(job)
     yield from precision.rows(job, sizes, fused)
     yield from comm_fusion.rows(job, sizes, fused)
     yield from loss_repeated_mean.rows(job, sizes, fused)

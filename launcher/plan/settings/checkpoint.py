@@ -14,6 +14,12 @@ from launcher.plan.values.trust import PLACE, told
 STREAMS = ("rng.cpu", "rng.cuda")
 """What the random streams of a rank are called in its checkpoints."""
 
+AVERAGE = "ema/weights"
+"""What the moving average of a weight is called among its optimizer's state: no optimizer has such a key."""
+
+AVERAGED = "_ema"
+"""Ends the names of figures of the moving average."""
+
 
 def refused(job: Job) -> Iterator[Problem]:
     """A key in the place of where the key is; it is not shown."""

@@ -26,7 +26,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     found: list[Problem] = []
     grid = _grid(job, notes, found)
     micros = pipeline.micros(job, notes, found)
-    steps = _steps(job, notes)
+    steps, epochs = _length(job, notes)
     if grid is None:
         return None, found
 
@@ -52,6 +52,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
         notes=tuple(notes),
         v=v,
         pieces=pipe.seq_chunks,
+        epochs=epochs,
     )
     return got, found
 
@@ -65,13 +66,14 @@ def _chunks(pipe: Pipeline, v: bool) -> int:
     return pipe.chunks if pipe.interleave else 1
 
 
-def _steps(job: Job, notes: list[Note]) -> int:
-    """Optimizer steps, which ``debug.limit`` may cut short."""
+def _length(job: Job, notes: list[Note]) -> tuple[int, int | None]:
+    """Optimizer steps, which ``debug.limit`` may cut short, and the epochs that they are, if asked for."""
     steps, limit = job.train.steps, job.debug.limit
+    assert steps is not None, "the planner works out how many train.epochs are"
     if limit is None or limit >= steps:
-        return steps
+        return steps, job.train.epochs
     notes.append(Note("train.steps", f"{steps} -> {limit}: debug.limit"))
-    return limit
+    return limit, None
 
 
 def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:

@@ -50,7 +50,7 @@ def _held_out(job: Job) -> Iterator[Problem]:
 def _decay(job: Job) -> Iterator[Problem]:
     """A decay that would begin while the rate still rises; a training that only rises has none."""
     asked, steps = job.schedule, job.train.steps
-    if not _trains(job) or not isinstance(asked, WSD) or asked.warmup_steps >= steps:
+    if not _trains(job) or not isinstance(asked, WSD) or steps is None or asked.warmup_steps >= steps:
         return
     decay, left = asked.decay(steps), steps - asked.warmup_steps
     if decay > left:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 def many(n: int, noun: str) -> str:
     """
-    >>> many(1, "micro batch"), many(4, "micro batch"), many(0, "step")
-    ('1 micro batch', '4 micro batches', '0 steps')
+    >>> many(1, "micro batch"), many(4, "micro batch"), many(0, "step"), many(2, "epoch")
+    ('1 micro batch', '4 micro batches', '0 steps', '2 epochs')
     """
     if n == 1:
         return f"{n} {noun}"
-    ending = "es" if noun.endswith("ch") else "s"
+    ending = "es" if noun.endswith(("nch", "tch")) else "s"
     return f"{n} {noun}{ending}"
 
 

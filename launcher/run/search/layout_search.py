@@ -12,6 +12,7 @@ from launcher.checkpoint.tensorfile.durable import write_bytes
 from launcher.errors import Problem, refuse
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
+from launcher.planner.epochs import with_steps
 from launcher.planner.plan_job import planning
 from launcher.planner.search import candidates, show_ranking
 from launcher.planner.search.search import search
@@ -78,6 +79,7 @@ def settled(job: Job, measure: bool = False, others: Others | None = None) -> Ch
     check(job)
     job = _at_home(job)
     with planning():
+        job = with_steps(job)
         found, ranking = search(job, processes())
     if not (measure and job.search.measure):
         return Chosen(found[0].job, tuple(show_ranking.notes(ranking)))
@@ -93,6 +95,7 @@ def shown(job: Job, others: Others | None = None) -> Iterator[str]:
     job = memory_check.told(_at_home(job))
     check(job)
     with planning():
+        job = with_steps(job)
         found, ranking = search(job, processes())
     lines = [*show_ranking.text(ranking)]
     best = Chosen(found[0].job)

@@ -96,7 +96,12 @@ def _measured(one: Finalist, steps: int, others: Others | None) -> MeasuredLayou
 def _short(job: Job, steps: int) -> Job:
     """Nothing but its first steps; nothing is kept of them, also when it fails or is told to stop."""
     train = job.train.model_copy(
-        update={"steps": max(steps, job.train.steps), "eval_every": None, "log_every": 1}
+        update={
+            "steps": max(steps, job.train.steps or 0),
+            "eval_every": None,
+            "early_stop": None,
+            "log_every": 1,
+        }
     )
     changed = {
         "train": train,
@@ -105,6 +110,7 @@ def _short(job: Job, steps: int) -> Job:
         "launch": job.launch.model_copy(update={"max_restarts": 0, "signal_save": False}),
         "checkpoint": Checkpoint(resume="never"),
         "logger": Logger(progress="off"),
+        "callbacks": (),
         "search": Search(),
     }
     return job.model_copy(update=changed)

@@ -2,7 +2,9 @@
 
 __all__ = [
     "batches",
+    "callbacks",
     "device_figures",
+    "ema",
     "first_step",
     "grad_norm_log",
     "loop",
@@ -15,4 +17,5 @@ __all__ = [
     "session",
     "state",
     "target_values",
+    "watched_metrics",
 ]

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from launcher.errors import RunError
 from launcher.objective.metrics import values
 from launcher.runtime.faults import Preempted, signal_name
-from launcher.runtime.training import save
+from launcher.runtime.training import save, watched_metrics
 from launcher.runtime.training.session import Session
+from launcher.runtime.training.watched_metrics import Watched
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Loop:
     """What the loop does besides stepping; ``None`` is never.
 
     ``lr`` sets the rate of a step and returns it. ``keep`` is how many checkpoints stay, ``None``: all.
+    ``early_stop`` and ``best`` look at validations; then there is one after the last step too.
     """
 
     until: int
@@ -35,20 +37,30 @@ class Loop:
     keep: int | None
     units: int
     unit: str
+    early_stop: Watched | None = None
+    best: Watched | None = None
+
+    @property
+    def watches(self) -> bool:
+        return self.early_stop is not None or self.best is not None
 
 
 def train(s: Session, loop: Loop) -> None:
-    """Optimizer steps from ``s.step`` up to ``loop.until``.
+    """Optimizer steps from ``s.step`` up to ``loop.until``, or until a metric or a callback ends it.
 
     Raises ``Preempted`` on all ranks, behind a save, once any has been asked to stop. A validation that
     was left for that is made up for. How long training stood still for a checkpoint is in the row after
     it, as ``save_stall_ms``.
     """
     stall: dict[str, float] = {}
+    s.passed = 0
     look(s)
+    if s.average is not None:
+        s.average.begin()
+    _call(s, "on_start", s.results)
     if s.resumed and due(s, loop) and s.results.get("val_step") != s.step:
-        validate(s, loop.eval_batches)
-    while s.step < loop.until:
+        _validation(s, loop)
+    while s.step < loop.until and not _ended(s, loop):
         # a step
         save.check(s)
         began = time.perf_counter()
@@ -58,10 +70,13 @@ def train(s: Session, loop: Loop) -> None:
         with s.first_step.around(s.model.compiled):
             loss, norm = step(s, loop.clip, measuring=loud)
         s.step += 1
+        if s.average is not None:
+            s.average.follow(s.step)
         if math.isfinite(loss):
             s.results |= {"loss": loss, **s.measured}
 
         # what it came to
+        _call(s, "on_step", {"loss": loss, "lr": lr, "grad_norm": norm})
         if s.local_norm is not None:
             s.local_norm.tell(s.step, loud, scaled)
         if s.world.rank == 0 and loud and math.isfinite(loss + norm):
@@ -72,12 +87,43 @@ def train(s: Session, loop: Loop) -> None:
         # what follows it: the end if anybody asked for that, a validation, a checkpoint
         if s.told:
             stop(s)
-        if due(s, loop):
-            validate(s, loop.eval_batches)
-        if loop.save_every and s.step % loop.save_every == 0 and s.step < loop.until:
+        better = due(s, loop) and _validation(s, loop)
+        if better or (loop.save_every and s.step % loop.save_every == 0 and s.step < loop.until):
             began = time.perf_counter()
             save.attempt(s, loop.keep)
             stall = {"save_stall_ms": (time.perf_counter() - began) * 1e3}
+    _call(s, "on_end", s.results)
+
+
+def _validation(s: Session, loop: Loop) -> bool:
+    """One while training, and what hangs on it; whether these weights are the best so far."""
+    validate(s, loop.eval_batches)
+    _call(s, "on_eval", {name: v for name, v in s.results.items() if name.startswith("val_")})
+    if loop.early_stop is not None:
+        watched_metrics.wait(s, loop.early_stop)
+    return loop.best is not None and watched_metrics.is_best(s, loop.best)
+
+
+def _ended(s: Session, loop: Loop) -> bool:
+    """All ranks call it between two steps, and agree on whether training ends; then there is a checkpoint."""
+    text = ""
+    if s.callbacks is not None and s.callbacks.agreed():
+        text = "a callback asked for it"
+    if watched_metrics.enough(s, loop.early_stop):
+        assert loop.early_stop is not None
+        text = watched_metrics.reason(s, loop.early_stop)
+    if not text:
+        return False
+    if s.world.rank == 0:
+        s.emit({"text": f"stopping after {s.step} of {loop.until} steps: {text}"})
+    if s.results.get("saved_step") != s.step:
+        save.attempt(s, loop.keep)
+    return True
+
+
+def _call(s: Session, hook: str, metrics: Mapping[str, float]) -> None:
+    if s.callbacks is not None:
+        s.callbacks.call(hook, s.step, metrics)
 
 
 def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -> dict[str, float]:
@@ -102,7 +148,9 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
 
 def due(s: Session, loop: Loop) -> bool:
     """Whether a validation follows the last step."""
-    return loop.eval_every is not None and s.step % loop.eval_every == 0 and 0 < s.step < loop.until
+    if loop.eval_every is None or s.step == 0:
+        return False
+    return loop.watches if s.step == loop.until else s.step % loop.eval_every == 0
 
 
 def look(s: Session) -> None:
@@ -120,6 +168,8 @@ def stop(s: Session) -> NoReturn:
     signum = int(told.item())
     if s.world.rank == 0:
         s.emit({"text": f"{signal_name(signum)}: stopping after {s.step} steps"})
+    if s.average is not None:
+        s.average.put_back()
     raise Preempted(signum, s.on_stop())
 
 
@@ -209,8 +259,11 @@ def _skip(s: Session) -> None:
         s.emit({"text": f"step {s.step + 1}: {said}"})
 
 
-def validate(s: Session, batches: int | None) -> float:
-    """Loss over the targets that count of held-out samples, each once, as ``step`` has it."""
+def validate(s: Session, batches: int | None, suffix: str = "") -> float:
+    """Loss over the targets that count of held-out samples, each once, as ``step`` has it.
+
+    ``suffix``: of the names of its figures, where the weights are others.
+    """
     sums = torch.zeros(2 + 2 * len(s.pipeline.metrics), dtype=torch.float64)
     for batch in s.feed.held_out(batches):
         look(s)
@@ -226,8 +279,9 @@ def validate(s: Session, batches: int | None) -> float:
         raise RunError(f"{where}: {_nothing(s, 'the held-out samples')}, {cure}")
     loss: float = total / counted * s.plan.loss_terms
     found = values(s.pipeline.metrics, _pairs(measured), where)
-    figures = {"val_loss": loss, **{f"val_{name}": value for name, value in found.items()}}
-    s.results |= {**figures, "val_step": s.step}
+    figures = {f"val_{name}{suffix}": value for name, value in ({"loss": loss} | found).items()}
+    s.results |= {**figures, f"val_step{suffix}": s.step}
     if s.world.rank == 0:
-        s.emit({"step": s.step, **figures})
+        late = {"after": s.passed} if s.passed > s.step else {}
+        s.emit({"step": s.step, **figures, **late})
     return loss

@@ -15,8 +15,11 @@ from typing import Any, Self
 
 from launcher.checkpoint.tensorfile.disk_space import BLOCK, Unwritten, told
 from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.plan.settings.checkpoint import AVERAGED
 
 _log = logging.getLogger(__name__)
+
+Place = tuple[int, bool, int]
 
 
 class Metrics:
@@ -32,13 +35,13 @@ class Metrics:
         self, path: Path, first_step: int = 0, table: Path | None = None, patient: bool = False
     ) -> None:
         if path.exists():
-            os.truncate(path, _kept(path, (first_step, False)))
+            os.truncate(path, _kept(path, (first_step, False, 0)))
         self._path = path
         self._table = table
         self._patient = patient
         with told(path, BLOCK):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self._last = max((_place(row) for row in read(path)), default=(0, False))
+        self._last = max((_place(row) for row in read(path)), default=(0, False, 0))
         self._waiting = bytearray()
 
     def __enter__(self) -> Self:
@@ -129,12 +132,17 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _place(row: Mapping[str, Any]) -> tuple[int, bool]:
-    """Where a row belongs: the validation after a step comes behind the step's own row."""
-    return row.get("step", -1), "loss" not in row
+def _place(row: Mapping[str, Any]) -> Place:
+    """Where a row belongs: the validation after a step comes behind the step's own row.
+
+    That of the moving average of its weights comes behind that of the weights; that of an older checkpoint
+    where training was when it was loaded.
+    """
+    last = 2 * ("after" in row) + (f"val_loss{AVERAGED}" in row)
+    return row.get("after", row.get("step", -1)), "loss" not in row, last
 
 
-def _kept(path: Path, first: tuple[int, bool]) -> int:
+def _kept(path: Path, first: Place) -> int:
     """Bytes of the rows before the place ``first``."""
     end = 0
     for at, row in _rows(path):

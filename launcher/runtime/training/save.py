@@ -22,6 +22,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
 from launcher.runtime.training.state import blob, extra, states, strategy, tensors
+from launcher.runtime.training.watched_metrics import forget_absent
 
 T = TypeVar("T")
 
@@ -87,6 +88,7 @@ class Snapshot:
     extra: Mapping[str, Blob]
     state: Mapping[str, Any]
     keep: int | None
+    best: int | None
 
     def write(self) -> None:
         """All ranks write; once their files are on the disk rank 0 puts the manifest and renames; all return.
@@ -101,10 +103,13 @@ class Snapshot:
             raise
 
     def commit(self, records: Sequence[RankRecord]) -> None:
-        """Name it and delete those beyond the newest ``keep``, once every rank has written its files."""
+        """Name it and delete those beyond the newest ``keep``, once every rank has written its files.
+
+        That of the step ``best`` stays.
+        """
         store.commit(self.writer.folder, self.final, records, self.state)
         if self.keep is not None:
-            store.prune(self.final.parent, self.keep)
+            store.prune(self.final.parent, self.keep, self.best)
 
     def discard(self) -> None:
         shutil.rmtree(self.writer.folder, ignore_errors=True)
@@ -120,9 +125,21 @@ def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
     shot = _snapshot(s, keep, saver)
     if saver is None:
         shot.write()
+        s.writing = shot.final
+        _tell(s)
     else:
         saver.start(shot.write)
+        s.writing = shot.final
     return shot.final
+
+
+def _tell(s: Session) -> None:
+    """Callbacks hear of a checkpoint once it is complete."""
+    if s.writing is None or (s.saver is not None and s.saver.busy):
+        return
+    saved, s.writing = s.writing, None
+    if s.callbacks is not None:
+        s.callbacks.call("on_save", store.step_of(saved) or 0, s.results, checkpoint=saved)
 
 
 def attempt(s: Session, keep: int | None) -> None:
@@ -136,6 +153,7 @@ def finish(s: Session) -> None:
     if s.saver is not None:
         with _spared(s):
             s.saver.wait()
+        _tell(s)
 
 
 def check(s: Session) -> None:
@@ -143,6 +161,7 @@ def check(s: Session) -> None:
     if s.saver is not None:
         with _spared(s):
             s.saver.check()
+        _tell(s)
 
 
 @contextmanager
@@ -153,6 +172,7 @@ def _spared(s: Session) -> Iterator[None]:
         if not s.spare:
             raise
         s.unsaved += 1
+        s.writing = None
 
         # what the run can go back to is the checkpoint before
         last = store.latest(s.folder / "checkpoints")
@@ -160,6 +180,7 @@ def _spared(s: Session) -> Iterator[None]:
         step = None if last is None else store.step_of(last)
         if step is not None:
             s.results["saved_step"] = step
+        forget_absent(s)
 
         if s.world.rank == 0:
             s.emit({"text": f"{error}; training goes on without it (checkpoint.on_error=continue)"})
@@ -194,4 +215,8 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
         "loss_scale": [s.scaling.factor, s.scaling.good],
     }
     ranks = Ranks(s.world, group, final.name)
-    return Snapshot(final, writer, ranks, tensors=blobs, extra=extra(s), state=state, keep=keep)
+    best = s.results.get("best_step")
+    return Snapshot(
+        final, writer, ranks, tensors=blobs, extra=extra(s), state=state, keep=keep,
+        best=None if best is None else int(best),
+    )  # fmt: skip

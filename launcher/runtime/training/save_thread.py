@@ -44,6 +44,10 @@ class Saver:
         self._thread = Thread(target=self._run, args=(write, copied), name="checkpoint", daemon=True)
         self._thread.start()
 
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None
+
     def check(self) -> None:
         """Raise the error of a write that has failed."""
         if self._thread is not None and not self._thread.is_alive():

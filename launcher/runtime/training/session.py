@@ -15,7 +15,9 @@ from launcher.plan.plan import Plan
 from launcher.plan.values.trust import ANYONE, Trust
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
+from launcher.runtime.training.callbacks import Callbacks
 from launcher.runtime.training.device_figures import DeviceFigures
+from launcher.runtime.training.ema import WeightAverage
 from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import Scaling
@@ -34,6 +36,8 @@ class Session:
     which may have been saved in front of a validation; ``told``: some rank had been asked to stop when the
     last step was taken. ``spare``: training goes on without a checkpoint that cannot be written;
     ``unsaved`` counts those. ``settings``: what its checkpoints say that they were trained with.
+    ``passed``: the steps that were trained before an older checkpoint was loaded.
+    ``writing``: a checkpoint that no callback has been told of.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data
     knows it. ``measured``: what the metrics of the last step that was measured come to.
     """
@@ -50,14 +54,18 @@ class Session:
     figures: DeviceFigures
     baseline: float | None = None
     local_norm: LocalNormLog | None = None
+    average: WeightAverage | None = None
     saver: Saver | None = None
     trust: Trust = ANYONE
     on_stop: Callable[[], str | None] = lambda: None
     told: bool = False
     resumed: bool = False
+    callbacks: Callbacks | None = None
+    writing: Path | None = None
     spare: bool = False
     unsaved: int = 0
     step: int = 0
+    passed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

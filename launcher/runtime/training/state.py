@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derived import followed, of_plan
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.tensorfile.blob import Blob
@@ -20,7 +20,7 @@ from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, spec
 from launcher.plan.partition.params import Placed
-from launcher.plan.settings.checkpoint import STREAMS
+from launcher.plan.settings.checkpoint import AVERAGE, STREAMS
 from launcher.plan.values.layout import Layout
 from launcher.runtime.training.session import Session
 
@@ -29,7 +29,10 @@ RNG, RNG_CUDA = STREAMS
 
 @dataclass(frozen=True)
 class State:
-    """One tensor of the optimizer's state: its name in a checkpoint, and this rank's parameter it is of."""
+    """One tensor of the optimizer's state, or a moving average of weights, which is laid out alike.
+
+    Its name in a checkpoint, and this rank's parameter it is of.
+    """
 
     name: str
     placed: Placed
@@ -50,11 +53,19 @@ class State:
 
 def states(s: Session) -> list[State]:
     """Those of each parameter's first copy on this rank."""
-    return [
+    kept = [
         State(_named(key, p.name), p, t, key, tensor=value)
         for p, t in s.model.named()
         for key, value in pack(s.optimizer, t, _counters(s)).items()
     ]
+    return [*kept, *_averages(s)]
+
+
+def _averages(s: Session) -> list[State]:
+    """Of weights, once there are any."""
+    params = dict(s.model.trainable())
+    means = [] if s.average is None else s.average.named()
+    return [State(_named(AVERAGE, p.name), p, params[p.name], AVERAGE, tensor=mean) for p, mean in means]
 
 
 def _counters(s: Session) -> tuple[str, ...]:
@@ -136,6 +147,10 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     """
     checkpoint = open_checkpoint(folder, s.trust)
 
+    averages = _averages_of(checkpoint.strategy)
+    if s.average is not None and averages.entries:
+        s.average.begin()
+
     # tensors to read into: an optimizer that is not known is asked, with one step, what it keeps
     if s.plan.observed.optimizer is None:
         prime(s)
@@ -143,10 +158,17 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         found = states(s)
     else:
         found = _blank(s, checkpoint.strategy)
+    if not averages.entries:
+        found = [x for x in found if x.key != AVERAGE]
 
+    # a moving average that nobody keeps any more stays where it is
     want = strategy(s, found)
+    if s.average is None:
+        want = followed(want, averages)
     _read(s, checkpoint, want, tensors(s, found), broadcast=broadcast)
     _give_back(s, found)
+    if s.average is not None and not averages.entries:
+        s.average.begin_again()
 
     # where training was
     s.step = int(checkpoint.state["step"])
@@ -159,6 +181,11 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     return checkpoint.state
 
 
+def _averages_of(saved: Strategy) -> Strategy:
+    mean = _named(AVERAGE, "")
+    return replace(saved, entries={n: e for n, e in saved.entries.items() if n.startswith(mean)})
+
+
 def _blank(s: Session, saved: Strategy) -> list[State]:
     """Room for what was saved of this rank's parameters; a user's optimizer is not asked what it keeps."""
     keys: dict[str, list[tuple[str, Entry]]] = {}
@@ -166,11 +193,13 @@ def _blank(s: Session, saved: Strategy) -> list[State]:
         key, _, param = name.removeprefix("optim.").partition(".")
         keys.setdefault(param, []).append((key, entry))
     mine = [(p, t) for p, t in s.model.named() if p.trainable]
-    return [
+    kept = [
         State(_named(key, p.name), p, t, key, tensor=_room(s, p, t, key, entry=entry))
         for p, t in mine
         for key, entry in keys.get(p.name, [])
+        if key != AVERAGE
     ]
+    return [*kept, *_averages(s)]
 
 
 def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
@@ -186,7 +215,7 @@ def _give_back(s: Session, found: Sequence[State]) -> None:
     """The optimizer gets the state ``found``, for every copy of a parameter, with Python's own numbers."""
     if s.plan.observed.optimizer is not None:
         kept: dict[str, tuple[Tensor, dict[str, Tensor]]] = {p.name: (t, {}) for p, t in s.model.named()}
-        for x in found:
+        for x in (x for x in found if x.key != AVERAGE):
             kept[x.placed.name][1][x.key] = x.tensor
         for t, packed in kept.values():
             if packed or s.step:  # else it has what its class begins with
@@ -199,7 +228,8 @@ def _read(
 ) -> None:
     """Notes the bytes read, and those that are held afterwards, of all ranks together."""
     rank = s.world.rank
-    layouts = {name: entry.layout for name, entry in want.entries.items()}
+    unread = _averages_of(want).entries if s.average is None else {}
+    layouts = {name: entry.layout for name, entry in want.entries.items() if name not in unread}
     own = {name for name, layout in layouts.items() if not broadcast or layout.twins(rank)[0] == rank}
     bytes_read = 0
     for name, b in each(checkpoint, want, rank, only=own):

@@ -15,13 +15,14 @@ from launcher.plan.plan import Plan
 
 DISTRIBUTIONS = {"launcher": "autoparallel-launcher", "torch": "torch", "numpy": "numpy"}
 PARTS = (
-    "loaded", "weights", "loss", "gradient", "norm", "rate", "update", "buffer", "validation", "samples",
+    "loaded", "weights", "loss", "gradient", "norm", "rate", "update", "average", "buffer", "validation",
+    "samples",
 )  # fmt: skip
 _WORDS = {
     "weights": "the weights at step 0", "loss": "the loss", "norm": "the global gradient norm",
     "gradient": "the gradient", "update": "the weights after the update", "buffer": "the buffer",
     "samples": "the samples of the next batch", "rate": "the learning rate",
-    "validation": "the validation loss", "loaded": "what was loaded",
+    "average": "the moving average", "validation": "the validation loss", "loaded": "what was loaded",
 }  # fmt: skip
 
 

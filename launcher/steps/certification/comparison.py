@@ -134,9 +134,11 @@ class Judge:
         allowed = {(f.part, f.name): f.error * SHARE for f in moved if self.tolerance < f.error * SHARE < inf}
         return [replace(f, allowed=allowed.get((f.part, f.name), 0.0)) for f in found]
 
-    def update(self, grads: Whole, got: Whole) -> None:
-        """The weights after the step that had these gradients."""
-        self._weights("update", got, self.training.update(self.done - 1, grads.tensors))
+    def update(self, grads: Whole, got: Whole, means: Whole) -> None:
+        """The weights after the step that had these gradients, and their moving average."""
+        want = self.training.update(self.done - 1, grads.tensors)
+        self._weights("update", got, want)
+        self._weights("average", means, self.training.average(self.done - 1, want))
 
     def loaded(self, got: Whole) -> None:
         """Weights and buffers of a model that took them from a checkpoint of now."""
@@ -145,6 +147,10 @@ class Judge:
     def validation(self, loss: float, samples: Callable[[Samples], Samples]) -> None:
         want = self.training.validate(samples) * self.plan.loss_terms
         self.findings.append(_one(self.done, "validation", loss, want))
+
+    def average_validation(self, loss: float, samples: Callable[[Samples], Samples]) -> None:
+        want = self.training.validate_average(samples) * self.plan.loss_terms
+        self.findings.append(replace(_one(self.done, "validation", loss, want), name="the moving average"))
 
     def samples(self, rank: int, same: bool) -> None:
         """Whether a rank would read in the next step what it should."""

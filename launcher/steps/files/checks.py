@@ -9,7 +9,9 @@ from pathlib import Path
 
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.job import Job
+from launcher.job.schema.run_paths import BEST
 from launcher.plan.values.trust import Trust, trust
+from launcher.plan.verbs import of_best
 from launcher.runtime import folder
 
 Look = Callable[[], object]
@@ -40,6 +42,8 @@ class FileChecks:
         """Whether what is at ``path`` may be there only when the steps before have written theirs."""
         if path is None:
             return False
+        if path == BEST and of_best(self.job.steps[self.name]):
+            return True
         here = _real(path)
         return any(here.is_relative_to(_real(p)) or _real(p).is_relative_to(here) for p in self.written)
 

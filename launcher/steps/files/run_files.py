@@ -6,13 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.checkpoint.read import best_checkpoint
 from launcher.checkpoint.store import latest
-from launcher.errors import RunError
+from launcher.errors import RunError, said
 from launcher.job.schema.job import Job
+from launcher.job.schema.run_paths import BEST
 from launcher.job.schema.steps import Step
 from launcher.plan.plan import Plan
 from launcher.plan.values.trust import Trust, trust
 from launcher.plan.verbs import VERBS
+
+
+def best(checkpoints: Path, trust: Trust) -> Path:
+    """Raises ``RunError`` where nobody has said which that is."""
+    try:
+        return best_checkpoint(checkpoints, trust)
+    except (ValueError, OSError) as error:
+        raise RunError(said(error)) from error
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,9 @@ class RunFiles:
         return found
 
     def source(self, named: str | None) -> Path:
-        """The checkpoint ``named``, else the newest of this run."""
+        """The checkpoint ``named``, which may be the best of this run, else its newest."""
+        if named == BEST:
+            return best(self.checkpoints, self.trust)
         return self.last() if named is None else Path(named)
 
     def maker(self, thing: str) -> tuple[str, Step] | None:

@@ -32,12 +32,14 @@ from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.device_figures import figures
+from launcher.runtime.training.ema import WeightAverage
 from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
+from launcher.steps.model import user_callbacks
 from launcher.steps.model.shared_construction import Drawings
 
 
@@ -62,18 +64,9 @@ def build(
 
     # the samples of this rank
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
-    _check_even(job, plan, data)
-    feed = Feed(
-        train=data.train,
-        val=data.val,
-        order=partial(batch_indices, job.seed),
-        plan=plan,
-        rank=world.rank,
-        device=device,
-        floating=dtype_of(plan.dtypes.compute),
-        exact=dtype_of(plan.dtypes.kept),
-        limit=job.debug.overfit,
-    )
+    if uneven := sample_checks.uneven(job, plan, len(data.val)):
+        raise RunError(str(uneven))
+    feed = _feed(world, job, plan, data)
 
     # what training takes besides: random numbers, a loss, an optimizer, somebody who writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
@@ -94,6 +87,8 @@ def build(
         figures=figures(plan, device),
         baseline=data.entropy if job.loss == CrossEntropy() else None,
         local_norm=_local_norm(job, world, model, pipeline, folder=folder),
+        callbacks=user_callbacks.build(job, plan.sizes.steps, world, folder),
+        average=None if plan.ema is None else WeightAverage(model, plan.ema.decay, plan.ema.every),
         scaling=scaling(plan.dtypes),
         trust=_trust(job),
         settings=recorded(with_data_read(job), plan),
@@ -103,17 +98,26 @@ def build(
     )
 
 
-def _check_even(job: Job, plan: Plan, data: Dataset) -> None:
-    """Raises ``RunError`` where padding would change the loss of the last held-out samples."""
-    if uneven := sample_checks.uneven(job, plan, len(data.val)):
-        raise RunError(str(uneven))
-
-
 def _pipeline(job: Job, model: ParallelModel, data: Dataset, device: torch.device) -> Pipeline:
     allow = job.security.allow
     loss = build_loss(job.loss, allow, device)
     metrics = build_metrics(job.metrics, job.loss, allow, data.token_bytes, device)
     return Pipeline(model, inputs(job, model.plan.sizes.micro_batch), loss, device, metrics)
+
+
+def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
+    device = torch.device(world.device)
+    return Feed(
+        train=data.train,
+        val=data.val,
+        order=partial(batch_indices, job.seed),
+        plan=plan,
+        rank=world.rank,
+        device=device,
+        floating=dtype_of(plan.dtypes.compute),
+        exact=dtype_of(plan.dtypes.kept),
+        limit=job.debug.overfit,
+    )
 
 
 def _trust(job: Job) -> Trust:

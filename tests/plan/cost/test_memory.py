@@ -5,13 +5,14 @@ from math import prod
 import pytest
 
 from launcher.job.schema.components import Optim, Target
+from launcher.job.schema.job import Ema
 from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.peak import Moment
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.text import bytes_text
-from tests.plan.made import chain, skeleton
+from tests.plan.made import chain, job, skeleton
 from tests.plan.partition.test_params import laid, sizes
 
 MODEL = skeleton(
@@ -72,7 +73,9 @@ def test_the_total_is_the_sum() -> None:
     (Target.model_validate({"_target_": "mine.Lion"}), 2),
 ], ids=str)  # fmt: skip
 def test_an_optimizer_keeps_so_many_tensors_a_parameter(optim: Optim, kept: int) -> None:
-    assert copies(optim) == kept
+    asked = job().model_copy(update={"optim": optim})
+    averaged = asked.model_copy(update={"train": asked.train.model_copy(update={"ema": Ema()})})
+    assert (copies(asked), copies(averaged)) == (kept, kept + 1)
 
 
 @pytest.mark.parametrize(("n", "text"), [

@@ -84,6 +84,7 @@ class Training:
         self.objective = Objective(job.loss, job.security.allow)
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
         self._shares = rules.shares(job.schedule, cut.steps, job.security.allow)
+        self._averages = _kept({n: p for n, p in self.named.items() if p.requires_grad})
 
     def _begin(self, numbers: Mapping[str, Tensor]) -> None:
         """A model a data-parallel rank, and a spare one for trials; their weights are the same tensors."""
@@ -219,6 +220,16 @@ class Training:
         self.optimizer.step()
         return _kept(self.named)
 
+    def average(self, step: int, weights: Mapping[str, Tensor]) -> Numbers:
+        """The moving average behind an optimizer step that has come to these weights."""
+        ema = self.job.train.ema
+        if ema is None:
+            return {}
+        if (step + 1) % ema.every == 0:
+            for name, mean in self._averages.items():
+                self._averages[name] = ema.decay * mean + (1 - ema.decay) * weights[name]
+        return dict(self._averages)
+
     def rate_share(self, step: int) -> float:
         return self._shares(step)
 
@@ -239,6 +250,15 @@ class Training:
 
     def _saved(self) -> set[str]:
         return {*self.named, *models.persistent(self.models[0])}
+
+    def validate_average(self, samples: Callable[[Samples], Samples]) -> float:
+        """``validate``, with the moving average for weights."""
+        weights = _kept({name: self.named[name] for name in self._averages})
+        _put(self.named, self._averages)
+        try:
+            return self.validate(samples)
+        finally:
+            _put(self.named, weights)
 
     @torch.no_grad()
     def validate(self, samples: Callable[[Samples], Samples]) -> float:

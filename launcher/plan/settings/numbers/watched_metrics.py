@@ -1,0 +1,62 @@
+"""``train.early_stop`` and ``checkpoint.best``: metrics of validations that a training is steered by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.values.setting import Setting
+from launcher.plan.values.text import many
+from launcher.plan.verbs import of_best, verb
+
+STOP, BEST = "train.early_stop", "checkpoint.best"
+VALIDATIONS = 10
+"""Of a training, where nobody says how many."""
+
+
+def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """Metrics that no validation works out; the best checkpoint where there is none."""
+    yield from _unknown(job)
+    named = {}
+    if job.train.early_stop is not None:
+        named[f"{STOP}.metric"] = job.train.early_stop.metric
+    if job.checkpoint.best is not None:
+        named[BEST] = job.checkpoint.best
+
+    for key, metric in named.items():
+        if metric != "loss" and not metric.startswith("val_"):
+            text = f"{metric}: is none; there are loss, and those of validations, as val_loss"
+            yield Problem(key, text, f"{key}=val_{metric}")
+        elif job.train.eval_every is None and _trains(job):
+            every = max(1, (sizes.steps if sizes else VALIDATIONS) // VALIDATIONS)
+            text = f"{metric}: is looked at after validations, and there are none while training"
+            yield Problem(key, text, f"train.eval_every={every}")
+
+
+def _unknown(job: Job) -> Iterator[Problem]:
+    """Steps that read the best checkpoint, and nobody says what that is."""
+    for name, step in job.steps.items():
+        if job.checkpoint.best is None and of_best(step):
+            text = "best: without checkpoint.best no checkpoint is known as the best"
+            yield Problem(f"steps.{name}.{verb(step).source}", text, f"{BEST}=val_loss")
+
+
+def rows(job: Job) -> Iterator[Setting]:
+    stop, best = job.train.early_stop, job.checkpoint.best
+    if stop is not None:
+        more = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
+        why = f"training ends, with a checkpoint, after {many(stop.patience, 'validation')} that it has not"
+        direction = "fallen" if stop.goal == "min" else "risen"
+        yield Setting(f"{STOP}.metric", stop.metric, "applied", f"{why} {direction}{more}")
+    if best is not None:
+        least = "lowest" if job.checkpoint.best_goal == "min" else "highest"
+        why = (
+            f"a validation with the {least} so far is followed by a checkpoint, which stays beside the newest"
+        )
+        yield Setting(BEST, best, "applied", why)
+
+
+def _trains(job: Job) -> bool:
+    return any(s.kind == "train" for s in job.steps.values())

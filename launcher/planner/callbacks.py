@@ -1,0 +1,39 @@
+"""Whether the user's callbacks can be called: their classes are looked at, and none is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.job import Job
+from launcher.job.schema.similar_names import did_you_mean, nearest
+from launcher.job.targets import check_arguments, locate
+
+HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
+
+
+def problems(job: Job) -> list[Problem]:
+    """Of each: no class, hooks that nobody calls or none at all, arguments that do not fit."""
+    found: list[Problem] = []
+    for i, target in enumerate(job.callbacks):
+        key = f"callbacks.{i}._target_"
+        try:
+            cls = locate(target.target, job.security.allow, object, key=key)
+            found += _hooks(cls, target.target, key)
+            check_arguments(cls, target, key)
+        except RequestError as error:
+            found += error.problems
+    return found
+
+
+def _hooks(cls: type, name: str, key: str) -> Iterator[Problem]:
+    there = [n for n in dir(cls) if n.startswith("on_") and callable(getattr(cls, n))]
+    known = ", ".join(HOOKS)
+    if not there:
+        yield Problem(key, f"{name}: has no hook; there are {known}")
+    for hook in there:
+        if hook not in HOOKS:
+            right = nearest(hook, HOOKS)
+            yield Problem(
+                key, f"{name}: nobody calls its {hook}{did_you_mean(right) or f'; there are {known}'}"
+            )

@@ -1,0 +1,87 @@
+"""An exponential moving average of the weights: of each rank's own pieces, so nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from launcher.parallel.local import local
+from launcher.parallel.parallel_model import ParallelModel
+from launcher.plan.partition.params import Placed
+
+
+class WeightAverage:
+    """``decay`` of it stays, the rest becomes the weights, after every ``every``-th optimizer step.
+
+    Of each trained parameter's first copy on this rank. It begins as the weights are when it is first asked
+    for: those that training starts from.
+    """
+
+    def __init__(self, model: ParallelModel, decay: float, every: int) -> None:
+        self._model, self._share, self._every = model, 1.0 - decay, every
+        self._means: dict[str, Tensor] = {}
+        self.begun = self.swapped = False
+
+    def begin(self) -> None:
+        """From the weights as they are, unless it has."""
+        if not self.begun:
+            self.begin_again()
+
+    @torch.no_grad()
+    def begin_again(self) -> None:
+        """From the weights as they are, in the memory that it has."""
+        for p, w in self._trained():
+            if p.name in self._means:
+                self._means[p.name].copy_(w)
+            else:
+                self._means[p.name] = w.clone()
+        self.begun = True
+
+    @torch.no_grad()
+    def follow(self, step: int) -> None:
+        """After optimizer step ``step`` (from 1)."""
+        if step % self._every == 0:
+            for p, w in self._trained():
+                self._means[p.name].lerp_(w, self._share)
+
+    def named(self) -> list[tuple[Placed, Tensor]]:
+        """This rank's piece of each; nothing before it has begun."""
+        return [(p, self._means[p.name]) for p, _ in self._trained() if p.name in self._means]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model has it for weights in the block, and it has the weights."""
+        self.begin()
+        self._swap()
+        self.swapped = True
+        try:
+            yield
+        finally:
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Before a checkpoint is written in such a block: the weights are those of the model again."""
+        if self.swapped:
+            self._swap()
+            self.swapped = False
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for p, w in self._trained():
+            weight = w.clone()
+            w.copy_(self._means[p.name])
+            self._means[p.name].copy_(weight)
+
+        # every other copy on this rank is what the first one is
+        first = {p.name: w for p, w in self._trained()}
+        for name, t in self._model.trainable():
+            own = local(t.detach())
+            if own.data_ptr() != first[self._model.first_name(name)].data_ptr():
+                own.copy_(first[self._model.first_name(name)])
+
+    def _trained(self) -> list[tuple[Placed, Tensor]]:
+        """Shares memory with the model."""
+        return [(p, local(t.detach())) for p, t in self._model.named() if p.trainable and not p.buffer]

@@ -1,0 +1,84 @@
+"""Metrics that a training is steered by: when it stops early, which checkpoint is the best.
+
+What is known of them is among the figures of a session, which every checkpoint has: a run that goes on
+knows it, and every rank has the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.checkpoint import store
+from launcher.errors import RunError
+from launcher.runtime.training.session import Session
+
+BEST, STOP = ("best_value", "best_step"), ("early_stop_value", "early_stop_waited")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """``key``: the setting. ``patience``: validations without getting better by more than ``min_delta``."""
+
+    key: str
+    metric: str
+    goal: Literal["min", "max"]
+    min_delta: float = 0.0
+    patience: int = 0
+
+    def better(self, value: float, before: float | None) -> bool:
+        """A value that is no number is never better."""
+        if not math.isfinite(value):
+            return False
+        if before is None:
+            return True
+        gain = before - value if self.goal == "min" else value - before
+        return gain > self.min_delta
+
+
+def value(s: Session, watched: Watched) -> float:
+    """After a validation. Raises ``RunError`` where none has worked it out."""
+    found = s.results.get(watched.metric)
+    if found is None:
+        there = ", ".join(n for n in s.results if n == "loss" or (n.startswith("val_") and n != "val_step"))
+        raise RunError(f"{watched.key}: there is no metric {watched.metric!r}; there are {there}")
+    return found
+
+
+def wait(s: Session, watched: Watched) -> None:
+    """Count the validations since the metric was best."""
+    new, (kept, waited) = value(s, watched), STOP
+    if watched.better(new, s.results.get(kept)):
+        s.results |= {kept: new, waited: 0}
+    else:
+        s.results[waited] = s.results.get(waited, 0) + 1
+
+
+def enough(s: Session, watched: Watched | None) -> bool:
+    """Whether training has waited as long as it is told to."""
+    return watched is not None and s.results.get(STOP[1], 0) >= watched.patience
+
+
+def reason(s: Session, watched: Watched) -> str:
+    """Why that is so, in words."""
+    waited, best = int(s.results[STOP[1]]), s.results.get(STOP[0], math.nan)
+    at_least = f" by more than {watched.min_delta:g}" if watched.min_delta else ""
+    return f"{watched.metric} has not got better than {best:.4f}{at_least} in {waited} validations"
+
+
+def is_best(s: Session, watched: Watched) -> bool:
+    """Whether the metric is better than all before; it is kept in mind."""
+    new, (kept, step) = value(s, watched), BEST
+    if not watched.better(new, s.results.get(kept)):
+        return False
+    s.results |= {kept: new, step: s.step}
+    return True
+
+
+def forget_absent(s: Session) -> None:
+    """A best checkpoint that this run does not have, for it goes on from one of another run."""
+    step = s.results.get(BEST[1])
+    if step is not None and not store.complete(store.step_folder(s.folder / "checkpoints", int(step))):
+        for name in BEST:
+            s.results.pop(name, None)

@@ -1,0 +1,41 @@
+"""Builds the callbacks of a request, on the ranks that call them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.errors import RequestError, RunError, of_users
+from launcher.job import targets
+from launcher.job.schema.components import Target
+from launcher.job.schema.job import Job
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.callbacks import Callbacks
+
+EVERY_RANK = "every_rank"
+"""What a class sets to True that is called on every rank, not on the first alone."""
+
+
+def build(job: Job, steps: int, world: World, folder: Path) -> Callbacks | None:
+    """Raises ``RunError`` for one that cannot be built."""
+    if not job.callbacks:
+        return None
+    each = [
+        (f"callbacks.{i} {target.target}", _built(target, i, job.security.allow))
+        for i, target in enumerate(job.callbacks)
+        if world.rank == 0 or _everywhere(target, i, job.security.allow)
+    ]
+    return Callbacks(each, steps=steps, folder=folder, rank=world.rank)
+
+
+def _everywhere(target: Target, i: int, allow: tuple[str, ...]) -> bool:
+    cls = targets.locate(target.target, allow, object, key=f"callbacks.{i}._target_")
+    return getattr(cls, EVERY_RANK, False) is True
+
+
+def _built(target: Target, i: int, allow: tuple[str, ...]) -> object:
+    try:
+        return targets.build(target, allow, object, key=f"callbacks.{i}._target_")
+    except RequestError as error:
+        raise RunError(str(error)) from error
+    except (Exception, SystemExit) as error:  # whatever the user's code does
+        raise RunError(f"callbacks.{i} {target.target} cannot be built: {of_users(error)}") from error

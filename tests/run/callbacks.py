@@ -1,0 +1,54 @@
+"""Callbacks as users write them: each tells a file what it was told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class Diary:
+    """A line for every call; ``stop_at``: asks to stop after that step, ``fails``: the hook that raises."""
+
+    def __init__(self, path: str, stop_at: int = 0, fails: str = "", rank: int = 0) -> None:
+        self.path, self.stop_at, self.fails, self.rank = path, stop_at, fails, rank
+
+    def _write(self, hook: str, event: Any) -> bool | None:
+        line = {
+            "hook": hook, "step": event.step, "steps": event.steps, "loss": event.loss, "lr": event.lr,
+            "metrics": dict(event.metrics), "rank": event.rank, "folder": str(event.folder),
+            "checkpoint": event.checkpoint and event.checkpoint.name,
+            "complete": bool(event.checkpoint and (event.checkpoint / "manifest.json").is_file()),
+        }  # fmt: skip
+        with open(f"{self.path}.{event.rank}", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        if hook == self.fails and event.rank == self.rank:
+            raise KeyError("no such thing")
+        return event.rank == self.rank and event.step == self.stop_at and hook == "on_step"
+
+    def on_start(self, event: Any) -> bool | None:
+        return self._write("on_start", event)
+
+    def on_step(self, event: Any) -> bool | None:
+        return self._write("on_step", event)
+
+    def on_eval(self, event: Any) -> bool | None:
+        return self._write("on_eval", event)
+
+    def on_save(self, event: Any) -> bool | None:
+        return self._write("on_save", event)
+
+    def on_end(self, event: Any) -> bool | None:
+        return self._write("on_end", event)
+
+
+class Everywhere(Diary):
+    every_rank = True
+
+
+class Misspelt:
+    def on_stpe(self, event: Any) -> None:
+        """Nobody calls it."""
+
+
+class Silent:
+    """It has no hook."""
