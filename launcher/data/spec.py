@@ -54,16 +54,20 @@ def classes(settings: Data) -> int | None:
 def _sampled(
     settings: Target, batch: int, allow: tuple[str, ...]
 ) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    from launcher.data.open import open_data
+    from launcher.data.torch_datasets.items import refused
+    from launcher.data.torch_datasets.open import opened as open_own
 
-    with owned("data._target_", f"{settings.target}: cannot be opened"):
-        opened = open_data(settings, seed=0, allow=allow)
-    if not len(opened.train):
+    opened = open_own(settings, seed=0, allow=allow)
+    with owned("data._target_", f"{settings.target}: its samples cannot be counted"):
+        samples = len(opened.train)
+    if not samples:
         text = "its split train has no samples, so there is nothing to learn from or to plan for"
         cure = "let its len() be their number"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {cure}"),))
-    inputs, target = _first(opened.train, settings.target, batch)
-    if len(opened.val) and (held := _first(opened.val, settings.target, batch)) != (inputs, target):
+    with refused():
+        inputs, target = _first(opened.train, settings.target, batch)
+        held = _first(opened.val, settings.target, batch) if len(opened.val) else (inputs, target)
+    if held != (inputs, target):
         text = f"samples of the split train are {_said(inputs, target)}, of val {_said(*held)}"
         why = "the model is planned for one kind of samples"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {why}"),))

@@ -32,7 +32,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
-from launcher.planner import equal_layers, model_folder, model_operators
+from launcher.planner import equal_layers, model_folder, model_operators, own_data
 from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
@@ -154,6 +154,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     refuse(_unlike(job, own=True))
     refuse(_backend(job))
     refuse(_unrated(job, asked.sizes.steps, traces))
+    noted = own_data.looked_at(job, asked.sizes)
     from launcher.parallel.cost.fused_kernels import fused_norms
     from launcher.parallel.model_state.module_globals import put_back
 
@@ -161,7 +162,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
         made = _made(job, asked, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *model_folder.misfits(job, made)])
-    return made
+    return replace(made, notes=(*made.notes, *noted)) if noted else made
 
 
 def _backend(job: Job) -> list[Problem]:

@@ -111,7 +111,7 @@ class Feed:
         targets = _each(source.targets(read), read, where, split)
         count = classes(self.plan, targets.shape)
         if count is not None:
-            check(targets, read, count, where, split=split)
+            check(targets, read % len(source), count, where, split=split)  # one of many epochs
         return targets
 
     @cached_property

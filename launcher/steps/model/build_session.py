@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.data.fallback import with_data_read
 from launcher.data.open import open_data
-from launcher.data.shuffle import batch_indices
 from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
@@ -67,7 +65,7 @@ def build(
     feed = Feed(
         train=data.train,
         val=data.val,
-        order=partial(batch_indices, job.seed),
+        order=data.order(job.seed),
         plan=plan,
         rank=world.rank,
         device=device,
