@@ -6,6 +6,7 @@ from launcher.data.checks import check
 from launcher.data.cifar import open_cifar10
 from launcher.data.fallback import resolve
 from launcher.data.idx import open_idx
+from launcher.data.image_folder.open import open_images
 from launcher.data.mnist5k import open_mnist5k
 from launcher.data.plain_text import open_text
 from launcher.data.random_tokens import open_random_tokens
@@ -13,7 +14,16 @@ from launcher.data.source import Dataset
 from launcher.data.token_windows import open_tokens
 from launcher.data.torch_datasets.open import open_own
 from launcher.errors import RequestError
-from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Text, Tokens
+from launcher.job.schema.components import (
+    Cifar10,
+    Data,
+    Idx,
+    ImageFolder,
+    Mnist5k,
+    RandomTokens,
+    Text,
+    Tokens,
+)
 
 
 def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:
@@ -22,6 +32,10 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
     ``seed`` matters to what is drawn: tokens, and what torch data sets of the user's own draw.
     """
     settings, _ = resolve(settings)
+    if isinstance(settings, ImageFolder):
+        return open_images(
+            settings, seed
+        )  # the plan has checked the heads of its files: there may be millions
     if isinstance(settings, Tokens):
         return open_tokens(settings)  # which checks what it opens: an index may be long
     if found := check(settings):

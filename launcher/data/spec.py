@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.data.fallback import resolve
+from launcher.data.image_folder.listing import class_folders
 from launcher.errors import Problem, RequestError, owned
-from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text, Tokens
+from launcher.job.schema.components import (
+    Cifar10,
+    Data,
+    Idx,
+    ImageFolder,
+    Mnist5k,
+    RandomTokens,
+    Target,
+    Text,
+    Tokens,
+)
 from launcher.plan.values.facts import TensorSpec
 
 if TYPE_CHECKING:
@@ -22,7 +33,7 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
     match settings:
         case Text() | RandomTokens() | Tokens():
             return (TensorSpec((batch, settings.seq_len), "int64"),)
-        case Mnist5k() | Idx():
+        case Mnist5k() | Idx() | ImageFolder():
             return (TensorSpec((batch, settings.channels, settings.size, settings.size), "float32"),)
         case Cifar10():
             return (TensorSpec((batch, 3, 32, 32), "float32"),)
@@ -48,6 +59,8 @@ def vocab(settings: Data) -> int | None:
 
 def classes(settings: Data) -> int | None:
     """Different targets; ``None`` where only the files know."""
+    if isinstance(settings, ImageFolder):
+        return len(class_folders(settings.root)) or None
     return 10 if isinstance(settings, Mnist5k | Cifar10) else vocab(settings)
 
 

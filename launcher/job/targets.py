@@ -177,7 +177,7 @@ def _other_kind(path: str, base: type, key: str) -> RequestError:
     kinds = {
         "Callable": "class with a method __call__",
         "object": "class, nor a function",
-        "OwnData": "Source, nor a Dataset or IterableDataset of torch",
+        "UserData": "Source, nor a Dataset or IterableDataset of torch",
     }
     return _error(key, path, f"is not a {kinds.get(base.__name__, f'{base.__name__} class')}")
 

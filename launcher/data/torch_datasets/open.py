@@ -28,12 +28,12 @@ SPLIT_SEED = 0  # not the job's: every run is validated on the same samples
 TRAIN, VAL = 0, 1
 
 
-class OwnData(ABC):  # noqa: B024 (others are registered)
+class UserData(ABC):  # noqa: B024 (others are registered)
     """A ``Source``, or a torch ``Dataset`` of either kind."""
 
 
-OwnData.register(Source)  # type: ignore[type-abstract]
-OwnData.register(torch_data.Dataset)
+UserData.register(Source)  # type: ignore[type-abstract]
+UserData.register(torch_data.Dataset)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _made(settings: Target, allow: tuple[str, ...]) -> tuple[Callable[..., Any],
     if inspect.isclass(found) and issubclass(found, torch_data.DataLoader | torch_data.Sampler):
         text = f"{settings.target}: is a {found.__name__}: batches, their order, workers and whose turn it is"
         raise RequestError((Problem(KEY, f"{text} are the launcher's; name the data set itself"),))
-    made = factory(settings.target, allow, OwnData, key=KEY)
+    made = factory(settings.target, allow, UserData, key=KEY)
     return made, inspect.signature(made).parameters
 
 
@@ -150,7 +150,7 @@ def _opened(settings: Target, seed: int, allow: tuple[str, ...], part: int) -> A
     """What its constructor draws is the same on all ranks."""
     with global_generators() as put:
         put(seed, part)
-        return build(settings, allow, OwnData, key=KEY)
+        return build(settings, allow, UserData, key=KEY)
 
 
 def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...], *, part: int) -> Source:
