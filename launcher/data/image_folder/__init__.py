@@ -1,3 +1,1 @@
 """Folders of class folders of images: listed, checked, read, augmented."""
-
-__all__ = ["checks", "listing", "open"]
