@@ -35,6 +35,7 @@ from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
+from launcher.steps.model import same_data
 from launcher.steps.model.shared_construction import Drawings
 
 
@@ -59,9 +60,7 @@ def build(
     pipeline = Pipeline(model, inputs(job, plan.sizes.micro_batch), cross_entropy, device)
 
     # the samples of this rank
-    data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
-    if uneven := sample_checks.uneven(job, plan, len(data.val)):
-        raise RunError(str(uneven))
+    data = _checked(data or open_data(job.data, seed=job.seed, allow=job.security.allow), job, plan)
     feed = Feed(
         train=data.train,
         val=data.val,
@@ -98,6 +97,15 @@ def build(
         saver=Saver() if saves_beside else None,
         first_step=first,
     )
+
+
+def _checked(data: Dataset, job: Job, plan: Plan) -> Dataset:
+    """``data``, which fits the plan and is the same on all ranks. Ours is; what else there is may not be."""
+    if data.reading != "shuffled":
+        same_data.check(data)
+    if uneven := sample_checks.uneven(job, plan, len(data.val)):
+        raise RunError(str(uneven))
+    return data
 
 
 def _trust(job: Job) -> Trust:

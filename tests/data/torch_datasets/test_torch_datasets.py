@@ -246,6 +246,15 @@ def test_an_item_that_turns_out_bad_ends_the_run_with_its_number(case, tmp_path)
     assert failed.value.fault.message.startswith(f"data._target_ = {NAME}.{text}")
 
 
+def test_a_stream_that_splits_itself_by_rank_ends_the_run(tmp_path):
+    with pytest.raises(RanksFailed) as failed:
+        on_layout(trained(of("ByRank"), "hsdp2"), tmp_path)
+    assert failed.value.fault.message == (
+        "the data of rank 1 are not those of rank 0: its first sample is another one; every rank has to see all "
+        "samples, and is handed its own: let nothing be split by rank"
+    )
+
+
 def test_random_numbers_of_the_run_are_left_alone():
     data = open_data(trained(of("Rows", samples=N, noise=True)).data, seed=0, allow=("tests",))
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
