@@ -24,8 +24,10 @@ def looked_at(job: Job, sizes: Sizes) -> list[Note]:
     from launcher.data.torch_datasets.open import opened
     from launcher.data.torch_datasets.probe import unsteady
 
-    one, other = (opened(job.data, job.seed, job.security.allow) for _ in range(2))
-    refuse([*unsteady(one, other)])
+    one = opened(job.data, job.seed, job.security.allow)
+    if one.reading == "shuffled":  # a Source answers for itself
+        return []
+    refuse([*unsteady(one, opened(job.data, job.seed, job.security.allow))])
     refuse([*_too_few(one, job, sizes)])
     return [*_notes(one, job.data)]
 
@@ -38,7 +40,7 @@ def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
         steps = have // sizes.global_batch
         text = f"{sizes.steps}: steps of {sizes.global_batch} samples are {need}, and {name} has {have}"
         yield Problem("train.steps", text, f"train.steps={steps}" if steps else "")
-    if data.reading != "shuffled" and not len(data.val):
+    if not len(data.val):
         for who in evaluation.asked(job):
             text = f"{name} offers no held-out samples; name them as data.val, or evaluate nothing"
             yield Problem(who if "." in who else f"steps.{who}", text)

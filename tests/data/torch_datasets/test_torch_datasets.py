@@ -17,6 +17,8 @@ from tests.data.torch_datasets.sets import CLASSES, SIDE, numbers
 from tests.data.torch_datasets.training import (
     BATCH,
     LAYOUTS,
+    MODEL,
+    SHARD,
     STEPS,
     Batch,
     alone,
@@ -26,6 +28,7 @@ from tests.data.torch_datasets.training import (
     order,
     trained,
 )
+from tests.steps.certified import certificate
 
 N = 11
 
@@ -122,6 +125,14 @@ def test_shapes_of_items_and_ways_to_hold_out(data, model, held, two, tmp_path):
     places = order(len(mine))
     want = alone(j, lambda step: rows([mine[i] for _, i in places[step]]), rows(out))
     assert_same(on_layout(j, tmp_path), want)
+
+
+@pytest.mark.parametrize("data", [of("Rows", samples=N, noise=True), of("Row", noise=True)], ids=["items", "stream"])
+def test_certify_asks_for_the_same_by_its_own_order(data):
+    layout = {"pipeline": {"stages": 2, "micro_batch_num": 2}, "hsdp": SHARD}
+    found = certificate(layout, data=data, model=MODEL, security__allow=("tests",))
+    assert found.holds
+    assert {"samples", "gradient"} <= {f.part for f in found.findings}
 
 
 NAME = "tests.data.torch_datasets.sets"
