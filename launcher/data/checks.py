@@ -5,9 +5,10 @@ from __future__ import annotations
 from launcher.data.fallback import resolve
 from launcher.data.files.image_checks import check_cifar10, check_idx, check_mnist5k
 from launcher.data.files.text_checks import check_absent, check_text
+from launcher.data.image_folder.checks import check_images
 from launcher.data.token_files.corpus import corpus
 from launcher.errors import Problem
-from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, Text, Tokens
+from launcher.job.schema.components import Cifar10, Data, Idx, ImageFolder, Mnist5k, Text, Tokens
 
 
 def check(settings: Data) -> list[Problem]:
@@ -22,6 +23,8 @@ def check(settings: Data) -> list[Problem]:
             return list(check_idx(settings))
         case Cifar10():
             return list(check_cifar10(settings))
+        case ImageFolder():
+            return list(check_images(settings))
         case Tokens():
             return corpus(settings)[1]
         case _:

@@ -12,6 +12,7 @@ from launcher.job.schema.components import (
     Data,
     HuggingFace,
     Idx,
+    ImageFolder,
     LanguageModel,
     Mnist5k,
     Model,
@@ -24,7 +25,7 @@ from launcher.job.schema.components import (
 )
 
 OwnModel = LanguageModel | TiedPair | ResNet | AutoParallelMLP
-OwnData = Text | Mnist5k | Idx | Cifar10 | RandomTokens | Tokens
+OwnData = Text | Mnist5k | Idx | Cifar10 | ImageFolder | RandomTokens | Tokens
 
 
 def check_fit(model: Model, data: Data) -> list[Problem]:

@@ -6,22 +6,36 @@ from launcher.data.checks import check
 from launcher.data.cifar import open_cifar10
 from launcher.data.fallback import resolve
 from launcher.data.idx import open_idx
+from launcher.data.image_folder.open import open_images
 from launcher.data.mnist5k import open_mnist5k
 from launcher.data.plain_text import open_text
 from launcher.data.random_tokens import open_random_tokens
-from launcher.data.source import Dataset, Source
+from launcher.data.source import Dataset
 from launcher.data.token_windows import open_tokens
+from launcher.data.torch_datasets.open import open_own
 from launcher.errors import RequestError
-from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text, Tokens
+from launcher.job.schema.components import (
+    Cifar10,
+    Data,
+    Idx,
+    ImageFolder,
+    Mnist5k,
+    RandomTokens,
+    Text,
+    Tokens,
+)
 
 
 def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:
     """The same samples on every rank. Raises ``RequestError``.
 
-    ``seed`` matters to tokens made at random only. A class of the user's own is a ``Source``, made twice:
-    with ``split="train"`` and with ``split="val"``.
+    ``seed`` matters to what is drawn: tokens, and what torch data sets of the user's own draw.
     """
     settings, _ = resolve(settings)
+    if isinstance(settings, ImageFolder):
+        return open_images(
+            settings, seed
+        )  # the plan has checked the heads of its files: there may be millions
     if isinstance(settings, Tokens):
         return open_tokens(settings)  # which checks what it opens: an index may be long
     if found := check(settings):
@@ -40,11 +54,4 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
             return open_random_tokens(settings, seed)
 
         case _:
-            return Dataset(_own(settings, "train", allow), _own(settings, "val", allow))
-
-
-def _own(settings: Target, split: str, allow: tuple[str, ...]) -> Source:
-    from launcher.job.targets import build
-
-    named = settings.model_copy(update={"split": split})
-    return build(named, allow, Source, key="data._target_")  # type: ignore[type-abstract]
+            return open_own(settings, seed, allow)

@@ -45,3 +45,22 @@ def _at(places: Indices, n: int, seed: int, epoch: int) -> Indices:
     if n > SORTED:
         return permuted(places, n, seed, epoch)
     return permutation(seed, epoch, n)[places]
+
+
+def in_epochs(seed: int, samples: int, step: int, batch_size: int, n: int) -> Indices:
+    """As ``batch_indices``, and the epoch too: ``samples`` times it is added to each index.
+
+    >>> [in_epochs(0, 6, step, 4, 6).tolist() for step in range(3)]
+    [[1, 4, 5, 2], [0, 3, 8, 9], [7, 6, 10, 11]]
+    """
+    place = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
+    return batch_indices(seed, step, batch_size, n) + place // n * samples
+
+
+def in_order(step: int, batch_size: int, n: int) -> Indices:
+    """Samples as they come; the first ``n``, over and over.
+
+    >>> in_order(1, 4, 6).tolist()
+    [4, 5, 0, 1]
+    """
+    return np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64) % n

@@ -5,13 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
-from launcher.data.shuffle import Indices
+from launcher.data.shuffle import Indices, batch_indices, in_epochs, in_order
 
 CHUNK = 1024
+Reading = Literal["shuffled", "in epochs", "in order"]
+"""By the seed; likewise, but a sample may be another one in each epoch, whose index is then
+``epoch * len + sample``; as samples come, of which there may be any number."""
 
 
 class Source(ABC):
@@ -34,7 +39,8 @@ class Source(ABC):
 class Dataset:
     """``val`` may be empty; ``entropy`` is that of its targets; ``encode`` and ``decode`` come with text.
 
-    ``token_bytes``: how many bytes of text each token stands for, where that is known.
+    ``token_bytes``: how many bytes of text each token stands for, where that is known. ``reading`` says how
+    samples of ``train`` are asked for; ``fraction`` of all were held out, where that is how ``val`` was found.
     """
 
     train: Source
@@ -43,6 +49,16 @@ class Dataset:
     encode: Callable[[str], list[int]] | None = None
     decode: Callable[[Sequence[int]], str] | None = None
     token_bytes: Sequence[int] | None = None
+    reading: Reading = "shuffled"
+    fraction: float | None = None
+
+    def order(self, seed: int) -> Callable[[int, int, int], Indices]:
+        """Indices by optimizer step (from 0), batch size and how many samples to train on."""
+        if self.reading == "in order":
+            return in_order
+        if self.reading == "in epochs":
+            return partial(in_epochs, seed, len(self.train))
+        return partial(batch_indices, seed)
 
 
 def entropy(source: Source) -> float | None:

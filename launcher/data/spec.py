@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.data.fallback import resolve
+from launcher.data.image_folder.listing import class_folders
 from launcher.errors import Problem, RequestError, owned
-from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text, Tokens
+from launcher.job.schema.components import (
+    Cifar10,
+    Data,
+    Idx,
+    ImageFolder,
+    Mnist5k,
+    RandomTokens,
+    Target,
+    Text,
+    Tokens,
+)
 from launcher.plan.values.facts import TensorSpec
 
 if TYPE_CHECKING:
@@ -22,7 +33,7 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
     match settings:
         case Text() | RandomTokens() | Tokens():
             return (TensorSpec((batch, settings.seq_len), "int64"),)
-        case Mnist5k() | Idx():
+        case Mnist5k() | Idx() | ImageFolder():
             return (TensorSpec((batch, settings.channels, settings.size, settings.size), "float32"),)
         case Cifar10():
             return (TensorSpec((batch, 3, 32, 32), "float32"),)
@@ -48,22 +59,28 @@ def vocab(settings: Data) -> int | None:
 
 def classes(settings: Data) -> int | None:
     """Different targets; ``None`` where only the files know."""
+    if isinstance(settings, ImageFolder):
+        return len(class_folders(settings.root)) or None
     return 10 if isinstance(settings, Mnist5k | Cifar10) else vocab(settings)
 
 
 def _sampled(
     settings: Target, batch: int, allow: tuple[str, ...]
 ) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    from launcher.data.open import open_data
+    from launcher.data.torch_datasets.items import refused
+    from launcher.data.torch_datasets.open import opened as open_own
 
-    with owned("data._target_", f"{settings.target}: cannot be opened"):
-        opened = open_data(settings, seed=0, allow=allow)
-    if not len(opened.train):
+    opened = open_own(settings, seed=0, allow=allow)
+    with owned("data._target_", f"{settings.target}: its samples cannot be counted"):
+        samples = len(opened.train)
+    if not samples:
         text = "its split train has no samples, so there is nothing to learn from or to plan for"
         cure = "let its len() be their number"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {cure}"),))
-    inputs, target = _first(opened.train, settings.target, batch)
-    if len(opened.val) and (held := _first(opened.val, settings.target, batch)) != (inputs, target):
+    with refused():
+        inputs, target = _first(opened.train, settings.target, batch)
+        held = _first(opened.val, settings.target, batch) if len(opened.val) else (inputs, target)
+    if held != (inputs, target):
         text = f"samples of the split train are {_said(inputs, target)}, of val {_said(*held)}"
         why = "the model is planned for one kind of samples"
         raise RequestError((Problem("data", f"{settings.target}: {text}; {why}"),))

@@ -186,7 +186,11 @@ def _check_home(path: str, found: Any, allow: tuple[str, ...], key: str) -> None
 
 
 def _other_kind(path: str, base: type, key: str) -> RequestError:
-    kinds = {"Callable": "class with a method __call__", "object": "class, nor a function"}
+    kinds = {
+        "Callable": "class with a method __call__",
+        "object": "class, nor a function",
+        "UserData": "Source, nor a Dataset or IterableDataset of torch",
+    }
     return _error(key, path, f"is not a {kinds.get(base.__name__, f'{base.__name__} class')}")
 
 

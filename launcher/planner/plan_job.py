@@ -39,6 +39,7 @@ from launcher.planner import (
     model_folder,
     model_operators,
     objective_probe,
+    own_data,
 )
 from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
@@ -162,6 +163,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     refuse(_unlike(job, own=True))
     refuse([*_backend(job), *callbacks.problems(job)])
     refuse(_unrated(job, asked.sizes.steps, traces))
+    noted = own_data.looked_at(job, asked.sizes)
     from launcher.parallel.cost.fused_kernels import fused_norms
     from launcher.parallel.model_state.module_globals import put_back
 
@@ -169,7 +171,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
         made = _made(job, asked, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *model_folder.misfits(job, made)])
-    return made
+    return replace(made, notes=(*made.notes, *noted)) if noted else made
 
 
 def _backend(job: Job) -> list[Problem]:

@@ -77,7 +77,8 @@ def test_a_class_of_the_users_own_without_samples_is_refused():
 def test_a_class_that_is_no_source_is_refused():
     with pytest.raises(RequestError) as refused:
         open_data(Target(_target_="torch.nn.Linear"), seed=0, allow=("torch",))
-    assert str(refused.value) == "data._target_: torch.nn.Linear: is not a Source class"
+    kinds = "is not a Source, nor a Dataset or IterableDataset of torch"
+    assert str(refused.value) == f"data._target_: torch.nn.Linear: {kinds}"
 
 
 def test_what_the_planner_asks_needs_no_torch():

@@ -19,6 +19,7 @@ STEPS = CONFIGS.options("steps")
 NEEDS = {  # what an option cannot know by itself
     "data=idx": ["data.root=x", "model=mlp"],
     "data=cifar10": ["model=resnet18"],
+    "data=images": ["data.root=x", "model=resnet18"],
     "data=mnist5k": ["model=mlp"],
     "data=tokens": ["data.path=x", "data.vocab_size=9"],
     "model=hf": ["model.path=x"],

@@ -144,6 +144,54 @@ class Cifar10(Settings):
     fallback: Literal["none", "mnist5k"] = "none"
 
 
+class Crop(Settings):
+    """A square somewhere in the image; of MindSpore's ``RandomCrop`` the names and the meaning."""
+
+    size: Count | None = Field(None, description="side in pixels; null: data.size")
+    padding: Annotated[int, Field(ge=0)] = Field(0, description="black pixels around the image before")
+
+
+class Normalise(Settings):
+    """Of pixels in 0..1: less ``mean``, over ``std``; one number for all channels, or one each."""
+
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
+
+
+class ImageFolder(Settings):
+    """A folder of class folders of PNG or JPEG images; ``crop`` and ``flip`` are of training images only."""
+
+    name: Literal["images"]
+    root: str
+    val: str | None = Field(None, description="another such folder; null: val_fraction of root")
+    val_fraction: Fraction = 0.1
+    size: Count = Field(32, description="side in pixels of what the model is given")
+    channels: Literal[1, 3] = 3
+    crop: Crop | None = None
+    flip: Fraction = Field(0.0, description="probability of being mirrored, left for right")
+    resize: Literal["bilinear", "bicubic", "nearest"] | None = Field(
+        None, description="how images get to have size, after crop; null: they have it"
+    )
+    normalise: Normalise = Normalise()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for name in ("mean", "std"):
+            numbers = getattr(self.normalise, name)
+            if len(numbers) not in (1, self.channels):
+                has = f"{len(numbers)} numbers for {self.channels} channels"
+                raise ValueError(f"data.normalise.{name}: {has}; give one, or one a channel")
+        if self.crop is not None and self.cut != self.size and self.resize is None:
+            text = f"data.crop.size={self.cut} is not data.size={self.size}"
+            raise ValueError(f"{text}, and data.resize=null leaves it; use data.resize=bilinear")
+        return self
+
+    @property
+    def cut(self) -> int:
+        """Side of what is cropped."""
+        return self.size if self.crop is None or self.crop.size is None else self.crop.size
+
+
 class RandomTokens(Settings):
     """Uniform random tokens from the seed, for shapes and speed, never for learning."""
 
@@ -214,6 +262,7 @@ Data = Annotated[
     | Annotated[Mnist5k, Tag("mnist5k")]
     | Annotated[Idx, Tag("idx")]
     | Annotated[Cifar10, Tag("cifar10")]
+    | Annotated[ImageFolder, Tag("images")]
     | Annotated[RandomTokens, Tag("random_tokens")]
     | Annotated[Tokens, Tag("tokens")]
     | _Own,

@@ -127,9 +127,9 @@ class Feed:
         objective, at = self.plan.objective, Place(where, split)
         count = classes(self.plan, targets.shape)
         if count is not None:
-            check_classes(targets, read, count, objective.ignored, at)
+            check_classes(targets, read % len(source), count, objective.ignored, at)  # of one of many epochs
         elif objective.loss == "bce":
-            check_shares(targets, read, at)
+            check_shares(targets, read % len(source), at)
         return targets
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.data.fallback import with_data_read
 from launcher.data.open import open_data
-from launcher.data.shuffle import batch_indices
 from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
@@ -39,7 +37,7 @@ from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
-from launcher.steps.model import user_callbacks
+from launcher.steps.model import same_data, user_callbacks
 from launcher.steps.model.shared_construction import Drawings
 
 
@@ -63,9 +61,7 @@ def build(
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
 
     # the samples of this rank
-    data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
-    if uneven := sample_checks.uneven(job, plan, len(data.val)):
-        raise RunError(str(uneven))
+    data = _checked(data or open_data(job.data, seed=job.seed, allow=job.security.allow), job, plan)
     feed = _feed(world, job, plan, data)
 
     # what training takes besides: random numbers, a loss, an optimizer, somebody who writes checkpoints
@@ -110,7 +106,7 @@ def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
     return Feed(
         train=data.train,
         val=data.val,
-        order=partial(batch_indices, job.seed),
+        order=data.order(job.seed),
         plan=plan,
         rank=world.rank,
         device=device,
@@ -118,6 +114,15 @@ def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
         exact=dtype_of(plan.dtypes.kept),
         limit=job.debug.overfit,
     )
+
+
+def _checked(data: Dataset, job: Job, plan: Plan) -> Dataset:
+    """``data``, which fits the plan and is the same on all ranks. Ours is; what else there is may not be."""
+    if data.reading != "shuffled":
+        same_data.check(data)
+    if uneven := sample_checks.uneven(job, plan, len(data.val)):
+        raise RunError(str(uneven))
+    return data
 
 
 def _trust(job: Job) -> Trust:

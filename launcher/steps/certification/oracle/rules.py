@@ -31,6 +31,15 @@ def order(seed: int, step: int, batch: int, n: int) -> Indices:
     return np.array([_epoch(seed, place // n, n)[place % n] for place in places], dtype=np.int64)
 
 
+def asked(reading: str, seed: int, step: int, batch: int, n: int) -> Indices:
+    """What a data set is asked for: in epochs, sample ``i`` of epoch ``e`` is ``e * n + i``."""
+    places = [*range(step * batch, (step + 1) * batch)]
+    if reading == "in order":
+        return np.array(places, dtype=np.int64)
+    again = [place // n * n for place in places] if reading == "in epochs" else 0
+    return order(seed, step, batch, n) + np.array(again, dtype=np.int64)
+
+
 @lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, n: int) -> Indices:
     stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,)))

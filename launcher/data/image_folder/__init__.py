@@ -1,0 +1,1 @@
+"""Folders of class folders of images: listed, checked, read, augmented."""

@@ -1,0 +1,142 @@
+"""Items of torch data sets, put together to batches as torch's ``default_collate`` does."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from launcher.data.shuffle import Indices
+from launcher.data.source import Source
+from launcher.errors import Problem, RequestError, RunError, of_users
+
+INPUT_KEYS = ("input", "inputs", "x", "image", "pixel_values")
+TARGET_KEYS = ("target", "targets", "y", "label", "labels")
+Item = tuple[Any, ...]
+"""Inputs in the order of the model's forward, then the target."""
+
+
+class BadItem(RunError):
+    """What is wrong with a data set of the user's own; ``text`` leaves its name out."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"data._target_ = {name}: {text}")
+        self.name, self.text = name, text
+
+
+class Items(Source):
+    """Inputs and targets of the same indices come from one reading; each is handed out once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._read: bytes | None = None
+        self._inputs: tuple[Tensor, ...] | None = None
+        self._targets: Tensor | None = None
+
+    @abstractmethod
+    def items(self, indices: Indices) -> list[tuple[int, Any]]:
+        """Numbers that the user knows them by, and the items; may raise ``BadItem``."""
+
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        if self._inputs is None or self._read != indices.tobytes():
+            self._fetch(indices)
+        out, self._inputs = self._inputs, None
+        assert out is not None
+        return out
+
+    def targets(self, indices: Indices) -> Tensor:
+        if self._targets is None or self._read != indices.tobytes():
+            self._fetch(indices)
+        out, self._targets = self._targets, None
+        assert out is not None
+        return out
+
+    def _fetch(self, indices: Indices) -> None:
+        found = self.items(indices)
+        *inputs, self._targets = collated(self.name, found)
+        self._read, self._inputs = indices.tobytes(), tuple(inputs)
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """While planning, what is wrong with an item is wrong with the request."""
+    try:
+        yield
+    except BadItem as error:
+        raise RequestError((Problem("data._target_", f"{error.name}: {error.text}"),)) from None
+
+
+def asked(name: str, item: str, ask: Callable[[], Any]) -> Any:
+    """What the user's code answers. Raises ``BadItem``."""
+    try:
+        return ask()
+    except RunError:
+        raise
+    except Exception as error:
+        raise BadItem(name, f"{item} cannot be read: {of_users(error)}") from error
+
+
+def collated(name: str, found: Sequence[tuple[int, Any]]) -> list[Tensor]:
+    """One tensor for each part of an item, samples along dim 0. Raises ``BadItem``."""
+    items = [_parts(name, number, item) for number, item in found]
+    try:
+        columns = default_collate(items)
+    except Exception as error:
+        raise BadItem(name, _unlike(found, items) or f"its items cannot be collated: {error}") from error
+    for at, column in enumerate(columns):
+        if not isinstance(column, Tensor):
+            kind = type(items[0][at]).__name__
+            text = (
+                f"{_part(at, items[0])} of item {found[0][0]} is of type {kind}, of which no tensor is made"
+            )
+            raise BadItem(name, f"{text}; return a tensor, an array or a number")
+    return list(columns)
+
+
+def _parts(name: str, number: int, item: Any) -> Item:
+    if isinstance(item, Mapping):
+        return _of_keys(name, number, item)
+    if isinstance(item, tuple | list) and len(item) > 1:
+        return tuple(item)
+    of = f" of length {len(item)}" if isinstance(item, tuple | list) else ""
+    text = f"item {number} is of type {type(item).__name__}{of}"
+    raise BadItem(name, f"{text}; return a tuple (input, target), or (inputs..., target)")
+
+
+def _of_keys(name: str, number: int, item: Mapping[Any, Any]) -> Item:
+    """Of a dictionary there must be no doubt which entry goes where, and none may be left out."""
+    inputs, targets = ([k for k in item if k in known] for known in (INPUT_KEYS, TARGET_KEYS))
+    others = [str(k) for k in item if k not in (*INPUT_KEYS, *TARGET_KEYS)]
+    if not others and len(inputs) == len(targets) == 1:
+        return item[inputs[0]], item[targets[0]]
+    known = f"one of {', '.join(INPUT_KEYS)} and one of {', '.join(TARGET_KEYS)}, and no more"
+    text = f"item {number} has the keys {', '.join(map(str, item))}; known are {known}"
+    if "input_ids" in others:
+        text += " (labels of transformers are those of the same tokens, here targets are one token later)"
+    raise BadItem(name, f"{text}; return a tuple (inputs..., target), in the order of the model's forward")
+
+
+def _unlike(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
+    """What keeps the items from being stacked, where it is their number of parts or shapes."""
+    (first, _), shapes = found[0], [[tuple(np.shape(_sized(part))) for part in item] for item in items]
+    for (number, _), item, have in zip(found, items, shapes, strict=True):
+        if len(have) != len(shapes[0]):
+            return f"item {number} has {len(have)} parts, item {first} {len(shapes[0])}; all must be alike"
+        for at, (one, other) in enumerate(zip(have, shapes[0], strict=True)):
+            if one != other:
+                text = f"{_part(at, item)} of item {number} has shape {one}, of item {first} {other}"
+                return f"{text}; all samples must have one shape: cut them or pad them"
+    return ""
+
+
+def _sized(value: Any) -> Any:
+    return value if isinstance(value, Tensor | np.ndarray) else 0
+
+
+def _part(at: int, item: Item) -> str:
+    return "the target" if at == len(item) - 1 else f"input {at}"

@@ -1,0 +1,204 @@
+"""Opens data sets of the user's own: a ``Source``, a torch ``Dataset`` or an ``IterableDataset``."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch.utils import data as torch_data
+
+from launcher.data.shuffle import permutation
+from launcher.data.source import Dataset, Source
+from launcher.data.torch_datasets.map_style import MapStyle
+from launcher.data.torch_datasets.random_state import global_generators
+from launcher.data.torch_datasets.stream import ENDLESS, Stream
+from launcher.errors import Problem, RequestError, owned
+from launcher.job.schema.components import Target
+from launcher.job.targets import build, factory
+
+KEY = "data._target_"
+FRACTION = 0.1
+"""Of the samples, held out where nothing says which or how many."""
+SPLIT_SEED = 0  # not the job's: every run is validated on the same samples
+TRAIN, VAL = 0, 1
+
+
+class UserData(ABC):  # noqa: B024 (others are registered)
+    """A ``Source``, or a torch ``Dataset`` of either kind."""
+
+
+UserData.register(Source)  # type: ignore[type-abstract]
+UserData.register(torch_data.Dataset)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What is made to train on and to validate on; ``val`` is ``None`` where a ``fraction`` is held out."""
+
+    train: Target
+    val: Target | None
+    fraction: float
+
+
+def halves(settings: Target, allow: tuple[str, ...]) -> Halves:
+    """How held-out samples are found. Raises ``RequestError``.
+
+    ``val`` and ``val_fraction`` are the launcher's unless the constructor takes them itself; nor may it have
+    been told which ``split`` to be, or whether to be ``train``.
+    """
+    made, takes = _made(settings, allow)
+    if inspect.isclass(made) and issubclass(made, Source):
+        return Halves(_with(settings, split="train"), _with(settings, split="val"), FRACTION)
+    given = settings.arguments
+    ours = {k: v for k, v in given.items() if k in ("val", "val_fraction") and k not in takes}
+    train = Target.model_validate(
+        {"_target_": settings.target} | {k: v for k, v in given.items() if k not in ours}
+    )
+
+    # said by the request, or by the constructor
+    if len(ours) == 2:
+        raise _error(
+            "val_fraction",
+            f"{ours['val_fraction']}: data.val says what is held out; give one of them",
+            "~data.val_fraction",
+        )
+    if "val" in ours:
+        return Halves(train, _other(train, ours["val"]), FRACTION)
+    named = {"split": ("train", "val"), "train": (True, False)}
+    for name, (to_train, to_hold) in named.items():
+        if name in takes and name not in given:
+            val = None if "val_fraction" in ours else _with(train, **{name: to_hold})
+            return Halves(_with(train, **{name: to_train}), val, _fraction(ours))
+    return Halves(train, None, _fraction(ours))
+
+
+def _made(settings: Target, allow: tuple[str, ...]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """What makes it, and the arguments that it takes by name."""
+    found: Any = factory(settings.target, allow, object, key=KEY)
+    if inspect.isclass(found) and issubclass(found, torch_data.DataLoader | torch_data.Sampler):
+        text = f"{settings.target}: is a {found.__name__}: batches, their order, workers and whose turn it is"
+        raise RequestError((Problem(KEY, f"{text} are the launcher's; name the data set itself"),))
+    made = factory(settings.target, allow, UserData, key=KEY)
+    return made, inspect.signature(made).parameters
+
+
+def _with(settings: Target, **arguments: Any) -> Target:
+    return settings.model_copy(update=arguments)
+
+
+def _other(train: Target, said: Any) -> Target:
+    """``said``: another class with its arguments, or those that are otherwise than in training."""
+    if not isinstance(said, Mapping):
+        text = f"{said}: should be the arguments that are otherwise for held-out samples, as {{split: test}}"
+        raise _error("val", text)
+    if "_target_" in said:
+        return Target.model_validate(dict(said))
+    return _with(train, **said)
+
+
+def _fraction(ours: Mapping[str, Any]) -> float:
+    said = ours.get("val_fraction", FRACTION)
+    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said < 1:
+        text = f"{said}: should be a share of the samples, at least 0 and below 1"
+        raise _error("val_fraction", text, f"data.val_fraction={FRACTION}")
+    return said
+
+
+def open_own(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
+    """Raises ``RequestError``, and what the user's constructor raises."""
+    found = halves(settings, allow)
+    train = _opened(found.train, seed, allow, TRAIN)
+    if isinstance(train, Source):
+        val = _opened(found.val, seed, allow, VAL) if found.val is not None else _no_split(settings)
+        return Dataset(train, _source(val, found.val, seed, allow, part=VAL))
+    if isinstance(train, torch_data.IterableDataset):
+        source = _source(train, found.train, seed, allow, part=TRAIN)
+        return Dataset(source, _beside_stream(settings, found, seed, allow), reading="in order")
+
+    # by index
+    if found.val is not None:
+        val = _opened(found.val, seed, allow, VAL)
+        return Dataset(
+            _source(train, found.train, seed, allow, part=TRAIN),
+            _source(val, found.val, seed, allow, part=VAL),
+            reading="in epochs",
+        )
+    n = _length(train, settings)
+    order = permutation(SPLIT_SEED, 0, n)
+    cut = n - round(n * found.fraction)
+    name, mine = settings.target, (seed, TRAIN)
+    return Dataset(
+        MapStyle(train, np.sort(order[:cut]), name, mine),
+        MapStyle(train, np.sort(order[cut:]), name, mine),
+        reading="in epochs",
+        fraction=found.fraction,
+    )
+
+
+def opened(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
+    """As ``open_own`` while planning: whatever the user's code raises becomes a ``RequestError``."""
+    with owned(KEY, f"{settings.target}: cannot be opened"):
+        return open_own(settings, seed, allow)
+
+
+def _opened(settings: Target, seed: int, allow: tuple[str, ...], part: int) -> Any:
+    """What its constructor draws is the same on all ranks."""
+    with global_generators() as put:
+        put(seed, part)
+        return build(settings, allow, UserData, key=KEY)
+
+
+def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...], *, part: int) -> Source:
+    """``made`` by ``settings``, as the launcher reads it."""
+    assert settings is not None
+    if isinstance(made, Source):
+        return made
+    if isinstance(made, torch_data.IterableDataset):
+        anew = partial(_opened, settings, seed, allow, part)
+        return Stream(anew, settings.target, (seed, part), _said_length(made))
+    return MapStyle(made, np.arange(_length(made, settings)), settings.target, (seed, part))
+
+
+def _beside_stream(settings: Target, found: Halves, seed: int, allow: tuple[str, ...]) -> Source:
+    """Held-out samples have a number; a stream that does not say its own offers none."""
+    if found.val is None:
+        if "val_fraction" in settings.arguments:
+            text = f"{found.fraction}: {settings.target} is an IterableDataset, and has no share by index"
+            raise _error("val_fraction", f"{text}; name what is held out as data.val", "~data.val_fraction")
+        return _none(settings.target)
+    val = _source(_opened(found.val, seed, allow, VAL), found.val, seed, allow, part=VAL)
+    if len(val) < ENDLESS:
+        return val
+    if "val" in settings.arguments:
+        text = f"{found.val.target}: an IterableDataset without __len__, and held-out samples have a number"
+        raise _error("val", f"{text}; let its len() be that, or name a Dataset")
+    return _none(settings.target)
+
+
+def _none(name: str) -> Source:
+    return MapStyle((), np.arange(0), name, ())
+
+
+def _said_length(stream: Any) -> int:
+    return len(stream) if hasattr(stream, "__len__") else ENDLESS
+
+
+def _length(dataset: Any, settings: Target) -> int:
+    if not hasattr(dataset, "__len__"):
+        text = f"{settings.target}: a Dataset without __len__; let its len() be the number of its items"
+        raise RequestError((Problem(KEY, text),))
+    return len(dataset)
+
+
+def _no_split(settings: Target) -> Source:
+    text = f'{settings.target}: makes a Source, and takes no split; let it take split, "train" or "val"'
+    raise RequestError((Problem(KEY, text),))
+
+
+def _error(name: str, text: str, cure: str = "") -> RequestError:
+    return RequestError((Problem(f"data.{name}", text, cure),))

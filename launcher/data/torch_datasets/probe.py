@@ -1,0 +1,72 @@
+"""Tries, before anything starts, whether a torch data set of the user's own gives every rank the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from launcher.data.source import Dataset, Source
+from launcher.data.torch_datasets.items import refused
+from launcher.data.torch_datasets.map_style import MapStyle
+from launcher.data.torch_datasets.stream import Stream
+from launcher.errors import Problem
+
+ITEMS, TIMES = 4, 4
+"""So many are asked for so often: a coin of its own goes unnoticed once in 4000 times."""
+KEY = "data._target_"
+DRAW = "draw from torch's, numpy's or Python's global random numbers, which are put at (seed, epoch, item)"
+
+
+def unsteady(one: Dataset, other: Dataset) -> Iterator[Problem]:
+    """Items that are others when they are asked for again, by this rank or by another one.
+
+    ``one`` and ``other`` are the same request, opened twice. Raises ``RequestError``.
+    """
+    for mine, theirs in ((one.train, other.train), (one.val, other.val)):
+        with refused():
+            problem = _unsteady(mine, theirs)
+        if problem is not None:
+            yield problem
+            return
+
+
+def _unsteady(mine: Source, theirs: Source) -> Problem | None:
+    if not isinstance(mine, MapStyle | Stream) or not len(mine):
+        return None
+    n = min(ITEMS, len(mine))
+    first = _read(mine, n)
+    for _ in range(TIMES - 1) if isinstance(mine, MapStyle) else ():
+        at = _differs(first, _read(mine, n))
+        if at is not None:
+            text = f"item {at} is another one when it is asked for again; no two layouts would train the same"
+            return Problem(KEY, f"{mine.name}: {text}; {DRAW}")
+    at = _differs(first, _read(theirs, n))
+    if at is None:
+        return None
+    text = f"made a second time its item {at} is another one, and each rank makes its own"
+    return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and at the seed where it is made")
+
+
+def _read(source: Source, n: int) -> list[Sequence[Tensor]]:
+    """Item by item."""
+    rows = [np.arange(i, i + 1) for i in range(n)]
+    return [(*source.inputs(row), source.targets(row)) for row in rows]
+
+
+def _differs(a: list[Sequence[Tensor]], b: list[Sequence[Tensor]]) -> int | None:
+    """The first item that is not the same to the bit."""
+    for at, (one, other) in enumerate(zip(a, b, strict=True)):
+        if len(one) != len(other) or not all(map(_same, one, other)):
+            return at
+    return None
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    return bool(
+        torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    )

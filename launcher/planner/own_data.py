@@ -1,0 +1,56 @@
+"""What a plan says of a torch data set of the user's own, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from launcher.errors import Problem, refuse
+from launcher.job.schema.components import Target
+from launcher.job.schema.job import Job
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.refusals import evaluation
+
+if TYPE_CHECKING:
+    from launcher.data.source import Dataset
+
+KEY = "data._target_"
+
+
+def looked_at(job: Job, sizes: Sizes) -> list[Note]:
+    """What becomes of it. Opens it, reads some items more than once; raises ``RequestError``."""
+    if not isinstance(job.data, Target):
+        return []
+    from launcher.data.torch_datasets.open import opened
+    from launcher.data.torch_datasets.probe import unsteady
+
+    one = opened(job.data, job.seed, job.security.allow)
+    if one.reading == "shuffled":  # a Source answers for itself
+        return []
+    refuse([*unsteady(one, opened(job.data, job.seed, job.security.allow))])
+    refuse([*_too_few(one, job, sizes)])
+    return [*_notes(one, job.data)]
+
+
+def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
+    """Samples that will be asked for and are not there."""
+    name = job.data.target if isinstance(job.data, Target) else ""
+    need, have = sizes.steps * sizes.global_batch, len(data.train)
+    if data.reading == "in order" and have < need and job.debug.overfit is None:
+        steps = have // sizes.global_batch
+        text = f"{sizes.steps}: steps of {sizes.global_batch} samples are {need}, and {name} has {have}"
+        yield Problem("train.steps", text, f"train.steps={steps}" if steps else "")
+    if not len(data.val):
+        for who in evaluation.asked(job):
+            text = f"{name} offers no held-out samples; name them as data.val, or evaluate nothing"
+            yield Problem(who if "." in who else f"steps.{who}", text)
+
+
+def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
+    if data.reading == "in order":
+        text = "a stream: each data-parallel rank reads all of it and keeps its own rows"
+        yield Note(KEY, f"{settings.target} is {text}; a run that goes on reads on to its place")
+    elif data.reading == "in epochs" and data.fraction:
+        text = f"{len(data.val)} of {len(data.train) + len(data.val)} samples are held out, drawn once"
+        default = "" if "val_fraction" in settings.arguments else f"null -> {data.fraction}: "
+        yield Note("data.val_fraction", f"{default}{text}")

@@ -1,0 +1,38 @@
+"""Checks that all ranks see one data set: one may split itself by rank, or be another folder on each node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+
+from launcher.data.source import Dataset
+from launcher.errors import RunError
+
+
+def check(data: Dataset) -> None:
+    """All ranks call it. Raises ``RunError`` on every rank where lengths or the first sample differ."""
+    mine = len(data.train), len(data.val), _first(data)
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    other = next((rank for rank, theirs in enumerate(every) if theirs != every[0]), None)
+    if other is None:
+        return
+    (train, val, _), (their_train, their_val, _) = every[0], every[other]
+    text = "its first sample is another one"
+    if (train, val) != (their_train, their_val):
+        text = f"it has {their_train} training and {their_val} held-out samples, rank 0 has {train} and {val}"
+    why = "every rank has to see all samples, and is handed its own: let nothing be split by rank"
+    raise RunError(f"the data of rank {other} are not those of rank 0: {text}; {why}")
+
+
+def _first(data: Dataset) -> str:
+    """128 bits of its numbers."""
+    found, row = xxhash.xxh3_128(), np.arange(1)
+    for t in (*data.train.inputs(row), data.train.targets(row)):
+        found.update(f"{t.dtype} {tuple(t.shape)}".encode())
+        found.update(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

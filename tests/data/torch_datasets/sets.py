@@ -1,0 +1,130 @@
+"""Torch data sets as users write them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+CLASSES, SIDE = 3, 6
+
+
+class Net(nn.Module):
+    """Four layers of linear, on ``ways`` inputs that are added."""
+
+    def __init__(self, ways: int = 1) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(SIDE, 8), nn.Linear(8, 8)
+        self.third, self.last = nn.Linear(8, 8), nn.Linear(8, CLASSES)
+        self.ways = ways
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        for m in more:
+            x = x + m
+        return self.last(torch.tanh(self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))))
+
+
+def numbers(i: int) -> Tensor:
+    return torch.sin(torch.arange(1, SIDE + 1, dtype=torch.float64) * (i + 1))
+
+
+class Rows(Dataset[Any]):
+    """``noise``: each item draws from three global generators; ``how`` the item is returned, or what is wrong."""
+
+    def __init__(self, samples: int, how: str = "pair", noise: bool = False, split: str = "train") -> None:
+        self.samples, self.how, self.noise = (samples if split == "train" else 7), how, noise
+        self.shift = 0 if split == "train" else 100
+        self.own = np.random.default_rng(0)
+        self.made = np.random.default_rng().random() if how == "made otherwise" else 0.0
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = numbers(i + self.shift) + self.made, i % CLASSES
+        if self.noise:
+            x = x + torch.randn(SIDE, dtype=torch.float64) + random.random() + np.random.random()
+        if self.how == "own generator":
+            x = x + self.own.random()
+        if self.how == "raises at 5" and i == 5:
+            raise OSError("no such picture")
+        if self.how == "longer at 5" and i == 5:
+            x = torch.cat([x, x])
+        shapes: dict[str, Any] = {
+            "dict": {"image": x, "label": y},
+            "tokens": {"input_ids": x, "labels": y},
+            "two inputs": (x, -2 * x, y),
+            "alone": x,
+            "text": (str(i), y),
+        }
+        return shapes.get(self.how, (x, y))
+
+
+class NoSplit(Rows):
+    """Its constructor is not told which part to be."""
+
+    def __init__(self, samples: int, noise: bool = False) -> None:
+        super().__init__(samples, noise=noise)
+
+
+class Trained(Rows):
+    """As torchvision has it."""
+
+    def __init__(self, samples: int, train: bool) -> None:
+        super().__init__(samples, split="train" if train else "val")
+
+
+class Endless(Dataset[Any]):
+    def __getitem__(self, i: int) -> Any:
+        return numbers(i), i % CLASSES
+
+
+class Row(IterableDataset[Any]):
+    """The same items in their order, up to ``samples`` of them; a second iterator is the rest of the first."""
+
+    def __init__(self, samples: int = 1 << 40, noise: bool = False, how: str = "pair") -> None:
+        self.rows = Rows(samples, how, noise)
+        self.numbers = iter(range(samples))
+        self.offset = random.random() if noise else np.random.default_rng().random() if how == "made otherwise" else 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in self.numbers:
+            x, y = self.rows[i]
+            yield x + self.offset, y
+
+
+class ByRank(Row):
+    """Splits itself, as some do where they find a process group."""
+
+    def __iter__(self) -> Iterator[Any]:
+        there = dist.is_initialized()
+        for i, item in enumerate(super().__iter__()):
+            if not there or i % dist.get_world_size() == dist.get_rank():
+                yield item
+
+
+class Counted(Row):
+    """One that says how many; with a split of its own."""
+
+    def __init__(self, samples: int, split: str) -> None:
+        super().__init__(samples if split == "train" else 7)
+        self.samples = samples if split == "train" else 7
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+class Loader(DataLoader[Any]):
+    def __init__(self) -> None:
+        super().__init__(Rows(8))
+
+
+def rows(samples: int) -> NoSplit:
+    """A function that makes one."""
+    return NoSplit(samples)

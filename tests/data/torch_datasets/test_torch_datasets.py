@@ -1,0 +1,276 @@
+"""A torch ``Dataset`` or ``IterableDataset`` trains as in plain torch, or is refused with the reason."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from launcher.data.open import open_data
+from launcher.errors import RequestError
+from launcher.planner.plan_job import plan_job
+from launcher.runtime.faults import RanksFailed
+from tests.data.torch_datasets.sets import CLASSES, SIDE, numbers
+from tests.data.torch_datasets.training import (
+    BATCH,
+    LAYOUTS,
+    MODEL,
+    SHARD,
+    STEPS,
+    Batch,
+    alone,
+    assert_same,
+    of,
+    on_layout,
+    order,
+    trained,
+)
+from tests.steps.certified import certificate
+
+N = 11
+
+
+def seeded(*key: int) -> None:
+    """As docs/your_own.md says it."""
+    a, b = np.random.SeedSequence(key[0], spawn_key=key[1:]).generate_state(2, np.uint32).tolist()
+    random.seed(a << 32 | b)
+    np.random.seed(a)
+    torch.manual_seed(a << 31 | b >> 1)
+
+
+def noise() -> torch.Tensor:
+    return torch.randn(SIDE, dtype=torch.float64) + random.random() + np.random.random()
+
+
+def stacked(rows: list[tuple[torch.Tensor, int]]) -> Batch:
+    return (torch.stack([x for x, _ in rows]),), torch.tensor([y for _, y in rows])
+
+
+def test_items_by_index_with_noise_equal_plain_torch_on_any_layout_and_after_a_resume(tmp_path):
+    places = order(N)
+
+    def batch(step: int) -> Batch:
+        rows = []
+        for epoch, i in places[step]:
+            seeded(0, 0, epoch, i)
+            rows.append((numbers(i) + noise(), i % CLASSES))
+        return stacked(rows)
+
+    held = []
+    for i in range(7):
+        seeded(0, 1, 0, i)
+        held.append((numbers(100 + i) + noise(), i % CLASSES))
+    jobs = {name: trained(of("Rows", samples=N, noise=True), name) for name in LAYOUTS}
+    want = alone(jobs["one rank"], batch, stacked(held))
+    for name, j in jobs.items():
+        assert_same(on_layout(j, tmp_path / name), want)
+
+    # the epoch ends within step 3: stopped after it, and on in another layout
+    saved, *_ = on_layout(jobs["hsdp2"], tmp_path / "stopped", until=3)
+    assert_same(on_layout(jobs["pp2"], tmp_path / "on", saved=saved), want)
+
+
+def test_a_stream_is_read_in_its_order_on_any_layout_and_after_a_resume(tmp_path):
+    seeded(0, 0)
+    offset = random.random()
+
+    def batch(step: int) -> Batch:
+        rows = []
+        for i in range(step * BATCH, (step + 1) * BATCH):
+            seeded(0, 0, 1, i)
+            rows.append((numbers(i) + noise() + offset, i % CLASSES))
+        return stacked(rows)
+
+    jobs = {name: trained(of("Row", noise=True), name) for name in LAYOUTS}
+    want = alone(jobs["one rank"], batch)
+    for name, j in jobs.items():
+        assert_same(on_layout(j, tmp_path / name), want)
+    saved, *_ = on_layout(jobs["pp2"], tmp_path / "stopped", until=3)
+    assert_same(on_layout(jobs["hsdp2"], tmp_path / "on", saved=saved), want)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "held", "two"),
+    [
+        (of("NoSplit", samples=N), {}, "fraction", False),
+        (of("NoSplit", samples=N, val_fraction=0.25), {}, "fraction", False),
+        (of("rows", samples=N), {}, "fraction", False),
+        (of("Trained", samples=N), {}, "other", False),
+        (of("NoSplit", samples=N, val=of("Rows", samples=99, split="val")), {}, "other", False),
+        (of("Rows", samples=N, split="train", val={"split": "val"}), {}, "other", False),
+        (of("Rows", samples=N, how="dict"), {}, "other", False),
+        (of("Rows", samples=N, how="two inputs"), {"ways": 2}, "other", True),
+    ],
+    ids=["fraction", "fraction said", "function", "train", "val another class", "val arguments", "dict", "two inputs"],
+)
+def test_shapes_of_items_and_ways_to_hold_out(data, model, held, two, tmp_path):
+    allow = ("tests", "tests.data.torch_datasets.sets")
+    j = trained(data, model={"_target_": "tests.data.torch_datasets.sets.Net", **model}, security__allow=allow)
+    mine, out = list(range(N)), [100 + i for i in range(7)]
+    if held == "fraction":
+        keys = np.random.Philox(np.random.SeedSequence(0, spawn_key=(0,))).random_raw(N)
+        shuffled = np.argsort(keys, kind="stable").tolist()
+        cut = N - round(N * data.get("val_fraction", 0.1))
+        mine, out = sorted(shuffled[:cut]), sorted(shuffled[cut:])
+        assert len(out) == (3 if "val_fraction" in data else 1)
+
+    def rows(numbered: list[int]) -> Batch:
+        labels = torch.tensor([(i if i < 100 else i - 100) % CLASSES for i in numbered])
+        x = torch.stack([numbers(i) for i in numbered])
+        return ((x, -2 * x) if two else (x,)), labels
+
+    places = order(len(mine))
+    want = alone(j, lambda step: rows([mine[i] for _, i in places[step]]), rows(out))
+    assert_same(on_layout(j, tmp_path), want)
+
+
+@pytest.mark.parametrize("data", [of("Rows", samples=N, noise=True), of("Row", noise=True)], ids=["items", "stream"])
+def test_certify_asks_for_the_same_by_its_own_order(data):
+    layout = {"pipeline": {"stages": 2, "micro_batch_num": 2}, "hsdp": SHARD}
+    found = certificate(layout, data=data, model=MODEL, security__allow=("tests",))
+    assert found.holds
+    assert {"samples", "gradient"} <= {f.part for f in found.findings}
+
+
+NAME = "tests.data.torch_datasets.sets"
+KNOWN = "one of input, inputs, x, image, pixel_values and one of target, targets, y, label, labels, and no more"
+DRAW = "draw from torch's, numpy's or Python's global random numbers, which are put at (seed, epoch, item)"
+EVALUATES: dict[str, Any] = {"steps": {"train": {"kind": "train"}, "evaluate": {"kind": "evaluate"}}}
+REFUSED = {
+    "own generator": (
+        trained(of("Rows", samples=N, how="own generator")),
+        f"data._target_: {NAME}.Rows: item 0 is another one when it is asked for again; no two layouts would train the "
+        f"same; {DRAW}",
+    ),
+    "made otherwise": (
+        trained(of("Rows", samples=N, how="made otherwise")),
+        f"data._target_: {NAME}.Rows: made a second time its item 0 is another one, and each rank makes its own; "
+        f"{DRAW}, and at the seed where it is made",
+    ),
+    "stream made otherwise": (
+        trained(of("Row", how="made otherwise")),
+        f"data._target_: {NAME}.Row: made a second time its item 0 is another one, and each rank makes its own; "
+        f"{DRAW}, and at the seed where it is made",
+    ),
+    "alone": (
+        trained(of("Rows", samples=N, how="alone")),
+        f"data._target_: {NAME}.Rows: item 0 is of type Tensor; return a tuple (input, target), or (inputs..., target)",
+    ),
+    "text": (
+        trained(of("Rows", samples=N, how="text")),
+        f"data._target_: {NAME}.Rows: input 0 of item 0 is of type str, of which no tensor is made; return a "
+        "tensor, an array or a number",
+    ),
+    "tokens of transformers": (
+        trained(of("Rows", samples=N, how="tokens")),
+        f"data._target_: {NAME}.Rows: item 0 has the keys input_ids, labels; known are {KNOWN} (labels of transformers "
+        "are those of the same tokens, here targets are one token later); return a tuple (inputs..., target), in the "
+        "order of the model's forward",
+    ),
+    "a loader": (
+        trained(of("Loader")),
+        f"data._target_: {NAME}.Loader: is a Loader: batches, their order, workers and whose turn it is are the "
+        "launcher's; name the data set itself",
+    ),
+    "a model": (
+        trained(of("Net")),
+        f"data._target_: {NAME}.Net: is not a Source, nor a Dataset or IterableDataset of torch",
+    ),
+    "no length": (
+        trained(of("Endless")),
+        f"data._target_: {NAME}.Endless: a Dataset without __len__; let its len() be the number of its items",
+    ),
+    "all held out": (
+        trained(of("NoSplit", samples=N, val_fraction=1)),
+        "data.val_fraction: 1: should be a share of the samples, at least 0 and below 1 (try: data.val_fraction=0.1)",
+    ),
+    "held out twice": (
+        trained(of("NoSplit", samples=N, val_fraction=0.5, val={"samples": 3})),
+        "data.val_fraction: 0.5: data.val says what is held out; give one of them (try: ~data.val_fraction)",
+    ),
+    "val is a word": (
+        trained(of("NoSplit", samples=N, val="test")),
+        "data.val: test: should be the arguments that are otherwise for held-out samples, as {split: test}",
+    ),
+    "a share of a stream": (
+        trained(of("Row", val_fraction=0.5)),
+        f"data.val_fraction: 0.5: {NAME}.Row is an IterableDataset, and has no share by index; name what is held out "
+        "as data.val (try: ~data.val_fraction)",
+    ),
+    "held out of an endless stream": (
+        trained(of("Row", val={"samples": 4})),
+        f"data.val: {NAME}.Row: an IterableDataset without __len__, and held-out samples have a number; let its len() "
+        "be that, or name a Dataset",
+    ),
+    "too short": (
+        trained(of("Counted", samples=3 * BATCH + 1)),
+        f"train.steps: {STEPS}: steps of {BATCH} samples are 20, and {NAME}.Counted has 13 (try: train.steps=3)",
+    ),
+    "nothing to evaluate": (
+        trained(of("Row"), **EVALUATES),
+        f"steps.evaluate: {NAME}.Row offers no held-out samples; name them as data.val, or evaluate nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_right_is_refused_by_the_plan(case):
+    j, text = REFUSED[case]
+    with pytest.raises(RequestError) as caught:
+        plan_job(j)
+    assert str(caught.value) == text
+
+
+def test_the_plan_says_how_it_is_read():
+    notes = [str(n) for n in plan_job(trained(of("NoSplit", samples=N))).notes]
+    assert "data.val_fraction null -> 0.1: 1 of 11 samples are held out, drawn once" in notes
+    notes = [str(n) for n in plan_job(trained(of("Row"))).notes]
+    assert (
+        f"data._target_ {NAME}.Row is a stream: each data-parallel rank reads all of it and keeps its own rows; a run "
+        "that goes on reads on to its place"
+    ) in notes
+
+
+LATER = {
+    "raises": (of("Rows", samples=N, how="raises at 5"), "Rows: item 5 cannot be read: OSError: no such picture"),
+    "longer": (
+        of("Rows", samples=N, how="longer at 5"),
+        "Rows: input 0 of item 5 has shape (12,), of item 1 (6,); all samples must have one shape: cut them or "
+        "pad them",
+    ),
+    "the end": (
+        of("Row", samples=3 * BATCH + 1),
+        "Row: the stream ended after 13 items, and item 13 (from 0) is due; let it begin again by itself, or "
+        "train.steps be at most 13 // train.batch_size",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_an_item_that_turns_out_bad_ends_the_run_with_its_number(case, tmp_path):
+    data, text = LATER[case]
+    with pytest.raises(RanksFailed) as failed:
+        on_layout(trained(data, "pp2"), tmp_path)
+    assert failed.value.fault.message.startswith(f"data._target_ = {NAME}.{text}")
+
+
+def test_a_stream_that_splits_itself_by_rank_ends_the_run(tmp_path):
+    with pytest.raises(RanksFailed) as failed:
+        on_layout(trained(of("ByRank"), "hsdp2"), tmp_path)
+    assert failed.value.fault.message == (
+        "the data of rank 1 are not those of rank 0: its first sample is another one; every rank has to see all "
+        "samples, and is handed its own: let nothing be split by rank"
+    )
+
+
+def test_random_numbers_of_the_run_are_left_alone():
+    data = open_data(trained(of("Rows", samples=N, noise=True)).data, seed=0, allow=("tests",))
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    rows = np.array([3, 1])
+    both = data.train.inputs(rows)[0], data.train.targets(rows)
+    assert [b.shape[0] for b in both] == [2, 2]
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
