@@ -84,7 +84,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "verify": Verb(steps.Verify, "launcher.steps.verify", "files", CHECKPOINT, source="src", checks=True),
     "inspect": Verb(steps.Inspect, "launcher.steps.inspect", "files", CHECKPOINT, source="src", checks=True),
     "sample": Verb(steps.Sample, "launcher.steps.sample", "alone", EXPORTED),
-    "prepare": Verb(steps.Prepare, "launcher.steps.prepare", "files", output="dst", checks=True),
+    "prepare": Verb(steps.Prepare, "launcher.steps.files.prepare", "files", output="dst", checks=True),
 }  # fmt: skip
 
 
