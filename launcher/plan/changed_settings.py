@@ -57,7 +57,7 @@ LAYOUT = (
 ASIDE = (
     "name", "recipe", "runs", "run_dir", "show", "search", "train.log_every", "train.eval_every",
     "train.eval_batches", "parallel.local_norm", "parallel.group_file", "checkpoint", "steps", "logger",
-    "security", "debug.limit", "debug.anomaly", "debug.profiler",
+    "security", "data.cache", "debug.limit", "debug.anomaly", "debug.profiler",
 )  # fmt: skip
 """``debug.limit`` counts as ``train.steps``."""
 

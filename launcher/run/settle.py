@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.data.prepare import text_cache
 from launcher.errors import refuse
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import settled
@@ -41,6 +42,7 @@ def settle(job: Job, config: str, overrides: Sequence[str], others: Others | Non
     """Raises ``RequestError`` for a folder of an earlier start that cannot be read."""
     outer = launch.outer_size()
     job = memory_check.told(launch.at_home(_again(settled(job), config, others), outer))
+    job = text_cache.with_cache(job)
     return Settled(job, config, overrides, outer, done=_done(job, config, overrides))
 
 

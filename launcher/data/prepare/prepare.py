@@ -65,7 +65,7 @@ def prepare(settings: Prepare, say: Say, speed: Speed) -> Prepared:
     files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
     corpus = Corpus.of(settings, files)
     dst, folder = Path(settings.dst), shards.working_folder(Path(settings.dst))
-    with _writing(folder), shards.locked(folder, say):
+    with writing(folder), shards.locked(folder, say):
         said_so = shards.published(dst)
         if said_so is not None and corpus.is_in(said_so):
             shards.leave(folder)
@@ -257,8 +257,8 @@ def _listed(corpus: Corpus) -> str:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """What is wrong with a file that is read is a ``BadFile``: all else is of one that is written."""
+def writing(folder: Path) -> Iterator[None]:
+    """What is wrong with a file that is read is a ``BadFile``: all else is of ``folder``, a ``RunError``."""
     try:
         yield
     except OSError as error:

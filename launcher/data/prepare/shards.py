@@ -95,7 +95,7 @@ def kept(folder: Path, digest: str, skips: bool) -> Progress:
     Unless this one ``skips``, what has left out anything does not count.
     """
     if _json(folder / BEGUN) != {"digest": digest}:
-        _empty(folder)
+        empty(folder)
         write_json(folder / BEGUN, {"digest": digest})
         return Progress()
 
@@ -185,7 +185,8 @@ def _json(path: Path) -> Any:
         return None
 
 
-def _empty(folder: Path) -> None:
+def empty(folder: Path) -> None:
+    """But for the lock."""
     for path in folder.iterdir():
         if path.name != LOCK:
             path.unlink()

@@ -12,9 +12,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data.files import bpe
+from launcher.data.files import bpe, corpus
 from launcher.data.prepare.documents import Bad, Kind, documents
 from launcher.data.prepare.encode import Encoder, Recipe
+from launcher.job.schema.components import Text
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,13 @@ class Train:
 
 
 @dataclass(frozen=True)
+class TrainText:
+    """Byte pairs are trained on what ``data=text`` trains on. Answered as ``Train``."""
+
+    settings: Text
+
+
+@dataclass(frozen=True)
 class Encoded:
     """``tokens``, how many documents ended, and what was left out."""
 
@@ -53,7 +61,7 @@ class Encoded:
     bad: list[Bad]
 
 
-Task = Recipe | Encode | EncodeLines | Train
+Task = Recipe | Encode | EncodeLines | Train | TrainText
 
 
 class Worker:
@@ -74,6 +82,9 @@ class Worker:
                 return Encoded(self._encoder.lines(task.data.decode()), 0, [])
             case Train():
                 return _trained(task)
+            case TrainText(settings):
+                train, _ = corpus.split(settings)
+                return str(bpe.train(train.tobytes().decode(), settings.vocab_size).to_str())
 
     def _encode(self, task: Encode) -> Encoded:
         assert self._encoder is not None

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from launcher.data.prepare.encode import Recipe
-from launcher.data.prepare.worker import Encode, Encoded, EncodeLines, Task, Train
+from launcher.data.prepare.worker import Encode, Encoded, EncodeLines, Task, Train, TrainText
 from launcher.errors import RunError
 
 K = TypeVar("K")
@@ -38,7 +38,7 @@ class Workers:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(count)
 
-    def train(self, task: Train) -> str:
+    def train(self, task: Train | TrainText) -> str:
         """What the tokenizer.json of one that is trained says."""
         return str(self._ask(task))
 

@@ -185,7 +185,7 @@ def test_the_same_corpus_is_prepared_once_and_another_is_not_put_over_it(tmp_pat
 
 
 def test_a_start_after_a_kill_goes_on_behind_whole_files_to_the_same_bytes(tmp_path):
-    file, texts = tokenizer(tmp_path), documents(2000)
+    file, texts = tokenizer(tmp_path), documents(4500)
     src = [str(gzipped(jsonl(tmp_path / "a.jsonl", texts * 3))), str(jsonl(tmp_path / "b.jsonl", texts[:900]))]
     settings = [f"tokenizer_file={file}", "shard_tokens=60000", "workers=2", f"src=[{','.join(src)}]"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
