@@ -15,7 +15,7 @@ from launcher.job.yaml.config_files import ConfigFiles
 RECIPES = ", ".join(ConfigFiles().options("recipe"))
 STEPS = (
     "train, evaluate, sync_shared, save, load, broadcast, certify, calibrate, merge_strategies, transform, export, "
-    "import, verify, inspect, sample"
+    "import, verify, inspect, sample, prepare"
 )
 TOP = (
     "name, seed, deterministic, recipe, runs, run_dir, show, model, data, optim, schedule, train, parallel, search, "
@@ -166,8 +166,8 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
         ["steps=[trian,save]"],
         """
   steps: unknown step 'trian', did you mean 'train'? """
-        """(steps: broadcast, calibrate, certify, evaluate, export, import, inspect, load, merge_strategies, sample, """
-        """save, sync_shared, train, transform, verify)
+        """(steps: broadcast, calibrate, certify, evaluate, export, import, inspect, load, merge_strategies, prepare, """
+        """sample, save, sync_shared, train, transform, verify)
     set by: steps=[trian,save] (command line)
     try:    'steps=[train,save]'
 """,
