@@ -166,8 +166,8 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
         ["steps=[trian,save]"],
         """
   steps: unknown step 'trian', did you mean 'train'? """
-        """(steps: broadcast, calibrate, certify, evaluate, export, import, inspect, load, merge_strategies, prepare, """
-        """sample, save, sync_shared, train, transform, verify)
+        """(steps: broadcast, calibrate, certify, evaluate, export, import, inspect, load, merge_strategies, """
+        """prepare, sample, save, sync_shared, train, transform, verify)
     set by: steps=[trian,save] (command line)
     try:    'steps=[train,save]'
 """,

@@ -12,39 +12,71 @@ from tokenizers import Tokenizer
 
 from launcher.data.files import bpe
 from launcher.data.prepare.blocks import inside_text
+from launcher.data.prepare.split_pattern import word_pattern
+from launcher.data.prepare.word_table import WordTable
 
 PIECE = 1 << 20  # characters that are encoded at once
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """``tokenizer``: what a tokenizer.json says; ``None``: bytes. ``end`` ends each document."""
+    """``tokenizer``: what a tokenizer.json says; ``None``: bytes. ``end`` ends each document.
+
+    ``cuts``: what is longer than the tokenizer.json allows is cut off, as ``data=text`` does to lines.
+    """
 
     tokenizer: str | None
     end: int
+    cuts: bool = False
 
 
 class Encoder:
-    """Takes as much memory as ``PIECE`` characters need, whatever a document has."""
+    """Takes as much memory as ``PIECE`` characters and a table of words need, whatever a document has."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.end = np.array([recipe.end], np.uint32)
-        self._tokenizer = None if recipe.tokenizer is None else Tokenizer.from_str(recipe.tokenizer)
+        self._end = np.array([recipe.end], np.uint32)
+        self._tokenizer, self._words = None, None
+        if recipe.tokenizer is not None:
+            self._tokenizer = Tokenizer.from_str(recipe.tokenizer)
+            if not recipe.cuts:
+                self._tokenizer.no_truncation()
+                self._tokenizer.no_padding()
+            pattern = word_pattern(self._tokenizer)
+            self._words = None if pattern is None else WordTable(self._tokenizer, pattern)
 
     def __call__(self, texts: Sequence[str], end: bool) -> NDArray[np.uint32]:
         """The tokens of all ``texts``; behind each the one that ends it, if ``end``."""
-        parts = [np.zeros(0, np.uint32)]
-        for batch in _batches(texts):
-            for (_, last), ids in zip(batch, self._ids([piece for piece, _ in batch]), strict=True):
-                parts.append(ids)
-                if last and end:
-                    parts.append(self.end)
-        return np.concatenate(parts)
+        return np.concatenate(
+            [np.zeros(0, np.uint32), *(self._batch(batch, end) for batch in _batches(texts))]
+        )
 
     def lines(self, text: str) -> NDArray[np.uint32]:
         """Its tokens, encoded line by line."""
         assert self._tokenizer is not None
-        return bpe.encode(self._tokenizer, text).astype(np.uint32)
+        if self._words is None:
+            return bpe.encode(self._tokenizer, text).astype(np.uint32)
+        return self._batch([(line, False) for line in text.splitlines(keepends=True)], end=False)
+
+    def _batch(self, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
+        """Of pieces, and of each whether its text ends with it."""
+        if self._words is not None:
+            return self._by_words(self._words, batch, end)
+        parts = []
+        for ids, (_, last) in zip(self._ids([piece for piece, _ in batch]), batch, strict=True):
+            parts += [ids, self._end] if last and end else [ids]
+        return np.concatenate(parts)
+
+    def _by_words(self, words: WordTable, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
+        words.fresh()
+        ending = np.array([words.add(self._end.tolist())])
+        rows = [words.rows(piece) for piece, _ in batch]
+        others = self._ids([piece for row, (piece, _) in zip(rows, batch, strict=True) if row is None])
+        parts = []
+        for row, (_, last) in zip(rows, batch, strict=True):
+            parts.append(np.array([words.add(next(others).tolist())]) if row is None else row)
+            if last and end:
+                parts.append(ending)
+        return words.tokens(parts)
 
     def _ids(self, pieces: list[str]) -> Iterator[NDArray[np.uint32]]:
         if self._tokenizer is None:

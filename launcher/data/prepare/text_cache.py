@@ -114,7 +114,7 @@ def _make(settings: Text, folder: Path, final: Path, say: Callable[[str], None],
         done = 0
         for name, part in zip((TRAIN, VAL), corpus.split(settings), strict=True):
             with TokenWriter(folder / name, size) as file:
-                for block, got in crew.encode(Recipe(said, end=0), _tasks(part)):
+                for block, got in crew.encode(Recipe(said, end=0, cuts=True), _tasks(part)):
                     file.append(got.tokens)
                     done += block
                     speed(Progress(Position(0, done), nbytes=done, tokens=file.tokens))
