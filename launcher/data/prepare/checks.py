@@ -76,7 +76,7 @@ def _of_tokenizer(settings: Prepare, key: str) -> Iterator[Problem]:
     try:
         vocabulary(settings)
     except NoEnd as error:
-        yield Problem(f"{key}.end_token", str(error))
+        yield Problem(f"{key}.end_of_document", str(error))
     except (ValueError, OSError) as error:
         yield Problem(f"{key}.tokenizer_file", said(error))
 

@@ -172,8 +172,8 @@ def _make(corpus: Corpus, folder: Path, say: Say, speed: Speed) -> Prepared:
         raise RunError(f"{_listed(corpus)}: no document has any text ({done.skipped} left out)")
     said_so = {
         "version": VERSION, "digest": corpus.digest, "tokens": done.tokens, "documents": done.documents,
-        "skipped": done.skipped, "vocab_size": made.size, "end_token": made.end_text, "shards": done.shards,
-        "files": [str(file.path) for file in corpus.files],
+        "skipped": done.skipped, "vocab_size": made.size, "end_of_document": made.end_text,
+        "shards": done.shards, "files": [str(file.path) for file in corpus.files],
     }  # fmt: skip
     shards.publish(folder, Path(settings.dst), said_so)
     seconds = time.monotonic() - start
@@ -243,7 +243,7 @@ def _shard(
 def _found(said: dict[str, Any]) -> Prepared:
     """What a folder says of itself."""
     counts = {key: int(said[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
-    return Prepared(**counts, end=str(said["end_token"]), anew=False)
+    return Prepared(**counts, end=str(said["end_of_document"]), anew=False)
 
 
 def _seen(path: Path) -> tuple[int, int]:

@@ -43,12 +43,12 @@ def vocabulary(settings: Prepare, trained: str | None = None) -> Vocabulary:
         return _of(Tokenizer.from_str(trained), trained_end(settings))
     path = Path(settings.tokenizer_file)
     tokenizer = bpe.load(path)
-    return _of(tokenizer, settings.end_token or _beside(path, tokenizer), path)
+    return _of(tokenizer, settings.end_of_document or _beside(path, tokenizer), path)
 
 
 def trained_end(settings: Prepare) -> str:
     """The text of the end token of byte pairs that are trained here."""
-    return settings.end_token or TRAINED_END
+    return settings.end_of_document or TRAINED_END
 
 
 def _of(tokenizer: Tokenizer, end: str, path: Path | None = None) -> Vocabulary:

@@ -42,7 +42,7 @@ class Train:
 
     blocks: list[Encode]
     vocab_size: int
-    end_token: str
+    end_of_document: str
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Worker:
 
 def _trained(task: Train) -> str:
     texts = [t for b in task.blocks for t in documents(b.kind, b.data, b.field, b.first).texts]
-    return str(bpe.train_on(texts, task.vocab_size, [task.end_token]).to_str())
+    return str(bpe.train_on(texts, task.vocab_size, [task.end_of_document]).to_str())
 
 
 def serve(tasks: BinaryIO, answers: BinaryIO) -> None:

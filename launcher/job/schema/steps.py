@@ -180,7 +180,7 @@ class Prepare(Settings):
     vocab_size: Annotated[int, Field(ge=257, strict=True)] | None = Field(
         None, description="of tokenizer=bpe, which is trained on the first of the text"
     )
-    end_token: str | None = Field(
+    end_of_document: str | None = Field(
         None, min_length=1, description="ends each document; null: the tokenizer's eos_token"
     )
     on_bad: Literal["error", "skip"] = Field("error", description="what is no JSON or no UTF-8")
@@ -196,8 +196,8 @@ class Prepare(Settings):
             raise ValueError("tokenizer=file and tokenizer_file go together: give both or neither")
         if (self.tokenizer == "bpe") != (self.vocab_size is not None):
             raise ValueError("tokenizer=bpe and vocab_size go together: give both or neither")
-        if self.tokenizer == "bytes" and self.end_token is not None:
-            raise ValueError("tokenizer=bytes ends a document with token 256; leave end_token out")
+        if self.tokenizer == "bytes" and self.end_of_document is not None:
+            raise ValueError("tokenizer=bytes ends a document with token 256; leave end_of_document out")
         return self
 
 

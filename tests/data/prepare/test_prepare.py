@@ -107,7 +107,9 @@ def test_bytes_and_byte_pairs_that_are_trained_here_need_no_file(tmp_path):
     assert tokens(tmp_path / "bytes") == [97, 98, 256, 0xC3, 0xA9, 256]
     texts = documents(1500)
     jsonl(src, texts)
-    done = prepared(src=str(src), dst=str(tmp_path / "bpe"), tokenizer="bpe", vocab_size=700, end_token=END, workers=1)
+    done = prepared(
+        src=str(src), dst=str(tmp_path / "bpe"), tokenizer="bpe", vocab_size=700, end_of_document=END, workers=1
+    )
     assert done.vocab_size == 700
     assert tokens(tmp_path / "bpe") == expected(tmp_path / "bpe/tokenizer.json", texts)
 
