@@ -2,8 +2,8 @@
 
 python benchmarks/prepare.py [--mb 64] [--tokenizer tokenizer.json]
 
-The corpus is real: paragraphs of the text that ships with the launcher, then the .py, .md, .txt and .rst files
-of installed packages, a document each. Without --tokenizer 32 000 byte pairs are trained on it.
+The corpus is real: paragraphs of the text that ships with the launcher, then the .py, .md, .txt and .rst
+files of installed packages, a document each. Without --tokenizer 32 000 byte pairs are trained on it.
 """
 
 from __future__ import annotations

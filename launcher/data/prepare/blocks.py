@@ -64,12 +64,12 @@ def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: 
 
 
 def inside_text(data: bytes) -> int:
-    """Where a piece of a long text may end: before a line that begins with what is no space.
+    """Where a piece of a long text may end: before a letter or digit, behind a line that ends in no space.
 
-    There a byte-level tokenizer ends a word in any case. Where there is no such line, before a word; where
-    there is no such word, before a character.
+    The patterns of byte-level tokenizers see the same words on both sides. Where there is no such line,
+    before any line or word, and where there is none, before a character; there tokens may be others.
     """
-    for mark in (_LINE, _WORD):
+    for mark in (_LETTER, _LINE, _WORD):
         at = _last(mark, data)
         if at:
             return at
@@ -79,7 +79,9 @@ def inside_text(data: bytes) -> int:
     return end - 1 if end > 1 and data[end - 1] >= 0xC0 else len(data)
 
 
-_LINE, _WORD = re.compile(rb"\n(?=\S)"), re.compile(rb"(?<=\S)(?= \S)")
+_LETTER, _LINE, _WORD = (
+    re.compile(p) for p in (rb"[!-~]\n(?=[A-Za-z0-9])", rb"\n(?=\S)", rb"(?<=\S)(?= \S)")
+)
 
 
 def _last(mark: re.Pattern[bytes], data: bytes) -> int:

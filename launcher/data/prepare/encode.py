@@ -69,11 +69,9 @@ class Encoder:
     def _by_words(self, words: WordTable, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
         words.fresh()
         ending = np.array([words.add(self._end.tolist())])
-        rows = [words.rows(piece) for piece, _ in batch]
-        others = self._ids([piece for row, (piece, _) in zip(rows, batch, strict=True) if row is None])
         parts = []
-        for row, (_, last) in zip(rows, batch, strict=True):
-            parts.append(np.array([words.add(next(others).tolist())]) if row is None else row)
+        for piece, last in batch:
+            parts += words.rows(piece)
             if last and end:
                 parts.append(ending)
         return words.tokens(parts)

@@ -22,6 +22,9 @@ _RANGES = ((0x0000, 0x052F), (0x2000, 0x206F), (0x20A0, 0x20BF), (0x2100, 0x22FF
 SAFE = tuple(chr(c) for first, last in _RANGES for c in range(first, last + 1))
 """European scripts, punctuation, currencies, arrows, signs of mathematics."""
 UNSAFE = re.compile("[^" + "".join(f"\\u{first:04x}-\\u{last:04x}" for first, last in _RANGES) + "]")
+_PRINTED = "".join(map(chr, range(0x21, 0x7F)))
+LINE = re.compile(r"(?<=[!-~]\n)(?=[A-Za-z0-9])")
+"""Behind a line that ends in no space: what is on both sides is encoded the same by itself."""
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u2028\u2029\u202f\u205f" + "".join(chr(c) for c in range(0x2000, 0x200B))
 _PART = re.compile(r"\\p\{(?P<category>[A-Z][a-z]?)\}|\\(?P<escape>.)|(?P<bracket>[\[\]])")
 _AROUND = (
@@ -110,8 +113,11 @@ def _escaped(chars: str) -> str:
 
 
 def _agree(ours: re.Pattern[str], tokenizer: Tokenizer) -> bool:
-    """Whether both see the same words around each character."""
-    return all(ours.findall(text) == words for text, words in _seen(tokenizer))
+    """Whether both see the same words around each character, and none over a ``LINE``."""
+    apart = ((f"{a}{c}\n", f"{b}b") for c in _PRINTED for a in ("", "x", "1", " ") for b in "aA1")
+    return all(ours.findall(text) == words for text, words in _seen(tokenizer)) and all(
+        ours.findall(head + tail) == [*ours.findall(head), *ours.findall(tail)] for head, tail in apart
+    )
 
 
 def _seen(tokenizer: Tokenizer) -> Iterator[tuple[str, list[str]]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from launcher.data.prepare.split_pattern import UNSAFE
+from launcher.data.prepare.split_pattern import LINE, UNSAFE
 
 ROWS = 500_000  # of a table, which then begins anew: about 100 MB
 KNOWN = 48  # characters of a word that may come again
@@ -32,12 +33,12 @@ class WordTable(dict[str, int]):
             self.clear()
             self._begin()
 
-    def rows(self, text: str) -> NDArray[np.int64] | None:
-        """Of the words of ``text``; ``None`` where it has characters or tokens that are no such words."""
-        if UNSAFE.search(text) or (self._added is not None and self._added.search(text)):
-            return None
-        words = self._find(text)
-        return np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+    def rows(self, text: str) -> list[NDArray[np.int64]]:
+        """Of the words of ``text``; lines with characters or tokens that are no such words are one each."""
+        if not self._is_odd(text):
+            return [self._of_words(text)]
+        runs = ((odd, "".join(lines)) for odd, lines in groupby(LINE.split(text), self._is_odd))
+        return [self._of_whole(run) if odd else self._of_words(run) for odd, run in runs]
 
     def add(self, ids: Iterable[int]) -> int:
         """The row of tokens of which nobody asks again."""
@@ -53,6 +54,16 @@ class WordTable(dict[str, int]):
         ends = np.cumsum(counts)
         at = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts[which] - (ends - counts), counts)
         return np.frombuffer(self._tokens, np.uint32)[at] if len(at) else np.zeros(0, np.uint32)
+
+    def _is_odd(self, text: str) -> bool:
+        return bool(UNSAFE.search(text) or (self._added is not None and self._added.search(text)))
+
+    def _of_words(self, text: str) -> NDArray[np.int64]:
+        words = self._find(text)
+        return np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+
+    def _of_whole(self, text: str) -> NDArray[np.int64]:
+        return np.array([self.add(self._tokenizer.encode(text, add_special_tokens=False).ids)])
 
     def __missing__(self, word: str) -> int:
         row = self.add(self._tokenizer.encode(word, add_special_tokens=False).ids)

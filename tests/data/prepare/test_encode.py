@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
@@ -25,7 +25,9 @@ PATTERNS = {
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }  # fmt: skip
 TRAINED = bpe.train_on(TEXT[:60_000].splitlines(keepends=True), 500, [END]).to_str()
-CHARS = st.one_of(st.sampled_from("ab'sS 1\n\r\t.-"), st.sampled_from(SAFE), st.characters(exclude_categories=["Cs"]))
+CHARS = st.one_of(
+    st.sampled_from("ab'sS 1\n\n\r\t.-/日🙂"), st.sampled_from(SAFE), st.characters(exclude_categories=["Cs"])
+)
 
 
 def split_by(pattern: str | None) -> Tokenizer:
@@ -43,6 +45,7 @@ ENCODERS = {name: Encoder(Recipe(t.to_str(), end=0)) for name, t in TOKENIZERS.i
 
 @pytest.mark.parametrize("name", PATTERNS)
 @settings(deadline=None, max_examples=100)
+@example(texts=["x 🙂\n\nab\n\nc \nd\r\ne!\n/f 日\ng\n\n"])
 @given(texts=st.lists(st.text(CHARS) | st.sampled_from([f"a{END}b", *ODD]), max_size=6))
 def test_any_documents_have_the_tokens_that_tokenizers_alone_gives(name, texts):
     rows = TOKENIZERS[name].encode_batch(texts, add_special_tokens=False)
