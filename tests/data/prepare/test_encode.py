@@ -24,7 +24,8 @@ PATTERNS = {
     + LETTERS + r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }  # fmt: skip
-TRAINED = bpe.train_on(TEXT[:60_000].splitlines(keepends=True), 500, [END]).to_str()
+ENDED = [f"{part}{end}" for part in TEXT[:60_000].split("\n\n") for end in ("\n\n", "  \n", " \n", "\r\n")]
+TRAINED = bpe.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token where they are one word
 CHARS = st.one_of(
     st.sampled_from("ab'sS 1\n\n\r\t.-/日🙂"), st.sampled_from(SAFE), st.characters(exclude_categories=["Cs"])
 )
