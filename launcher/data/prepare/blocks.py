@@ -12,7 +12,7 @@ from launcher.data.prepare.corpus_files import LINES, CorpusFile, packing_errors
 from launcher.data.prepare.tables import rows
 
 BLOCK = 1 << 20  # bytes
-LONGEST = 32 << 20  # bytes of a line, which is decoded whole
+LONGEST = 8 << 20  # bytes of a line, which is decoded whole, to four bytes a character at worst
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,12 @@ def _has_index(file: CorpusFile) -> bool:
 
 
 def _arrow_rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
+    import pyarrow as pa
     from pyarrow import ipc
 
     at = 0
-    with opened(file.path) as stream:
+    check(file.path)
+    with pa.memory_map(str(file.path)) as stream:  # of a batch of any size only what is looked at is read
         if _has_index(file):
             indexed = ipc.open_file(stream)
             batches = (indexed.get_batch(i) for i in range(indexed.num_record_batches))
