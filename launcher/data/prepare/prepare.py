@@ -84,7 +84,8 @@ def occupied(dst: Path, overwrite: bool) -> str | None:
         return None
     if shards.published(dst) is None:
         return f"{dst}: it is not empty, and no prepare has made it"
-    return None if overwrite else f"{dst}: it was made of another corpus, or in another way"
+    other = f"{dst}: it was made of another corpus, or in another way"
+    return None if overwrite else f"{other}; overwrite=true replaces it"
 
 
 @dataclass(frozen=True)

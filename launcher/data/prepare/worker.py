@@ -114,6 +114,7 @@ def serve(tasks: BinaryIO, answers: BinaryIO) -> None:
 def main() -> None:
     """What the process does from its start to its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; ours closes our input
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who asked is gone: nobody wants to know
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what a library prints is no answer
         serve(sys.stdin.buffer, answers)

@@ -143,7 +143,10 @@ def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
     done = prepared(on_bad="skip", **common)
     assert (done.documents, done.skipped) == (2, 7)
     assert tokens(tmp_path / "out") == expected(file, ["one", "two"])
-    with pytest.raises(RunError, match=f"^{tmp_path}/out: it was made of another corpus, or in another way$"):
+    with pytest.raises(
+        RunError,
+        match=f"^{tmp_path}/out: it was made of another corpus, or in another way; overwrite=true replaces it$",
+    ):
         prepared(**common)  # which does not leave out anything
 
 
@@ -179,7 +182,10 @@ def test_the_same_corpus_is_prepared_once_and_another_is_not_put_over_it(tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
     jsonl(src, ["one", "six"])
-    with pytest.raises(RunError, match=f"^{tmp_path}/out: it was made of another corpus, or in another way$"):
+    with pytest.raises(
+        RunError,
+        match=f"^{tmp_path}/out: it was made of another corpus, or in another way; overwrite=true replaces it$",
+    ):
         prepared(workers=1, **common)
     prepared(workers=1, overwrite=True, **common)
     assert tokens(tmp_path / "out") == expected(file, ["one", "six"])
