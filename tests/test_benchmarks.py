@@ -93,6 +93,16 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
             ("1 blocks of 1 steps", 1),
         ],
     ),
+    "prepare": (
+        "benchmarks/prepare.py --mb 1",
+        [
+            ("(tokenizers alone|prepare) +[0-9.]+ MB a CPU second", 2),
+            (r"ratio +[0-9.]+, over \d+ MB, the same tokens", 1),
+            (r"out: \d+ tokens below \d+ of \d+ documents, each ended by ", 1),
+            (r"\d+ MB in [0-9.]+ s on \d+ cores: [0-9.]+ MB/s", 1),
+            ("all processes together: at most ", 1),
+        ],
+    ),
     "transform": (
         "-m benchmarks.transform --mib 64 --blocks 1 --cases tp --without-mindspore",
         [

@@ -15,7 +15,7 @@ from launcher.job.yaml.config_files import ConfigFiles
 RECIPES = ", ".join(ConfigFiles().options("recipe"))
 STEPS = (
     "train, evaluate, predict, sync_shared, save, load, broadcast, certify, calibrate, merge_strategies, transform, "
-    "export, import, verify, inspect, sample"
+    "export, import, verify, inspect, sample, prepare"
 )
 TOP = (
     "name, seed, deterministic, recipe, runs, run_dir, show, model, data, loss, metrics, optim, schedule, train, "
@@ -167,7 +167,7 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
         """
   steps: unknown step 'trian', did you mean 'train'? """
         """(steps: broadcast, calibrate, certify, evaluate, export, import, inspect, load, merge_strategies, """
-        """predict, sample, save, sync_shared, train, transform, verify)
+        """predict, prepare, sample, save, sync_shared, train, transform, verify)
     set by: steps=[trian,save] (command line)
     try:    'steps=[train,save]'
 """,

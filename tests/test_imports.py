@@ -33,6 +33,7 @@ LAYERS = {
     "launcher.runtime": "runtime",
     "launcher.models": "models",
     "launcher.data": "data",
+    "launcher.data.prepare.__main__": "wiring",  # a command
     "launcher.optim": "optim",
     "launcher.objective": "objective",
     "launcher.planner.model_folder": "request files",

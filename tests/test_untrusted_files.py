@@ -19,7 +19,7 @@ from launcher.checkpoint.mindspore.formats.wire import packet
 from launcher.checkpoint.tensorfile.header import arrange
 from launcher.checkpoint.tensorfile.json_file import LONGEST
 from launcher.data.files.idx import whole
-from launcher.data.idx import read as read_idx
+from launcher.data.images.idx import read as read_idx
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 from launcher.untrusted.files import TEXT

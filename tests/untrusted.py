@@ -24,8 +24,8 @@ from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tensorfile.durable import copy
 from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.data.checks import absent, check
-from launcher.data.cifar import read_pickle
 from launcher.data.files import bpe
+from launcher.data.images.cifar import read_pickle
 from launcher.errors import said
 from launcher.job.schema.components import Cifar10, Idx, Text, Tokens
 from launcher.planner import request_files

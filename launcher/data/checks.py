@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.data.fallback import resolve
 from launcher.data.files.image_checks import check_cifar10, check_idx, check_mnist5k
 from launcher.data.files.text_checks import check_absent, check_text
-from launcher.data.image_folder.checks import check_images
+from launcher.data.images.folder.checks import check_images
 from launcher.data.token_files.corpus import corpus
 from launcher.errors import Problem
 from launcher.job.schema.components import Cifar10, Data, Idx, ImageFolder, Mnist5k, Text, Tokens

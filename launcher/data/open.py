@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from launcher.data.checks import check
-from launcher.data.cifar import open_cifar10
 from launcher.data.fallback import resolve
-from launcher.data.idx import open_idx
-from launcher.data.image_folder.open import open_images
-from launcher.data.mnist5k import open_mnist5k
+from launcher.data.images.cifar import open_cifar10
+from launcher.data.images.folder.open import open_images
+from launcher.data.images.idx import open_idx
+from launcher.data.images.mnist5k import open_mnist5k
 from launcher.data.plain_text import open_text
 from launcher.data.random_tokens import open_random_tokens
 from launcher.data.source import Dataset

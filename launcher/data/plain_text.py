@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from launcher.data.files import bpe, corpus
+from launcher.data.prepare import text_cache
+from launcher.data.prepare.text_cache import TextTokens
 from launcher.data.source import Dataset, entropy
 from launcher.data.tokens import Windows
 from launcher.errors import Problem, RequestError
@@ -40,14 +42,11 @@ def decode_bytes(ids: Sequence[int]) -> str:
 
 
 def _learned(settings: Text) -> Dataset:
-    parts = [part.tobytes().decode() for part in corpus.split(settings)]
-    if settings.tokenizer_file is None:
-        tokenizer = bpe.train(parts[0], settings.vocab_size)
-    else:
-        tokenizer = bpe.load(Path(settings.tokenizer_file))
+    made = text_cache.opened(settings) or _tokens(settings)
+    tokenizer = made.tokenizer
 
     # how many tokens a text has only encoding it tells
-    train, val = (Windows(bpe.encode(tokenizer, part), settings.seq_len) for part in parts)
+    train, val = (Windows(part, settings.seq_len) for part in (made.train, made.val))
     if not len(train):
         window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
         text = f"{corpus.where(settings)}: {len(train.tokens)} tokens to train on are too few: {window}"
@@ -59,3 +58,13 @@ def _learned(settings: Text) -> Dataset:
     sizes = bpe.token_bytes(tokenizer) if settings.tokenizer_file is None else None
     decode = partial(bpe.decode, tokenizer)
     return Dataset(train, val, entropy(val), encode=encode, decode=decode, token_bytes=sizes)
+
+
+def _tokens(settings: Text) -> TextTokens:
+    """Made by this process for itself."""
+    parts = [part.tobytes().decode() for part in corpus.split(settings)]
+    if settings.tokenizer_file is None:
+        tokenizer = bpe.train(parts[0], settings.vocab_size)
+    else:
+        tokenizer = bpe.load(Path(settings.tokenizer_file))
+    return TextTokens(tokenizer, *(bpe.encode(tokenizer, part) for part in parts))

@@ -40,7 +40,7 @@ class Dataset:
     """``val`` may be empty; ``entropy`` is that of its targets; ``encode`` and ``decode`` come with text.
 
     ``token_bytes``: how many bytes of text each token stands for, where that is known. ``reading`` says how
-    samples of ``train`` are asked for; ``fraction`` of all were held out, where that is how ``val`` was found.
+    samples of ``train`` are asked for; ``fraction`` of all were held out, where ``val`` was found so.
     """
 
     train: Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.data.fallback import resolve
-from launcher.data.image_folder.listing import class_folders
+from launcher.data.images.folder.listing import class_folders
 from launcher.errors import Problem, RequestError, owned
 from launcher.job.schema.components import (
     Cifar10,

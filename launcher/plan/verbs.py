@@ -93,6 +93,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         steps.Inspect, "launcher.steps.inspect", "files", CHECKPOINT, source="src", best=True, checks=True,
     ),
     "sample": Verb(steps.Sample, "launcher.steps.inference.sample", "alone", EXPORTED),
+    "prepare": Verb(steps.Prepare, "launcher.steps.files.prepare", "files", output="dst", checks=True),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.data.checks import absent
 from launcher.errors import Problem, RequestError
+from launcher.job.schema.components import Text
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
@@ -31,7 +32,16 @@ def before_plan(run: Settled) -> list[Problem]:
         *_step_problems(run),
         *(absent(job.data) if _reads(job) else []),
         *layout_files.unwritable(job),
+        *_cache(job),
     ]
+
+
+def _cache(job: Job) -> list[Problem]:
+    """Where the tokens of a text cannot be kept."""
+    if not isinstance(job.data, Text) or job.data.cache is None or job.data.tokenizer == "bytes":
+        return []
+    problem = folder.check_writable(Path(job.data.cache), "data.cache", "the tokens of data.path")
+    return [problem] if problem else []
 
 
 def after_plan(run: Settled, plan: Plan) -> tuple[list[Problem], list[Note]]:

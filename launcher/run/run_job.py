@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.console import gone, say, tell
 from launcher.errors import DONE, refuse
+from launcher.job.schema.components import Text
 from launcher.job.schema.job import Job, Launch
 from launcher.plan.plan import Plan, impossible
 from launcher.plan.show import short
@@ -223,6 +224,8 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
         record.say("running")
         say("\n".join([short(run.plan), *run.start.notes]))
         with _saved(run.job):
+            if any(phase.where != "files" for phase in left):
+                _prepare(run.job)
             _phases(run, left, record)
     except BaseException as error:
         record.fail(error)
@@ -232,6 +235,16 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
     unsaved = record.results.get("unsaved")
     lost = f"; {many(unsaved, 'checkpoint')} could not be written" if unsaved else ""
     say(f"done in {record.seconds} s: {run.folder}{lost}")
+
+
+def _prepare(job: Job) -> None:
+    """The tokens that every rank reads, made once, by this process."""
+    from launcher.data.prepare import text_cache
+    from launcher.data.prepare.speed import Speed
+
+    if isinstance(job.data, Text):
+        with Speed(job.logger.progress, say) as speed:
+            text_cache.make(job.data, say, speed)
 
 
 def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import refuse
+from launcher.job.schema.components import Text
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import settled
 from launcher.run import launch, memory_check, resume, status
@@ -41,12 +42,22 @@ def settle(job: Job, config: str, overrides: Sequence[str], others: Others | Non
     """Raises ``RequestError`` for a folder of an earlier start that cannot be read."""
     outer = launch.outer_size()
     job = memory_check.told(launch.at_home(_again(settled(job), config, others), outer))
+    job = _with_cache(job)
     return Settled(job, config, overrides, outer, done=_done(job, config, overrides))
 
 
 def home(job: Job) -> tuple[str, Path]:
     """The setting that says where the run goes, and the folder that it names."""
     return ("runs", Path(job.runs)) if job.run_dir is None else ("run_dir", Path(job.run_dir))
+
+
+def _with_cache(job: Job) -> Job:
+    """``job`` with the folder that keeps the tokens of its text, where it makes any."""
+    if not isinstance(job.data, Text) or job.data.tokenizer == "bytes":
+        return job
+    from launcher.data.prepare.text_cache import with_cache  # imports tokenizers
+
+    return with_cache(job)
 
 
 def _again(job: Job, config: str, others: Others | None) -> Job:

@@ -36,7 +36,8 @@ def test_every_option_composes_and_validates(option):
 
 
 def needs(step):
-    return [f"steps.{step}.{key}=x" for key in {"load": ["path"], "import": ["src"]}.get(step, [])]
+    named = {"load": ["path"], "import": ["src"], "prepare": ["src", "dst", "tokenizer_file"]}
+    return [f"steps.{step}.{key}=x" for key in named.get(step, [])]
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -43,12 +43,14 @@ def test_where_a_step_runs_and_what_it_needs_may_hang_on_its_settings(asked: Ste
 
 def test_what_a_step_writes_is_named_by_one_of_its_settings() -> None:
     named = [step("transform", dst="a"), step("export", path="b"), step("merge_strategies", dst="c")]
-    assert [output(s) for s in named] == ["a", "b", "c"]
+    named.append(step("prepare", src="here", dst="d", tokenizer="bytes"))
+    assert [output(s) for s in named] == ["a", "b", "c", "d"]
     assert [output(step(kind)) for kind in ("transform", "export", "train", "save")] == [None] * 4
 
 
 def test_weights_come_before_the_ranks_or_to_them() -> None:
-    every = {kind: step(kind, **({"src": "there"} if kind == "import" else {})) for kind in VERBS}
+    named = {"import": {"src": "there"}, "prepare": {"src": "here", "dst": "there", "tokenizer": "bytes"}}
+    every = {kind: step(kind, **named.get(kind, {})) for kind in VERBS}
     assert [kind for kind, s in every.items() if starts(s)] == ["import"]
     assert [kind for kind, s in every.items() if loads(s)] == ["load"]
     assert [kind for kind, s in every.items() if goes_on(s)] == ["train", "save"]

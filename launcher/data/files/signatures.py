@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 UNPACK = "unpack it first"
-EXTRACT = "write the text of its records to a text file first; data=tokens reads tokens that were prepared"
+PREPARE = "steps=[prepare] steps.prepare.src={} makes tokens of it, which data=tokens reads"
+RENAME = "give it the name of what it is, and steps=[prepare] makes tokens of it"
 OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
 TOKENS = "data=tokens data.path={} reads it"
 
@@ -34,18 +35,19 @@ PREPARED = (".tokens", ".bin", ".idx")
 
 _BY_NAME = {
     **{suffix: FileKind(name, UNPACK) for suffix, name in PACKED.items()},
-    **{suffix: FileKind(name, EXTRACT) for suffix, name in RECORDS.items()},
+    **{suffix: FileKind(PACKED[suffix], PREPARE) for suffix in (".gz", ".zst")},
+    **{suffix: FileKind(name, PREPARE) for suffix, name in RECORDS.items()},
     **{suffix: FileKind(name, OTHER) for suffix, name in NUMBERS.items()},
     **{suffix: FileKind("tokens", TOKENS) for suffix in PREPARED},
 }
 _BY_START = {
-    b"\x1f\x8b": FileKind("gzip", UNPACK),
+    b"\x1f\x8b": FileKind("gzip", RENAME),
     **{b"BZh%d1AY&SY" % level: FileKind("bzip2", UNPACK) for level in range(1, 10)},
-    b"\x28\xb5\x2f\xfd": FileKind("Zstandard", UNPACK),
+    b"\x28\xb5\x2f\xfd": FileKind("Zstandard", RENAME),
     b"\xfd7zXZ\x00": FileKind("xz", UNPACK),
     b"PK\x03\x04": FileKind("zip", UNPACK),
-    b"PAR1": FileKind("Parquet", EXTRACT),
-    b"ARROW1": FileKind("Arrow", EXTRACT),
+    b"PAR1": FileKind("Parquet", RENAME),
+    b"ARROW1": FileKind("Arrow", RENAME),
     b"\x93NUMPY": FileKind("NumPy", OTHER),
     b"\x89TOKENS\n": FileKind("tokens", TOKENS),
     b"MMIDIDX\x00\x00": FileKind("tokens", TOKENS),

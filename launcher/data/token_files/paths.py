@@ -14,40 +14,43 @@ SUFFIXES = (".tokens", ".bin")
 _HELD_OUT = re.compile(r"(?<![a-z])(val|valid|validation|test|dev|eval)(?![a-z])")
 
 
-def files(paths: Paths) -> list[Path]:
-    """In the order of the list, those of a folder or a pattern by name. Raises ``BadFile`` with the path."""
+def files(paths: Paths, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """In the order of the list, those of a folder or a pattern by name, with ``suffixes`` only.
+
+    Raises ``BadFile`` with the path.
+    """
     each = [paths] if isinstance(paths, str) else paths
-    found = [file for path in each for file in _of(path)]
+    found = [file for path in each for file in _of(path, suffixes)]
     twice = [file for file, n in Counter(f.resolve() for f in found).items() if n > 1]
     if twice:
         raise BadFile(f"{twice[0]}: named twice")
     return found
 
 
-def _of(path: str) -> list[Path]:
+def _of(path: str, suffixes: tuple[str, ...]) -> list[Path]:
     here = Path(path)
     if here.is_dir():
-        return _in_folder(here)
+        return _in_folder(here, suffixes)
     if here.exists():
         return [here.with_suffix(".bin") if here.suffix == ".idx" else here]
     if glob.has_magic(path):
-        return _matching(path)
+        return _matching(path, suffixes)
     prefix = Path(f"{path}.bin")  # as Megatron names the two files
     return [prefix] if prefix.exists() and Path(f"{path}.idx").exists() else [here]
 
 
-def _matching(pattern: str) -> list[Path]:
-    found = sorted(Path(name) for name in glob.glob(pattern) if name.endswith(SUFFIXES))
+def _matching(pattern: str, suffixes: tuple[str, ...]) -> list[Path]:
+    found = sorted(Path(name) for name in glob.glob(pattern) if name.endswith(suffixes))
     if not found:
-        raise BadFile(f"{pattern}: no {' or '.join(SUFFIXES)} file has such a name")
+        raise BadFile(f"{pattern}: no {' or '.join(suffixes)} file has such a name")
     return found
 
 
-def _in_folder(folder: Path) -> list[Path]:
+def _in_folder(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Files that are named as held out are not trained on with the others by mistake."""
-    found = sorted(f for f in folder.iterdir() if f.suffix in SUFFIXES and not f.name.startswith("."))
+    found = sorted(f for f in folder.iterdir() if f.name.endswith(suffixes) and not f.name.startswith("."))
     if not found:
-        raise BadFile(f"{folder}: no {' or '.join(SUFFIXES)} file is in this folder")
+        raise BadFile(f"{folder}: no {' or '.join(suffixes)} file is in this folder")
     held = [f for f in found if _HELD_OUT.search(f.stem.lower())]
     if held and len(held) < len(found):
         text = f"{folder}: {held[0].name} is named as held out, {_other(found, held).name} is not"

@@ -58,6 +58,8 @@ def mapped(file: TokenFile) -> NDArray[Any]:
     Raises ``RunError`` for a file that has been cut since it was checked.
     """
     dtype = np.dtype(file.dtype).newbyteorder("<")
+    if not file.tokens:
+        return np.zeros(0, dtype)  # nothing cannot be mapped
     try:
         with opened(file.path) as stream:
             return np.memmap(stream, dtype, mode="r", offset=file.offset, shape=(file.tokens,))

@@ -107,6 +107,11 @@ class Text(Settings):
     vocab_size: Annotated[int, Field(ge=256)] = 256
     seq_len: Count = 128
     val_fraction: Fraction = 0.1
+    cache: str | None = Field(
+        None,
+        min_length=1,
+        description="folder that keeps the tokens; null: .tokens in runs, or beside run_dir",
+    )
 
     @model_validator(mode="after")
     def _bytes(self) -> Self:

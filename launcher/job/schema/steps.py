@@ -7,11 +7,12 @@ Another verb is a class here, in the union ``Step`` too, a file in ``conf/steps`
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from launcher.job.schema.base import Count, Flag, Settings
+from launcher.job.schema.components import Paths
 from launcher.job.schema.run_paths import RUN, checked
 
 
@@ -187,6 +188,43 @@ class Sample(Settings):
     temperature: float = Field(0.8, ge=0)
 
 
+class Prepare(Settings):
+    """Text as tokens: a folder of ``.tokens`` files, which ``data=tokens`` reads."""
+
+    kind: Literal["prepare"] = "prepare"
+    src: Paths = Field(description="a file, a folder of files, a pattern, or a list of them")
+    dst: str = Field(min_length=1, description="folder to make")
+    format: Literal["auto", "text", "jsonl", "parquet", "arrow"] = Field(
+        "auto", description="of the files; auto: by their names"
+    )
+    field: str = Field("text", min_length=1, description="of a JSON object, or column, that has the text")
+    documents: Literal["file", "line"] = Field("file", description="of plain text")
+    tokenizer: Literal["file", "bpe", "bytes"] = "file"
+    tokenizer_file: str | None = Field(None, description="of tokenizer=file: a tokenizer.json")
+    vocab_size: Annotated[int, Field(ge=257, strict=True)] | None = Field(
+        None, description="of tokenizer=bpe, which is trained on the first of the text"
+    )
+    end_of_document: str | None = Field(
+        None, min_length=1, description="ends each document; null: the tokenizer's eos_token"
+    )
+    on_bad: Literal["error", "skip"] = Field("error", description="what is no JSON or no UTF-8")
+    shard_tokens: Count = Field(
+        1 << 26, description="in a file, at least; a start goes on behind whole files"
+    )
+    workers: Count | None = Field(None, description="processes; null: one a core")
+    overwrite: Flag = False
+
+    @model_validator(mode="after")
+    def _one_tokenizer(self) -> Self:
+        if (self.tokenizer == "file") != (self.tokenizer_file is not None):
+            raise ValueError("tokenizer=file and tokenizer_file go together: give both or neither")
+        if (self.tokenizer == "bpe") != (self.vocab_size is not None):
+            raise ValueError("tokenizer=bpe and vocab_size go together: give both or neither")
+        if self.tokenizer == "bytes" and self.end_of_document is not None:
+            raise ValueError("tokenizer=bytes ends a document with token 256; leave end_of_document out")
+        return self
+
+
 Step = Annotated[
     Annotated[Train, Tag("train")]
     | Annotated[Evaluate, Tag("evaluate")]
@@ -203,7 +241,8 @@ Step = Annotated[
     | Annotated[Import, Tag("import")]
     | Annotated[Verify, Tag("verify")]
     | Annotated[Inspect, Tag("inspect")]
-    | Annotated[Sample, Tag("sample")],
+    | Annotated[Sample, Tag("sample")]
+    | Annotated[Prepare, Tag("prepare")],
     Discriminator(lambda v: v.get("kind") if isinstance(v, dict) else getattr(v, "kind", None)),
 ]
 

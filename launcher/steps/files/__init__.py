@@ -1,3 +1,3 @@
-"""What a step on files is given: before anything starts, and when it is carried out."""
+"""What a step on files is given, before anything starts and when it is carried out; and ``prepare``."""
 
 __all__ = ["checks"]

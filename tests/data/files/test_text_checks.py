@@ -39,30 +39,31 @@ def text(path, **changes):
     return Text(name="text", path=str(path), seq_len=8, **changes)
 
 
-EXTRACT = "write the text of its records to a text file first; data=tokens reads tokens that were prepared"
+PREPARE = "steps=[prepare] steps.prepare.src={path} makes tokens of it, which data=tokens reads"
+RENAME = "give it the name of what it is, and steps=[prepare] makes tokens of it"
 OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
 TOKENS = "data=tokens data.path={path} reads it"
 NAMES = {
-    ".gz": ("gzip", "unpack it first"),
-    ".zst": ("Zstandard", "unpack it first"),
+    ".gz": ("gzip", PREPARE),
+    ".zst": ("Zstandard", PREPARE),
     ".ZIP": ("zip", "unpack it first"),
-    ".jsonl": ("JSON lines", EXTRACT),
-    ".json": ("JSON", EXTRACT),
-    ".parquet": ("Parquet", EXTRACT),
-    ".arrow": ("Arrow", EXTRACT),
+    ".jsonl": ("JSON lines", PREPARE),
+    ".json": ("JSON", PREPARE),
+    ".parquet": ("Parquet", PREPARE),
+    ".arrow": ("Arrow", PREPARE),
     ".npy": ("NumPy", OTHER),
     ".tokens": ("tokens", TOKENS),
     ".bin": ("tokens", TOKENS),
     ".idx": ("tokens", TOKENS),
 }
 STARTS = {
-    "gzip": (gzip.compress(b"x" * 99), "gzip", "unpack it first"),
+    "gzip": (gzip.compress(b"x" * 99), "gzip", RENAME),
     "bzip2": (bz2.compress(b"x" * 99), "bzip2", "unpack it first"),
     "xz": (lzma.compress(b"x" * 99), "xz", "unpack it first"),
-    "zstd": (b"\x28\xb5\x2f\xfd rest", "Zstandard", "unpack it first"),
+    "zstd": (b"\x28\xb5\x2f\xfd rest", "Zstandard", RENAME),
     "zip": (b"PK\x03\x04 rest", "zip", "unpack it first"),
-    "parquet": (b"PAR1 rest", "Parquet", EXTRACT),
-    "arrow": (b"ARROW1\0\0 rest", "Arrow", EXTRACT),
+    "parquet": (b"PAR1 rest", "Parquet", RENAME),
+    "arrow": (b"ARROW1\0\0 rest", "Arrow", RENAME),
     "numpy": (b"\x93NUMPY\x01\0 rest", "NumPy", OTHER),
     "tokens": (b"\x89TOKENS\n rest", "tokens", TOKENS),
     "megatron": (b"MMIDIDX\0\0 rest", "tokens", TOKENS),

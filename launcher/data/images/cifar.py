@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data.files.cifar import LONGEST, RECORD, Batches, find
-from launcher.data.images import Images
+from launcher.data.images.image_source import Images
 from launcher.data.source import Dataset, entropy
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Cifar10

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from launcher.data import cifar
+from launcher.data.images import cifar
 from launcher.data.open import open_data
 from launcher.errors import RequestError
 from launcher.job.schema.components import Cifar10

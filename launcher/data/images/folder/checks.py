@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from launcher.data.files.bad_file import BadFile
-from launcher.data.image_folder.listing import SUFFIXES, Listing, class_folders, listed
-from launcher.data.image_folder.read import installed, side
+from launcher.data.images.folder.listing import SUFFIXES, Listing, class_folders, listed
+from launcher.data.images.folder.read import installed, side
 from launcher.errors import Problem
 from launcher.job.schema.components import ImageFolder
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.data.files.mnist5k import read, where
-from launcher.data.images import Images
+from launcher.data.images.image_source import Images
 from launcher.data.shuffle import Indices, permutation
 from launcher.data.source import Dataset, entropy
 from launcher.job.schema.components import Mnist5k

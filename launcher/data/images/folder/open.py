@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from launcher.data.files.bad_file import BadFile
-from launcher.data.image_folder.augmentation import Augmentation, Pixels
-from launcher.data.image_folder.listing import listed
-from launcher.data.image_folder.read import decoded
+from launcher.data.images.folder.augmentation import Augmentation, Pixels
+from launcher.data.images.folder.listing import listed
+from launcher.data.images.folder.read import decoded
 from launcher.data.shuffle import Indices, permutation
 from launcher.data.source import Dataset, Source, entropy
 from launcher.errors import RunError

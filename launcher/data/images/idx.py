@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data.files.idx import TEST, TRAIN, find, header, inflated, offset
-from launcher.data.images import Images
+from launcher.data.images.image_source import Images
 from launcher.data.source import Dataset, entropy
 from launcher.job.schema.components import Idx
 from launcher.untrusted.files import opened

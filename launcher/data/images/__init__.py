@@ -1,0 +1,1 @@
+"""Readers of image files, and images as samples."""

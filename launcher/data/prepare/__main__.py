@@ -1,0 +1,62 @@
+"""The command ``python -m launcher.data.prepare``: the step ``prepare`` without a run, a plan or torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from launcher.console import say, tell
+from launcher.data.files.bad_file import BadFile
+from launcher.data.prepare.checks import problems
+from launcher.data.prepare.prepare import prepare
+from launcher.data.prepare.speed import Speed
+from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, refuse
+from launcher.job.compose import Request, compose, late
+from launcher.job.cures.report import render
+from launcher.job.schema.redact import typed
+from launcher.job.schema.steps import Prepare
+from launcher.job.yaml.origins import Origins
+from launcher.job.yaml.shipped import CONF
+
+KEY = "steps.prepare"
+USAGE = "python -m launcher.data.prepare src=FILES dst=FOLDER tokenizer_file=tokenizer.json [key=value ...]"
+
+
+def main(words: Sequence[str]) -> int:
+    """Keys are those of the step, with or without ``steps.prepare`` before them. Returns the exit code."""
+    if {"-h", "--help"} & {*words}:
+        say(f"{USAGE}\n\n{(CONF / 'steps/prepare.yaml').read_text(encoding='utf-8')}".rstrip())
+        return DONE
+    try:
+        settings = _settings(words)
+        with Speed("auto", say) as speed:
+            say(prepare(settings, say, speed).text(settings.dst))
+    except RequestError as error:
+        tell(render(error.problems, getattr(error, "origins", Origins()), typed(words)))
+        return REFUSED
+    except (RunError, BadFile) as error:
+        tell(f"error: {error}")
+        return FAILED
+    except KeyboardInterrupt:
+        tell("interrupted; the same command goes on behind the files that are whole")
+        return INTERRUPTED
+    return DONE
+
+
+def _settings(words: Sequence[str]) -> Prepare:
+    request: Request = compose([f"steps=[{KEY.rpartition('.')[2]}]", *map(_whole, words)])
+    step = request.job.steps["prepare"]
+    assert isinstance(step, Prepare)
+    try:
+        refuse(problems(step, KEY))
+    except RequestError as error:
+        raise late(error, request) from error
+    return step
+
+
+def _whole(word: str) -> str:
+    return word if word.startswith((f"{KEY}.", "-")) or "=" not in word else f"{KEY}.{word}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

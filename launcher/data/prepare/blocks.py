@@ -1,0 +1,159 @@
+"""A corpus in blocks of about a megabyte, which are cut the same wherever reading begins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
+
+from launcher.data.files.bad_file import BadFile
+from launcher.data.prepare.corpus_files import LINES, CorpusFile, packing_errors, unpacked
+from launcher.data.prepare.tables import rows
+
+BLOCK = 1 << 20  # bytes
+LONGEST = 8 << 20  # bytes of a line, which is decoded whole, to four bytes a character at worst
+
+
+@dataclass(frozen=True)
+class Position:
+    """Before ``offset`` bytes, unpacked, of file number ``file``, or before ``row`` rows of a table.
+
+    Of text ``row`` is how many lines came before.
+    """
+
+    file: int = 0
+    offset: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole lines as bytes, or the values of a column, from ``start`` on; ``after``: where the next begins.
+
+    ``ends``: the file ends with it. ``bad``: why a line that is too long to be here is left out.
+    """
+
+    start: Position
+    after: Position
+    data: bytes | list[Any]
+    ends: bool
+    bad: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return self.after.offset - self.start.offset
+
+
+def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: str) -> Iterator[Block]:
+    """From ``at`` to the end of the last file. Raises ``BadFile`` with the path."""
+    for index in range(at.file, len(files)):
+        file = files[index]
+        start = at if index == at.file else Position(index)
+        if file.form not in LINES:
+            yield from _of_table(file, start, field)
+            continue
+        cut = _behind_line if file.form == "jsonl" or documents == "line" else inside_text
+        try:
+            with unpacked(file) as stream:
+                yield from _of_lines(stream, start, cut)
+        except packing_errors() as error:
+            raise BadFile(f"{file.path}: cannot be unpacked: {error}") from error
+        except OSError as error:
+            raise BadFile(f"{file.path}: cannot be read: {error.strerror or error}") from error
+
+
+def inside_text(data: bytes) -> int:
+    """Where a piece of a long text may end: before a letter or digit, behind a line that ends in no space.
+
+    The patterns of byte-level tokenizers see the same words on both sides. Where there is no such line,
+    before any line or word, and where there is none, before a character; there tokens may be others.
+    """
+    for mark in (_LETTER, _LINE, _WORD):
+        at = _last(mark, data)
+        if at:
+            return at
+    end = len(data)
+    while end > 1 and end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    return end - 1 if end > 1 and data[end - 1] >= 0xC0 else len(data)
+
+
+_LETTER, _LINE, _WORD = (
+    re.compile(p) for p in (rb"[!-~]\n(?=[A-Za-z0-9])", rb"\n(?=\S)", rb"(?<=\S)(?= \S)")
+)
+
+
+def _last(mark: re.Pattern[bytes], data: bytes) -> int:
+    """The end of the last match, looked for from the end; 0 where there is none."""
+    size = 1 << 12
+    while True:
+        first = max(len(data) - size, 0)
+        found = [m.end() for m in mark.finditer(data, first)]
+        if found or not first:
+            return found[-1] if found else 0
+        size *= 8
+
+
+def _behind_line(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
+def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) -> Iterator[Block]:
+    """Each block is cut from the bytes at its start alone."""
+    _skip(stream, start.offset)
+    data, want = b"", BLOCK
+    while True:
+        data += stream.read(want - len(data))
+        last = len(data) < want
+        if not data:
+            return
+        end = len(data) if last else cut(data)
+        if not end and len(data) < LONGEST:
+            want += BLOCK
+            continue
+        if not end:
+            size, last = _to_line_end(stream)
+            after = replace(start, offset=start.offset + len(data) + size, row=start.row + 1)
+            bad = f"a line of {len(data) + size} bytes; at most {LONGEST} are read"
+            yield Block(start, after, b"", last, bad)
+            data = b""
+        else:
+            mine, data = data[:end], data[end:]
+            after = replace(start, offset=start.offset + end, row=start.row + mine.count(b"\n"))
+            yield Block(start, after, mine, last)
+        if last:
+            return
+        start, want = after, BLOCK
+
+
+def _to_line_end(stream: BinaryIO) -> tuple[int, bool]:
+    """How many bytes there are to the end of the line, and whether nothing follows."""
+    size = 0
+    while line := stream.readline(BLOCK):
+        size += len(line)
+        if line.endswith(b"\n"):
+            return size, False
+    return size, True
+
+
+def _skip(stream: BinaryIO, offset: int) -> None:
+    if stream.seekable():
+        stream.seek(offset)
+        return
+    while offset and (passed := len(stream.read(min(offset, BLOCK)))):
+        offset -= passed
+
+
+def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[Block]:
+    """``offset`` counts bytes of text, as it does in a file of lines."""
+    waiting: Block | None = None
+    for values in rows(file, field, start.row):
+        nbytes = sum(len(v) for v in values if isinstance(v, str))
+        after = replace(start, offset=start.offset + nbytes, row=start.row + len(values))
+        if waiting is not None:
+            yield waiting
+        waiting = Block(start, after, values, ends=False)
+        start = after
+    if waiting is not None:
+        yield replace(waiting, ends=True)

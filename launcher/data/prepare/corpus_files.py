@@ -1,0 +1,130 @@
+"""The files of a corpus: what each is, by its name, and how it is packed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+from launcher.data.files.bad_file import BadFile
+from launcher.data.files.signatures import by_start
+from launcher.data.token_files.paths import files
+from launcher.job.schema.components import Paths
+from launcher.untrusted.files import opened, read_json
+
+Form = Literal["text", "jsonl", "parquet", "arrow"]
+FORMS: dict[str, Form] = {
+    ".txt": "text", ".text": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow",
+}  # fmt: skip
+PACKINGS = {".gz": "gzip", ".zst": "Zstandard"}
+LINES = ("text", "jsonl")
+SUFFIXES = (*FORMS, *(f + p for f, form in FORMS.items() if form in LINES for p in PACKINGS))
+READ = ".txt, .text, .jsonl, .ndjson, .json (one object a line), each also with .gz or .zst, .parquet, .arrow"
+EXTRA = "pip install 'autoparallel-launcher[data]'"
+HEAD = 64  # bytes, of which a signature has a few
+STATE = "state.json"  # where datasets.save_to_disk lists the files of a folder, beside other JSON
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """``packing``: the end of its name that says so, or ``""``; ``size``: bytes on disk."""
+
+    path: Path
+    form: Form
+    packing: str
+    size: int
+
+
+def named(paths: Paths, form: str) -> list[Path]:
+    """Those that ``paths`` mean; of a folder only those of kinds that are read, whatever ``form`` is.
+
+    Raises ``BadFile`` with the path, and ``OSError``.
+    """
+    each = [paths] if isinstance(paths, str) else paths
+    listed = [file for path in each for file in _of_datasets(path) or [path]]
+    suffixes = SUFFIXES if form == "auto" else ("",)
+    return files(tuple(listed), suffixes)
+
+
+def corpus_file(path: Path, form: str) -> CorpusFile:
+    """By its name, and by its first bytes. Raises ``BadFile`` and ``OSError``."""
+    packing = path.suffix.lower() if path.suffix.lower() in PACKINGS else ""
+    suffix = Path(path.name.removesuffix(path.suffix)).suffix.lower() if packing else path.suffix.lower()
+    found = FORMS.get(suffix) if form == "auto" else cast(Form, form)
+    if found is None:
+        raise BadFile(f"not known by its name: {READ} are read; format=text or jsonl reads it as that")
+    if packing and found not in LINES:
+        raise BadFile(f"{found} packed as {packing}: unpack it first")
+
+    with opened(path) as stream:
+        head = stream.read(HEAD)
+        size = stream.seek(0, io.SEEK_END)
+    _check_start(head, found, packing)
+    _check_installed(found, packing)
+    return CorpusFile(path, found, packing, size)
+
+
+@contextmanager
+def unpacked(file: CorpusFile) -> Iterator[BinaryIO]:
+    """Its bytes, as they are without ``packing``. Raises ``BadFile`` for what is packed wrongly."""
+    with opened(file.path) as stream:
+        if file.packing == ".gz":
+            with gzip.GzipFile(fileobj=stream) as plain:
+                yield cast(BinaryIO, plain)
+        elif file.packing == ".zst":
+            import zstandard
+
+            reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+            with io.BufferedReader(cast(io.RawIOBase, reader)) as plain:
+                yield cast(BinaryIO, plain)
+        else:
+            yield stream
+
+
+def packing_errors() -> tuple[type[Exception], ...]:
+    """What reading a damaged packed file raises."""
+    import zlib
+
+    if find_spec("zstandard") is None:
+        return (EOFError, zlib.error, gzip.BadGzipFile)
+    import zstandard
+
+    return (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
+
+
+def _of_datasets(path: str) -> list[str]:
+    """The files of a folder that ``datasets`` has written, in its order."""
+    folder = Path(path)
+    if not (folder / STATE).is_file():
+        return []
+    try:
+        said = read_json(folder / STATE)
+    except ValueError:
+        return []
+    rows = said.get("_data_files") if isinstance(said, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "filename" in row for row in rows):
+        return []
+    return [str(folder / Path(str(row["filename"])).name) for row in rows]
+
+
+def _check_start(head: bytes, form: Form, packing: str) -> None:
+    """The first bytes tell a file that has the name of another kind."""
+    kind = by_start(head)
+    wanted = PACKINGS.get(packing) or {"parquet": "Parquet", "arrow": "Arrow"}.get(form)
+    if form == "arrow" and kind is None:
+        return  # a stream of record batches has no signature
+    if head and (kind.what if kind else None) != wanted:
+        what = f"{kind.what} by its first bytes" if kind else "its first bytes are not those of such a file"
+        raise BadFile(f"{wanted or form} by its name, but {what}")
+
+
+def _check_installed(form: Form, packing: str) -> None:
+    need = "pyarrow" if form in ("parquet", "arrow") else "zstandard" if packing == ".zst" else None
+    if need is not None and find_spec(need) is None:
+        raise BadFile(f"{need}, which reads it, is not installed: {EXTRA}")

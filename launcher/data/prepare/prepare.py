@@ -1,0 +1,267 @@
+"""A corpus as a folder of ``.tokens`` files: once, and from where an earlier start was ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from launcher.data.files import bpe
+from launcher.data.prepare import shards
+from launcher.data.prepare.blocks import Block, Position, blocks
+from launcher.data.prepare.corpus_files import LINES, CorpusFile, corpus_file, named
+from launcher.data.prepare.documents import Bad, Kind
+from launcher.data.prepare.encode import Recipe
+from launcher.data.prepare.shards import Progress
+from launcher.data.prepare.speed import Speed
+from launcher.data.prepare.tokenizer_file import Vocabulary, trained_end, vocabulary
+from launcher.data.prepare.worker import Encode, Encoded, Train
+from launcher.data.prepare.workers import Workers, cores, workers
+from launcher.data.token_files.write import TokenWriter
+from launcher.errors import RunError
+from launcher.job.schema.steps import Prepare
+from launcher.untrusted.files import opened, read_text
+
+VERSION = 1  # of what is made of a corpus: another one is made anew
+SAMPLE = 32 << 20  # bytes of text that byte pairs are trained on
+SAMPLED = 32  # files that they are from, at most
+CHUNK = 8 << 20  # bytes that are digested at once
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is at ``dst``; ``anew``: made by this start, of ``nbytes`` of text in ``seconds``."""
+
+    tokens: int
+    documents: int
+    skipped: int
+    vocab_size: int
+    end: str
+    anew: bool
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def text(self, dst: str) -> str:
+        """One line."""
+        what = f"{self.tokens} tokens below {self.vocab_size}"
+        what += f" of {self.documents} documents, each ended by {self.end}"
+        left = f", {self.skipped} bad lines left out" if self.skipped else ""
+        if not self.anew:
+            return f"{dst}: is there already: {what}{left}"
+        rate = f"{self.nbytes / 1e6 / max(self.seconds, 1e-9):.1f} MB of text a second"
+        return f"{dst}: {what}{left}; {rate}"
+
+
+def prepare(settings: Prepare, say: Say, speed: Speed) -> Prepared:
+    """Raises ``BadFile`` for what cannot be read, ``RunError`` else; whole files stay for the next start."""
+    files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
+    corpus = Corpus.of(settings, files)
+    dst, folder = Path(settings.dst), shards.working_folder(Path(settings.dst))
+    with writing(folder), shards.locked(folder, say):
+        said_so = shards.published(dst)
+        if said_so is not None and corpus.is_in(said_so):
+            shards.leave(folder)
+            return _found(said_so)
+        if reason := occupied(dst, settings.overwrite):
+            shards.leave(folder)
+            raise RunError(reason)
+        return _make(corpus, folder, say, speed)
+
+
+def occupied(dst: Path, overwrite: bool) -> str | None:
+    """Why nothing else may be made at ``dst``."""
+    if dst.exists() and not dst.is_dir():
+        return f"{dst}: it is a file, not a folder"
+    if not dst.is_dir() or not any(dst.iterdir()):
+        return None
+    if shards.published(dst) is None:
+        return f"{dst}: it is not empty, and no prepare has made it"
+    other = f"{dst}: it was made of another corpus, or in another way"
+    return None if overwrite else f"{other}; overwrite=true replaces it"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """``digest``: of all that the tokens hang on. ``seen``: size and time of change of each file."""
+
+    settings: Prepare
+    files: tuple[CorpusFile, ...]
+    digest: str
+    seen: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, settings: Prepare, files: Sequence[CorpusFile]) -> Corpus:
+        """Reads every file."""
+        asked = settings.model_dump(include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"})
+        asked["end"] = trained_end(settings) if settings.tokenizer == "bpe" else None
+        if settings.tokenizer == "file":
+            made = vocabulary(settings)
+            asked |= {"tokenizer_json": made.tokenizer, "end": made.end}
+        seen = tuple(_seen(file.path) for file in files)
+        read = [(file.form, file.packing, content_digest(file.path)) for file in files]
+        digest = xxhash.xxh3_128_hexdigest(json.dumps([VERSION, asked, read]).encode())
+        return cls(settings, tuple(files), digest, seen)
+
+    @property
+    def skips(self) -> bool:
+        return self.settings.on_bad == "skip"
+
+    def is_in(self, said: dict[str, Any]) -> bool:
+        """Whether it is this one of which a folder says that it was made."""
+        return said.get("digest") == self.digest and (self.skips or not said.get("skipped"))
+
+    def check_unchanged(self) -> None:
+        """Raises ``RunError`` for a file that is another than when its digest was taken."""
+        for file, seen in zip(self.files, self.seen, strict=True):
+            if _seen(file.path) != seen:
+                raise RunError(f"{file.path}: it has changed while it was read; start again")
+
+    def blocks(self, at: Position) -> Iterator[Block]:
+        return blocks(self.files, at, field=self.settings.field, documents=self.settings.documents)
+
+    def task(self, block: Block) -> Encode:
+        """What is to be encoded of it."""
+        form = self.files[block.start.file].form
+        kind: Kind = "jsonl" if form == "jsonl" else "values" if form not in LINES else "text"
+        if form == "text" and self.settings.documents == "line":
+            kind = "lines"
+        first = block.start.offset == 0
+        return Encode(kind, block.data, self.settings.field, first=first, ends=block.ends)
+
+    def place(self, block: Block, row: int) -> str:
+        """Where a row of a block is, as an editor finds it."""
+        file = self.files[block.start.file]
+        number = block.start.row + row + 1
+        return f"{file.path}:{number}" if file.form in LINES else f"{file.path}: row {number}"
+
+
+def content_digest(path: Path) -> str:
+    """xxh3 (128 bits) of all its bytes, in bounded memory."""
+    digest = xxhash.xxh3_128()
+    with opened(path) as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _make(corpus: Corpus, folder: Path, say: Say, speed: Speed) -> Prepared:
+    settings = corpus.settings
+    start = time.monotonic()
+    begun = done = shards.kept(folder, corpus.digest, corpus.skips)
+    if done.shards:
+        say(f"{settings.dst}: goes on behind {done.shards} files of tokens that are whole")
+
+    with workers(settings.workers or cores()) as crew:
+        made = _vocabulary(corpus, folder, crew)
+        speed.begin(corpus.files, done)
+        tasks = ((block, corpus.task(block)) for block in corpus.blocks(done.position))
+        encoded = crew.encode(Recipe(made.tokenizer, made.end), tasks)
+        while (more := _shard(corpus, folder, made, encoded, done, speed)) is not None:
+            done = more
+
+    # all of it is there
+    corpus.check_unchanged()
+    if not done.tokens:
+        raise RunError(f"{_listed(corpus)}: no document has any text ({done.skipped} left out)")
+    said_so = {
+        "version": VERSION, "digest": corpus.digest, "tokens": done.tokens, "documents": done.documents,
+        "skipped": done.skipped, "vocab_size": made.size, "end_of_document": made.end_text,
+        "shards": done.shards, "files": [str(file.path) for file in corpus.files],
+    }  # fmt: skip
+    shards.publish(folder, Path(settings.dst), said_so)
+    seconds = time.monotonic() - start
+    return replace(_found(said_so), anew=True, nbytes=done.nbytes - begun.nbytes, seconds=seconds)
+
+
+def _vocabulary(corpus: Corpus, folder: Path, crew: Workers) -> Vocabulary:
+    """With its tokenizer.json in ``folder``; one that is trained is trained once."""
+    file = folder / shards.TOKENIZER
+    trained = None
+    if corpus.settings.tokenizer == "bpe":
+        trained = read_text(file, bpe.LONGEST) if file.is_file() else crew.train(_sample(corpus))
+    made = vocabulary(corpus.settings, trained)
+    if made.tokenizer is not None:
+        shards.write_text(file, made.tokenizer)
+    return made
+
+
+def _sample(corpus: Corpus) -> Train:
+    """The first bytes of some files, as many of each."""
+    settings = corpus.settings
+    assert settings.vocab_size is not None
+    step = -(-len(corpus.files) // SAMPLED)
+    some = range(0, len(corpus.files), step)
+    taken = []
+    for index in some:
+        size = 0
+        for block in corpus.blocks(Position(index)):
+            if block.start.file != index or size >= SAMPLE // len(some):
+                break
+            taken.append(corpus.task(block))
+            size += block.nbytes
+    return Train(taken, settings.vocab_size, trained_end(settings))
+
+
+def _shard(
+    corpus: Corpus, folder: Path, made: Vocabulary, encoded: Iterator[tuple[Block, Encoded]], done: Progress,
+    speed: Speed,
+) -> Progress | None:  # fmt: skip
+    """One more file of tokens; ``None`` where no block is left."""
+    first = next(encoded, None)
+    if first is None:
+        return None
+    with TokenWriter(folder / shards.shard_name(done.shards), made.size, made.end) as file:
+        for block, got in chain([first], encoded):
+            bad = [*([Bad(0, block.bad)] if block.bad else []), *got.bad]
+            if bad and not corpus.skips:
+                where = corpus.place(block, bad[0].row)
+                raise RunError(f"{where}: {bad[0].why}; on_bad=skip leaves out what is bad, and counts it")
+            file.append(got.tokens)
+            done = replace(
+                done,
+                position=block.after,
+                documents=done.documents + got.documents,
+                tokens=done.tokens + len(got.tokens),
+                skipped=done.skipped + len(bad),
+                nbytes=done.nbytes + block.nbytes,
+            )
+            speed(done)
+            if file.tokens >= corpus.settings.shard_tokens:
+                break
+    done = replace(done, shards=done.shards + 1)
+    shards.record(folder, done)
+    return done
+
+
+def _found(said: dict[str, Any]) -> Prepared:
+    """What a folder says of itself."""
+    counts = {key: int(said[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
+    return Prepared(**counts, end=str(said["end_of_document"]), anew=False)
+
+
+def _seen(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _listed(corpus: Corpus) -> str:
+    paths = [str(file.path) for file in corpus.files]
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What is wrong with a file that is read is a ``BadFile``: all else is of ``folder``, a ``RunError``."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{error.filename or folder}: cannot be written: {error.strerror or error}"
+        raise RunError(f"{text}; the same command goes on behind the files that are whole") from error

@@ -1,0 +1,200 @@
+"""The folder that is being made: whole files of tokens, beside each where in the corpus it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.data.files.bad_file import BadFile
+from launcher.data.prepare.blocks import Position
+from launcher.data.token_files.read import token_file
+from launcher.untrusted.files import read_json
+
+LOCK = ".lock"
+MANIFEST = "prepared.json"
+TOKENIZER = "tokenizer.json"
+BEGUN = "begun.json"  # of what this is the folder: it is emptied for another
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is done before ``position``: files, documents, tokens, what was ``skipped``, bytes of text."""
+
+    position: Position = field(default_factory=Position)
+    shards: int = 0
+    documents: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    nbytes: int = 0
+
+
+def working_folder(dst: Path) -> Path:
+    """Beside ``dst``, whose place it takes once all is there."""
+    dst = Path(os.path.realpath(dst))
+    return dst.with_name(f".{dst.name}.unfinished")
+
+
+@contextmanager
+def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Makes ``folder``; waits while another process is at work in it. It may be renamed meanwhile."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = (folder / LOCK).open("w")
+        except FileNotFoundError:  # whoever made it is just done
+            continue
+        with file:
+            _wait(file.fileno(), folder, say)
+            if _is_at(file.fileno(), folder / LOCK):
+                yield
+                return
+
+
+def _wait(fd: int, folder: Path, say: Callable[[str], None]) -> None:
+    told = False
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not told:
+                say(f"another process is at work in {folder}: waiting for it")
+            told = True
+            time.sleep(POLL_S)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    mine = os.fstat(fd)
+    with suppress(FileNotFoundError):
+        there = os.stat(path)
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+    return False
+
+
+def shard_name(number: int) -> str:
+    """By name they are in the order of the corpus.
+
+    >>> shard_name(7)
+    '00007.tokens'
+    """
+    return f"{number:05d}.tokens"
+
+
+def kept(folder: Path, digest: str, skips: bool) -> Progress:
+    """What a start before this one has done of the same corpus; else the folder is emptied.
+
+    Unless this one ``skips``, what has left out anything does not count.
+    """
+    if _json(folder / BEGUN) != {"digest": digest}:
+        empty(folder)
+        write_json(folder / BEGUN, {"digest": digest})
+        return Progress()
+
+    done = Progress()
+    while (more := _recorded(folder, done.shards)) is not None and (skips or not more.skipped):
+        done = more
+
+    # what was begun behind that
+    whole = {file for k in range(done.shards) for file in (shard_name(k), _record_name(k))}
+    for path in folder.iterdir():
+        if path.name not in (LOCK, BEGUN, TOKENIZER) and path.name not in whole:
+            path.unlink()
+    return done
+
+
+def record(folder: Path, done: Progress) -> None:
+    """That the last file of ``done`` is whole."""
+    write_json(folder / _record_name(done.shards - 1), asdict(done))
+
+
+def publish(folder: Path, dst: Path, said: dict[str, Any]) -> None:
+    """``folder`` takes the place of ``dst``, with what is ``said`` of it in ``MANIFEST``."""
+    dst = Path(os.path.realpath(dst))
+    for path in folder.iterdir():
+        if path.name == BEGUN or path.name.endswith(_RECORD):
+            path.unlink()
+    write_json(folder / MANIFEST, said)
+    (folder / LOCK).unlink()
+    old = dst.with_name(f".{dst.name}.old")
+    if dst.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        dst.replace(old)
+    folder.replace(dst)
+    _sync(dst.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def leave(folder: Path) -> None:
+    """Without a trace, where nothing is there but the lock."""
+    if [path.name for path in folder.iterdir()] == [LOCK]:
+        (folder / LOCK).unlink()
+        folder.rmdir()
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """All of it, or none."""
+    new = path.with_name(f".{path.name}.new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    _sync(path.parent)
+
+
+def published(dst: Path) -> dict[str, Any] | None:
+    """What is said of what was made at ``dst``; ``None`` where nothing was."""
+    said = _json(dst / MANIFEST)
+    return said if isinstance(said, dict) else None
+
+
+_RECORD = ".done.json"
+
+
+def _record_name(shard: int) -> str:
+    return f"{shard:05d}{_RECORD}"
+
+
+def _recorded(folder: Path, shard: int) -> Progress | None:
+    """What was done with this file, where it is whole."""
+    said = _json(folder / _record_name(shard))
+    try:
+        token_file(folder / shard_name(shard), dtype="uint16")
+        return Progress(**{**said, "position": Position(**said["position"])})
+    except (BadFile, OSError, TypeError, KeyError):
+        return None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def empty(folder: Path) -> None:
+    """But for the lock."""
+    for path in folder.iterdir():
+        if path.name != LOCK:
+            path.unlink()
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,128 @@
+"""The words that a byte-level tokenizer merges bytes within, found by a pattern of Python's.
+
+A word is encoded the same wherever it stands, so one that was seen needs no encoding. Characters are those of
+``SAFE``: of these it is tried whether ``tokenizers`` sees the same words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""What ``ByteLevel`` splits by itself."""
+
+_RANGES = ((0x0000, 0x052F), (0x2000, 0x206F), (0x20A0, 0x20BF), (0x2100, 0x22FF))
+SAFE = tuple(chr(c) for first, last in _RANGES for c in range(first, last + 1))
+"""European scripts, punctuation, currencies, arrows, signs of mathematics."""
+UNSAFE = re.compile("[^" + "".join(f"\\u{first:04x}-\\u{last:04x}" for first, last in _RANGES) + "]")
+_PRINTED = "".join(map(chr, range(0x21, 0x7F)))
+LINE = re.compile(r"(?<=[!-~]\n)(?=[A-Za-z0-9])")
+"""Behind a line that ends in no space: what is on both sides is encoded the same by itself."""
+SPACES = "\t\n\x0b\x0c\r \x85\xa0\u2028\u2029\u202f\u205f" + "".join(chr(c) for c in range(0x2000, 0x200B))
+_PART = re.compile(r"\\p\{(?P<category>[A-Z][a-z]?)\}|\\(?P<escape>.)|(?P<bracket>[\[\]])")
+_AROUND = (
+    "{}",
+    "a{}",
+    "{}a",
+    " {}",
+    "{} ",
+    "1{}2",
+    "{0}{0}",
+    ".{}.",
+    "\n{}\n",
+    "'{}",
+    "{}\r\n",
+    "  {}  a",
+    "S{}s'S",
+)
+
+
+def word_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """``findall`` of it gives the words of a text of ``SAFE``; ``None`` for another kind of tokenizer."""
+    said = json.loads(tokenizer.to_str())
+    theirs = _theirs(said)
+    ours = None if theirs is None else _translated(theirs)
+    whole = said["truncation"] is None and said["padding"] is None
+    if ours is None or not whole or not _byte_pairs(said["model"]) or not _agree(ours, tokenizer):
+        return None
+    return ours
+
+
+def _theirs(said: dict[str, Any]) -> str | None:
+    """The pattern that a tokenizer.json splits by, if it does nothing else to a text."""
+    split = said["pre_tokenizer"]
+    if said["normalizer"] is not None or split is None:
+        return None
+    if split["type"] == "ByteLevel":
+        return GPT2 if split["use_regex"] and not split["add_prefix_space"] else None
+    if split["type"] != "Sequence" or [p["type"] for p in split["pretokenizers"]] != ["Split", "ByteLevel"]:
+        return None
+    first, then = split["pretokenizers"]
+    plain = first["behavior"] == "Isolated" and not first["invert"]
+    plain = plain and not then["use_regex"] and not then["add_prefix_space"]
+    pattern = first["pattern"].get("Regex") if plain else None
+    return pattern if isinstance(pattern, str) else None
+
+
+def _byte_pairs(model: dict[str, Any]) -> bool:
+    """Whether it is byte pairs that leave nothing to chance and know of no words but these."""
+    odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    return model["type"] == "BPE" and not any(model.get(key) for key in odd)
+
+
+def _translated(pattern: str) -> re.Pattern[str] | None:
+    """The same for ``re``, which knows no categories and other spaces; ``None`` where it cannot say it."""
+    out, at, inside = [], 0, False
+    for part in _PART.finditer(pattern):
+        out.append(pattern[at : part.start()])
+        at = part.end()
+        if part["bracket"]:
+            inside = part["bracket"] == "["
+            out.append(part["bracket"])
+        elif part["category"]:
+            chars = _of_category(part["category"])
+            out.append(chars if inside else f"[{chars}]")
+        elif part["escape"] == "s":
+            out.append(_escaped(SPACES) if inside else f"[{_escaped(SPACES)}]")
+        elif part["escape"] == "S" and not inside:
+            out.append(f"[^{_escaped(SPACES)}]")
+        elif part["escape"] in "rntvf" or not part["escape"].isalnum():
+            out.append(part[0])
+        else:
+            return None
+    try:
+        return re.compile("".join((*out, pattern[at:])))
+    except re.error:
+        return None
+
+
+@cache
+def _of_category(name: str) -> str:
+    return _escaped("".join(c for c in SAFE if unicodedata.category(c).startswith(name)))
+
+
+def _escaped(chars: str) -> str:
+    return "".join(map(re.escape, chars))
+
+
+def _agree(ours: re.Pattern[str], tokenizer: Tokenizer) -> bool:
+    """Whether both see the same words around each character, and none over a ``LINE``."""
+    apart = ((f"{a}{c}\n", f"{b}b") for c in _PRINTED for a in ("", "x", "1", " ") for b in "aA1")
+    return all(ours.findall(text) == words for text, words in _seen(tokenizer)) and all(
+        ours.findall(head + tail) == [*ours.findall(head), *ours.findall(tail)] for head, tail in apart
+    )
+
+
+def _seen(tokenizer: Tokenizer) -> Iterator[tuple[str, list[str]]]:
+    for form in _AROUND:
+        for char in SAFE:
+            text = form.format(char)
+            spans = (span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str(text))
+            yield text, [text[a:b] for a, b in spans]

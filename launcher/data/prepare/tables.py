@@ -1,0 +1,122 @@
+"""Columns of text of Parquet and Arrow files, some rows at a time; needs pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from launcher.data.files.bad_file import BadFile
+from launcher.data.prepare.corpus_files import CorpusFile
+from launcher.untrusted.files import check, opened
+
+BATCH = 1 << 20  # bytes of text that are read at once, unless one row has more
+ROWS = 4096
+BUFFER = 1 << 20  # bytes of a column that are read ahead
+
+
+def check_column(file: CorpusFile, field: str) -> None:
+    """Raises ``BadFile`` unless there is such a column, of text."""
+    import pyarrow as pa
+
+    try:
+        schema = _parquet(file).schema_arrow if file.form == "parquet" else _arrow_schema(file)
+    except pa.ArrowException as error:
+        raise BadFile(f"cannot be read: {_first_line(error)}") from error
+    if field not in schema.names:
+        raise BadFile(f"no column {field!r} (columns: {', '.join(schema.names)})")
+    kind = schema.field(field).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise BadFile(f"column {field!r} has {kind}, not text")
+
+
+def rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
+    """The values from row ``start`` on, where a list began; ``None`` for one that is null.
+
+    Raises ``BadFile`` with the path.
+    """
+    import pyarrow as pa
+
+    try:
+        yield from (
+            _parquet_rows(file, field, start) if file.form == "parquet" else _arrow_rows(file, field, start)
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise BadFile(f"{file.path}: cannot be read: {_first_line(error)}") from error
+
+
+def _parquet(file: CorpusFile) -> Any:
+    """Without a read-ahead of whole column chunks, which may have any size."""
+    from pyarrow import parquet
+
+    check(file.path)
+    return parquet.ParquetFile(file.path, memory_map=False, buffer_size=BUFFER, pre_buffer=False)
+
+
+def _parquet_rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
+    source = _parquet(file)
+    with source:
+        at = 0
+        for group in range(source.metadata.num_row_groups):
+            meta = source.metadata.row_group(group)
+            if at + meta.num_rows <= start:
+                at += meta.num_rows
+                continue
+            size = _rows_at_once(meta, field)
+            for batch in source.iter_batches(size, row_groups=[group], columns=[field], use_threads=False):
+                if at >= start:
+                    yield batch.column(0).to_pylist()
+                at += len(batch)
+
+
+def _rows_at_once(group: Any, field: str) -> int:
+    """By the mean size of a row, so that a batch has about ``BATCH`` bytes."""
+    chunks = (group.column(i) for i in range(group.num_columns))
+    size = next((c.total_uncompressed_size for c in chunks if c.path_in_schema == field), 0)
+    return max(1, min(ROWS, BATCH * int(group.num_rows) // max(int(size), 1)))
+
+
+def _arrow_schema(file: CorpusFile) -> Any:
+    from pyarrow import ipc
+
+    with opened(file.path) as stream:
+        reader = ipc.open_file(stream) if _has_index(file) else ipc.open_stream(stream)
+        return reader.schema
+
+
+def _has_index(file: CorpusFile) -> bool:
+    """Arrow's file form; a stream, as ``datasets`` writes it, has no signature."""
+    with opened(file.path) as stream:
+        return stream.read(6) == b"ARROW1"
+
+
+def _arrow_rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    at = 0
+    check(file.path)
+    with pa.memory_map(str(file.path)) as stream:  # of a batch of any size only what is looked at is read
+        if _has_index(file):
+            indexed = ipc.open_file(stream)
+            batches = (indexed.get_batch(i) for i in range(indexed.num_record_batches))
+        else:
+            batches = iter(ipc.open_stream(stream))
+        for batch in batches:
+            column = batch.column(batch.schema.get_field_index(field))
+            for part in _parts(column):
+                if at >= start:
+                    yield part.to_pylist()
+                at += len(part)
+
+
+def _parts(column: Any) -> Iterator[Any]:
+    """A column in pieces of about ``BATCH`` bytes: the same ones wherever reading begins."""
+    for first in range(0, len(column), ROWS):
+        some = column[first : first + ROWS]
+        size = max(1, BATCH * len(some) // max(some.nbytes, 1))
+        for at in range(0, len(some), size):
+            yield some[at : at + size]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

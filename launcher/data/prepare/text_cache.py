@@ -1,0 +1,135 @@
+"""The tokens of ``data=text``, made by one process before the ranks start, and kept for later starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import xxhash
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from launcher.data.files import bpe, corpus
+from launcher.data.prepare import shards
+from launcher.data.prepare.blocks import BLOCK, Position
+from launcher.data.prepare.corpus_files import CorpusFile
+from launcher.data.prepare.encode import Recipe
+from launcher.data.prepare.prepare import content_digest, writing
+from launcher.data.prepare.shards import Progress
+from launcher.data.prepare.speed import Speed
+from launcher.data.prepare.worker import EncodeLines, TrainText
+from launcher.data.prepare.workers import cores, workers
+from launcher.data.token_files.read import mapped, token_file
+from launcher.data.token_files.write import TokenWriter
+from launcher.job.schema.components import Text
+from launcher.job.schema.job import Job
+
+VERSION = 1  # of what is made of a text
+TRAIN, VAL = "train.tokens", "val.tokens"
+FOLDER = "tokens"  # in the folder that holds runs, hidden, or in that of the run
+
+
+@dataclass(frozen=True)
+class TextTokens:
+    """What is trained on, what is held out, and by which tokenizer."""
+
+    tokenizer: Tokenizer
+    train: NDArray[Any]
+    val: NDArray[Any]
+
+
+def with_cache(job: Job) -> Job:
+    """``job`` with ``data.cache`` where tokens are made and it is null: beside the runs, if that can be."""
+    data = job.data
+    if not isinstance(data, Text) or data.tokenizer == "bytes" or data.cache is not None:
+        return job
+    beside = Path(job.runs) if job.run_dir is None else Path(job.run_dir).absolute().parent
+    cache = beside / f".{FOLDER}"
+    if job.run_dir is not None and not os.access(cache if cache.exists() else beside, os.W_OK | os.X_OK):
+        cache = Path(job.run_dir) / FOLDER
+    return job.model_copy(update={"data": data.model_copy(update={"cache": str(cache)})})
+
+
+def make(settings: Text, say: Callable[[str], None], speed: Speed) -> None:
+    """Unless they are there. Raises ``RunError`` where they cannot be written."""
+    if settings.cache is None or settings.tokenizer == "bytes":
+        return
+    final = _folder(settings)
+    if _whole(final):
+        return
+    folder = shards.working_folder(final)
+    with writing(folder), shards.locked(folder, say):
+        if not _whole(final):
+            _make(settings, folder, final, say, speed)
+        else:
+            shards.leave(folder)
+
+
+def opened(settings: Text) -> TextTokens | None:
+    """What ``make`` has left; ``None`` where it has not."""
+    if settings.cache is None:
+        return None
+    folder = _folder(settings)
+    if not _whole(folder):
+        return None
+    train, val = (mapped(token_file(folder / name, dtype="uint16")) for name in (TRAIN, VAL))
+    return TextTokens(bpe.load(folder / shards.TOKENIZER), train, val)
+
+
+def _folder(settings: Text) -> Path:
+    """By a digest of all that the tokens hang on. Reads the text and the tokenizer's file."""
+    asked = settings.model_dump(include={"tokenizer", "val_fraction"})
+    if settings.tokenizer_file is None:
+        asked["vocab_size"] = settings.vocab_size
+    else:
+        asked["tokenizer_file"] = content_digest(Path(settings.tokenizer_file))
+    made = [VERSION, tokenizers.__version__, asked, content_digest(corpus.where(settings))]
+    assert settings.cache is not None
+    return Path(settings.cache) / xxhash.xxh3_128_hexdigest(json.dumps(made).encode())
+
+
+def _whole(folder: Path) -> bool:
+    return shards.published(folder) is not None
+
+
+def _make(settings: Text, folder: Path, final: Path, say: Callable[[str], None], speed: Speed) -> None:
+    path = corpus.where(settings)
+    say(f"data: {path} as tokens, once: {final}")
+    shards.empty(folder)
+    with workers(cores()) as crew:
+        if settings.tokenizer_file is None:
+            said = crew.train(TrainText(settings))
+        else:
+            said = str(bpe.load(Path(settings.tokenizer_file)).to_str())
+        shards.write_text(folder / shards.TOKENIZER, said)
+        size = 1 + max(Tokenizer.from_str(said).get_vocab(with_added_tokens=True).values())
+
+        speed.begin([CorpusFile(path, "text", "", path.stat().st_size)], Progress())
+        done = 0
+        for name, part in zip((TRAIN, VAL), corpus.split(settings), strict=True):
+            with TokenWriter(folder / name, size) as file:
+                for block, got in crew.encode(Recipe(said, end=0, cuts=True), _tasks(part)):
+                    file.append(got.tokens)
+                    done += block
+                    speed(Progress(Position(0, done), nbytes=done, tokens=file.tokens))
+    shards.publish(folder, final, {"version": VERSION, "text": str(path)})
+
+
+def _tasks(part: NDArray[np.uint8]) -> Iterator[tuple[int, EncodeLines]]:
+    """Whole lines, about ``BLOCK`` bytes at once, and how many there are."""
+    at = 0
+    while at < len(part):
+        end = min(at + BLOCK, len(part))
+        while end < len(part) and part[end - 1] != _NEWLINE:
+            end += 1
+        yield end - at, EncodeLines(part[at:end].tobytes())
+        at = end
+
+
+_NEWLINE = 0x0A

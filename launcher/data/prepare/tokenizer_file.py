@@ -1,0 +1,92 @@
+"""The tokenizer of a corpus, and the token that ends a document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from launcher.data.files import bpe
+from launcher.job.schema.steps import Prepare
+from launcher.untrusted.files import read_json
+
+TRAINED_END = "<|endoftext|>"  # of byte pairs that are trained here, unless another is named
+BYTES_END = 256
+SHOWN = 6  # tokens in a message
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """``tokenizer``: what its tokenizer.json says; ``None``: bytes. Every token is below ``size``."""
+
+    tokenizer: str | None
+    size: int
+    end: int
+    end_text: str
+
+
+class NoEnd(ValueError):
+    """It is not known which token ends a document."""
+
+
+def vocabulary(settings: Prepare, trained: str | None = None) -> Vocabulary:
+    """Of the tokenizer that ``settings`` name, or of the ``trained`` one.
+
+    Raises ``ValueError`` for what is no tokenizer, and ``NoEnd``.
+    """
+    if settings.tokenizer == "bytes":
+        return Vocabulary(None, BYTES_END + 1, BYTES_END, "end of document")
+    if settings.tokenizer_file is None:
+        assert trained is not None
+        return _of(Tokenizer.from_str(trained), trained_end(settings))
+    path = Path(settings.tokenizer_file)
+    tokenizer = bpe.load(path)
+    return _of(tokenizer, settings.end_of_document or _beside(path, tokenizer), path)
+
+
+def trained_end(settings: Prepare) -> str:
+    """The text of the end token of byte pairs that are trained here."""
+    return settings.end_of_document or TRAINED_END
+
+
+def _of(tokenizer: Tokenizer, end: str, path: Path | None = None) -> Vocabulary:
+    found = tokenizer.token_to_id(end)
+    if found is None:
+        raise NoEnd(f"{end}: {path} has no such token; {_special(tokenizer)}")
+    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+    return Vocabulary(str(tokenizer.to_str()), size, int(found), end)
+
+
+def _beside(path: Path, tokenizer: Tokenizer) -> str:
+    """What the files of transformers beside ``path`` say ends a text."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        beside = path.with_name(name)
+        if beside.is_file():
+            said = read_json(beside)
+            token = said.get("eos_token") if isinstance(said, dict) else None
+            if text := _text(token):
+                if tokenizer.token_to_id(text) is None:
+                    raise NoEnd(f"null: {beside} says {text}, which {path} has not; {_special(tokenizer)}")
+                return text
+    files = "tokenizer_config.json with an eos_token"
+    raise NoEnd(
+        f"null: no {files} is beside {path}, so name the token that ends a document; {_special(tokenizer)}"
+    )
+
+
+def _text(token: Any) -> str:
+    """Of a token as it is, or with its settings."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _special(tokenizer: Tokenizer) -> str:
+    added = tokenizer.get_added_tokens_decoder()
+    names = [added[i].content for i in sorted(added) if added[i].special]
+    if not names:
+        return "it has no special tokens"
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"its special tokens: {', '.join(names[:SHOWN])}{more}"

@@ -1,0 +1,112 @@
+"""Processes that encode, a thread of this one for each, and answers in the order of their tasks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from launcher.data.prepare.encode import Recipe
+from launcher.data.prepare.worker import Encode, Encoded, EncodeLines, Task, Train, TrainText
+from launcher.errors import RunError
+
+K = TypeVar("K")
+AHEAD = 2  # tasks of each process that are under way or answered, not yet asked for
+CODE = "from launcher.data.prepare.worker import main; main()"
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Workers:
+    """``count`` processes; one that ends before its answer raises ``RunError``."""
+
+    def __init__(self, count: int) -> None:
+        self._all = [_started() for _ in range(count)]
+        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        for process in self._all:
+            self._idle.put(process)
+        self._threads = ThreadPoolExecutor(count)
+
+    def train(self, task: Train | TrainText) -> str:
+        """What the tokenizer.json of one that is trained says."""
+        return str(self._ask(task))
+
+    def encode(
+        self, recipe: Recipe, tasks: Iterable[tuple[K, Encode | EncodeLines]]
+    ) -> Iterator[tuple[K, Encoded]]:
+        """What each task is for, and its answer, in their order; few are taken before they are needed."""
+        for process in self._all:
+            _exchange(process, recipe)
+        waiting: deque[tuple[K, Future[Any]]] = deque()
+        for key, task in tasks:
+            waiting.append((key, self._threads.submit(self._ask, task)))
+            if len(waiting) > AHEAD * len(self._all):
+                yield _answered(*waiting.popleft())
+        while waiting:
+            yield _answered(*waiting.popleft())
+
+    def close(self) -> None:
+        """No process or thread is left."""
+        for process in self._all:
+            process.kill()  # of one that is at work nobody wants the answer
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._all:
+            with process:
+                pass
+
+    def _ask(self, task: Task) -> Any:
+        process = self._idle.get()
+        try:
+            return _exchange(process, task)
+        finally:
+            self._idle.put(process)
+
+
+def _answered(key: K, answer: Future[Any]) -> tuple[K, Encoded]:
+    return key, answer.result()
+
+
+@contextmanager
+def workers(count: int) -> Iterator[Workers]:
+    here = Workers(count)
+    try:
+        yield here
+    finally:
+        here.close()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    """With what this process may import; encoding in one thread, for there is a process a core."""
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    env = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", CODE]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+
+
+def _exchange(process: subprocess.Popen[bytes], task: Task) -> Any:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        pickle.dump(task, process.stdin, protocol=5)
+        process.stdin.flush()
+        return pickle.load(process.stdout)
+    except (EOFError, OSError, pickle.UnpicklingError) as error:
+        raise RunError(f"a process that encodes {_ended(process)}") from error
+
+
+def _ended(process: subprocess.Popen[bytes]) -> str:
+    code = process.wait()
+    if code == -signal.SIGKILL:
+        return "was killed; the system does so where memory runs out"
+    return f"has ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"

@@ -1,0 +1,74 @@
+"""Small corpora of every kind, and what `tokenizers` alone makes of their documents."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from launcher.data.files import bpe, corpus
+from launcher.data.prepare.prepare import Prepared, prepare
+from launcher.data.prepare.speed import Speed
+from launcher.data.token_files.read import check_digest, mapped, token_file
+from launcher.job.schema.steps import Prepare
+
+END = "<|end|>"
+TEXT = corpus.SHIPPED.read_text(encoding="utf-8")
+ODD = [
+    "",
+    "déjà vu, naïve ſharp ² ½ Ⅷ",
+    "日本語の文 🙂 𝔘𝔫𝔦",
+    "  two  spaces\n\n\n",
+    "a\r\nb\tc\x1cd\x85e\u2028f",
+    "don't WE'LL it's 's",
+]
+
+
+def documents(count: int) -> list[str]:
+    """Paragraphs of real text, and odd ones between them."""
+    return [*ODD, *TEXT.split("\n\n")[: count - len(ODD)]]
+
+
+def tokenizer(folder: Path, end: str = END) -> Path:
+    """A tokenizer.json of byte pairs beside which it is said what ends a text."""
+    path = folder / "tokenizer.json"
+    path.write_text(bpe.train_on([f"{part}\n\n" for part in TEXT[:100_000].split("\n\n")], 600, [END]).to_str())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": end}}))
+    return path
+
+
+def jsonl(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(texts)))
+    return path
+
+
+def gzipped(path: Path) -> Path:
+    out = path.with_name(f"{path.name}.gz")
+    out.write_bytes(gzip.compress(path.read_bytes()))
+    return out
+
+
+def expected(file: Path, texts: list[str]) -> list[int]:
+    """Each document by itself, in one piece, and its end."""
+    alone = Tokenizer.from_file(str(file))
+    end = alone.token_to_id(END)
+    return [i for text in texts if text for i in (*alone.encode(text, add_special_tokens=False).ids, end)]
+
+
+def prepared(**settings) -> Prepared:
+    return quiet(Prepare(**settings), [])
+
+
+def quiet(settings: Prepare, lines: list[str]) -> Prepared:
+    return prepare(settings, lines.append, Speed("off", lines.append))
+
+
+def tokens(folder: Path) -> list[int]:
+    """All that is in the files of a folder, whose digests are right."""
+    files = [token_file(path, dtype="uint16") for path in sorted(folder.glob("*.tokens"))]
+    for file in files:
+        check_digest(file)
+    return np.concatenate([mapped(file) for file in files]).tolist()

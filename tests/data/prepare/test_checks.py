@@ -1,0 +1,170 @@
+"""What is refused before anything is read whole, and before anything is written: exit code 2."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main as launcher
+from launcher.data.prepare import corpus_files
+from launcher.data.prepare.__main__ import main
+from launcher.data.prepare.checks import problems
+from launcher.job.schema.steps import Prepare
+from tests.data.prepare.corpora import END, expected, jsonl, tokenizer, tokens
+
+KEY = "steps.prepare"
+READ = ".txt, .text, .jsonl, .ndjson, .json (one object a line), each also with .gz or .zst, .parquet, .arrow"
+
+
+def found(tmp_path: Path, **settings) -> list[str]:
+    """What is wrong, without the folder that everything is in."""
+    asked = {"src": str(tmp_path / "a.jsonl"), "dst": str(tmp_path / "out"), "tokenizer": "bytes", **settings}
+    if "tokenizer_file" in settings:
+        asked["tokenizer"] = "file"
+    before = sorted(tmp_path.rglob("*"))
+    texts = [str(problem).replace(f"{tmp_path}/", "") for problem in problems(Prepare(**asked), KEY)]
+    assert sorted(tmp_path.rglob("*")) == before
+    return texts
+
+
+FILES = {
+    "none": (None, "a.jsonl: No such file or directory"),
+    "of another kind": (("a.csv", b"a,b"), f"a.csv: not known by its name: {READ} are read; format=text or jsonl reads"
+                        " it as that"),
+    "empty": (("a.txt", b""), "a.txt: empty, so there is nothing to make tokens of"),
+    "packed, by its bytes": (("a.jsonl", gzip.compress(b"{}")), "a.jsonl: jsonl by its name, but gzip by its first "
+                             "bytes"),
+    "packed, by its name": (("a.txt.gz", b"text"), "a.txt.gz: gzip by its name, but its first bytes are not those of "
+                            "such a file"),
+    "a damaged pack": (("a.jsonl.gz", b"\x1f\x8b\x08\x00rest of it"), "a.jsonl.gz: cannot be unpacked: Error -3 while "
+                       "decompressing data: invalid block type"),
+    "a packed table": (("a.parquet.gz", gzip.compress(b"")), "a.parquet.gz: parquet packed as .gz: unpack it first"),
+    "an array": (("a.json", b'[\n{"text": "a"}]'), "a.json:1: no JSON: Expecting value at character 1 (try: "
+                 "steps.prepare.on_bad=skip)"),
+    "another key": (("a.jsonl", b'\n{"id": 1, "content": "a"}'), "a.jsonl:2: no key 'text' (keys: id, content) (try: "
+                    "steps.prepare.on_bad=skip)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_cannot_be_prepared_is_named_with_why(tmp_path, case):
+    file, text = FILES[case]
+    if file is None:
+        assert found(tmp_path) == [f"steps.prepare.src: {text}"]
+        return
+    (tmp_path / file[0]).write_bytes(file[1])
+    assert found(tmp_path, src=str(tmp_path / file[0])) == [f"steps.prepare.src: {text}"]
+
+
+def test_every_file_of_a_folder_is_looked_at_and_of_kinds_that_are_read(tmp_path):
+    (tmp_path / "in").mkdir()
+    assert found(tmp_path, src=str(tmp_path / "in"))[0].startswith("steps.prepare.src: ")
+    (tmp_path / "in/README.md").write_text("no data")
+    for name in "ab":
+        (tmp_path / f"in/{name}.jsonl").write_text('{"no": 1}\n')
+    texts = found(tmp_path, src=str(tmp_path / "in"))
+    assert [text.partition(" no key")[0] for text in texts] == [
+        "steps.prepare.src: in/a.jsonl:1:", "steps.prepare.src: in/b.jsonl:1:"
+    ]  # fmt: skip
+    assert found(tmp_path, src=str(tmp_path / "in"), on_bad="skip") == []
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
+def test_a_table_has_the_column_and_it_has_text(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    src = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"id": [1], "content": ["a"]}), src)
+    assert found(tmp_path, src=str(src)) == ["steps.prepare.src: a.parquet: no column 'text' (columns: id, content)"]
+    assert found(tmp_path, src=str(src), field="id") == [
+        "steps.prepare.src: a.parquet: column 'id' has int64, not text"
+    ]
+    src.write_bytes(src.read_bytes()[:-20])
+    assert found(tmp_path, src=str(src))[0].startswith("steps.prepare.src: a.parquet: cannot be read: Parquet magic")
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "need"), [("a.parquet", b"PAR1", "pyarrow"), ("a.txt.zst", b"\x28\xb5\x2f\xfd", "zstandard")]
+)
+def test_what_is_not_installed_is_said_with_what_to_install(tmp_path, monkeypatch, name, head, need):
+    monkeypatch.setattr(corpus_files, "find_spec", lambda module: None)
+    (tmp_path / name).write_bytes(head)
+    text = f"{need}, which reads it, is not installed: pip install 'autoparallel-launcher[data]'"
+    assert found(tmp_path, src=str(tmp_path / name))[0] == f"steps.prepare.src: {name}: {text}"
+
+
+def test_it_must_be_known_which_token_ends_a_document(tmp_path):
+    file = tokenizer(tmp_path)
+    jsonl(tmp_path / "a.jsonl", ["a"])
+    assert found(tmp_path, tokenizer_file=str(file)) == []
+    assert found(tmp_path, tokenizer_file=str(file), end_of_document="<eos>") == [
+        f"steps.prepare.end_of_document: <eos>: tokenizer.json has no such token; its special tokens: {END}"
+    ]
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"eos_token": "</s>"}))
+    text = "null: tokenizer_config.json says </s>, which tokenizer.json has not"
+    assert found(tmp_path, tokenizer_file=str(file)) == [
+        f"steps.prepare.end_of_document: {text}; its special tokens: {END}"
+    ]
+    config.unlink()
+    text = "null: no tokenizer_config.json with an eos_token is beside tokenizer.json"
+    text += ", so name the token that ends a document"
+    assert found(tmp_path, tokenizer_file=str(file)) == [
+        f"steps.prepare.end_of_document: {text}; its special tokens: {END}"
+    ]
+    file.write_text("{}")
+    assert found(tmp_path, tokenizer_file=str(file))[0].startswith(
+        "steps.prepare.tokenizer_file: tokenizer.json: not a"
+    )
+
+
+def test_what_is_there_is_not_replaced(tmp_path):
+    jsonl(tmp_path / "a.jsonl", ["a"])
+    (tmp_path / "out").mkdir()
+    assert found(tmp_path) == []
+    (tmp_path / "out/mine").write_text("")
+    assert found(tmp_path, overwrite=True) == [
+        "steps.prepare.dst: out: it is not empty, and no prepare has made it; give another folder"
+    ]
+
+
+def test_the_command_says_all_of_it_at_once_with_cures_that_it_takes(tmp_path, capsys):
+    jsonl(tmp_path / "a.jsonl", ["a"])
+    (tmp_path / "a.jsonl").write_text('{"text": 1}')
+    words = [f"src={tmp_path}/a.jsonl", f"dst={tmp_path}/a.jsonl", "tokenizer=bytes"]
+    assert main(words) == 2
+    assert (
+        capsys.readouterr().err
+        == f"""error: 2 problems in this request; nothing was started
+
+  steps.prepare.src: {tmp_path}/a.jsonl:1: 'text' is a number, not text
+    set by: steps.prepare.src={tmp_path}/a.jsonl (command line)
+    try:    steps.prepare.on_bad=skip
+
+  steps.prepare.dst: {tmp_path}/a.jsonl: it is a file, not a folder; give another folder
+    set by: steps.prepare.dst={tmp_path}/a.jsonl (command line)
+"""
+    )
+    (tmp_path / "a.jsonl").write_text('{"text": 1}\n{"text": "a"}')
+    assert main([*words, f"dst={tmp_path}/out", "steps.prepare.on_bad=skip"]) == 0
+    end = "each ended by end of document, 1 bad lines left out"
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/out: 2 tokens below 257 of 1 documents, {end}; ")
+    assert main(["--help"]) == 0
+    assert "on_bad: error" in capsys.readouterr().out
+
+
+def test_the_step_is_one_of_a_run(tmp_path, capsys):
+    file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    words = ["recipe=lm_single", "steps=[prepare]", f"{KEY}.src={src}", f"{KEY}.dst={tmp_path}/out"]
+    words += [f"{KEY}.tokenizer_file={file}", f"{KEY}.workers=1", f"run_dir={tmp_path}/run"]
+    assert launcher(words) == 0
+    assert tokens(tmp_path / "out") == expected(file, ["one", "two"])
+    assert f"prepare: {tmp_path}/out: 6 tokens below 600 of 2 documents" in capsys.readouterr().out
+    assert '"prepared_tokens": 6' in (tmp_path / "run/status.json").read_text()
+    assert launcher([*words, f"{KEY}.src={tmp_path}/b.csv", f"run_dir={tmp_path}/other"]) == 2
+    assert not (tmp_path / "other").exists()

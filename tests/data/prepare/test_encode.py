@@ -1,0 +1,95 @@
+"""Words that are looked up give the tokens that `tokenizers` gives a whole document."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+
+from launcher.data.files import bpe
+from launcher.data.prepare import encode, word_table
+from launcher.data.prepare.encode import Encoder, Recipe
+from launcher.data.prepare.split_pattern import SAFE, UNSAFE, word_pattern
+from tests.data.prepare.corpora import END, ODD, TEXT
+
+LETTERS = r"[^\r\n\p{L}\p{N}]?"
+PATTERNS = {
+    "gpt2": None,
+    "llama3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + LETTERS + r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + LETTERS + r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+",
+    "o200k": LETTERS + r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    + LETTERS + r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}  # fmt: skip
+ENDED = [f"{part}{end}" for part in TEXT[:60_000].split("\n\n") for end in ("\n\n", "  \n", " \n", "\r\n")]
+TRAINED = bpe.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token where they are one word
+CHARS = st.one_of(
+    st.sampled_from("ab'sS 1\n\n\r\t.-/日🙂"), st.sampled_from(SAFE), st.characters(exclude_categories=["Cs"])
+)
+
+
+def split_by(pattern: str | None) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(TRAINED)
+    if pattern is not None:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
+    return tokenizer
+
+
+TOKENIZERS = {name: split_by(pattern) for name, pattern in PATTERNS.items()}
+ENCODERS = {name: Encoder(Recipe(t.to_str(), end=0)) for name, t in TOKENIZERS.items()}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@settings(deadline=None, max_examples=100)
+@example(texts=["x 🙂\n\nab\n\nc \nd\r\ne!\n/f 日\ng\n\n"])
+@given(texts=st.lists(st.text(CHARS) | st.sampled_from([f"a{END}b", *ODD]), max_size=6))
+def test_any_documents_have_the_tokens_that_tokenizers_alone_gives(name, texts):
+    rows = TOKENIZERS[name].encode_batch(texts, add_special_tokens=False)
+    assert ENCODERS[name](texts, end=True).tolist() == [i for row in rows for i in (*row.ids, 0)]
+
+
+def test_of_these_tokenizers_words_are_looked_up():
+    assert all(word_pattern(tokenizer) is not None for tokenizer in TOKENIZERS.values())
+
+
+def test_so_has_real_text_that_is_in_the_table_when_it_begins_anew(monkeypatch):
+    monkeypatch.setattr(word_table, "ROWS", 1000)
+    monkeypatch.setattr(encode, "PIECE", 5000)
+    texts = TEXT[:200_000].split("\n\n")
+    encoder, alone = Encoder(Recipe(TRAINED, end=0)), Tokenizer.from_str(TRAINED)
+    wanted = [i for row in alone.encode_batch(texts, add_special_tokens=False) for i in (*row.ids, 0)]
+    assert all(encoder(texts, end=True).tolist() == wanted for _ in range(2))
+
+
+def test_what_is_no_such_tokenizer_is_left_to_tokenizers():
+    lower, prefix, cut = (Tokenizer.from_str(TRAINED) for _ in range(3))
+    lower.normalizer = normalizers.Lowercase()
+    prefix.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    cut.enable_truncation(3)
+    assert [word_pattern(t) for t in (lower, prefix, cut, split_by(r"\w+|\W"))] == [None] * 4
+    for tokenizer in (lower, prefix):
+        texts = ["Hello World", "a b"]
+        rows = tokenizer.encode_batch(texts, add_special_tokens=False)
+        encoded = Encoder(Recipe(tokenizer.to_str(), end=0))(texts, end=False)
+        assert encoded.tolist() == [i for row in rows for i in row.ids]
+
+
+def test_no_document_is_cut_off_whatever_its_tokenizer_says_but_lines_of_a_text_are_as_before():
+    cut, whole = Tokenizer.from_str(TRAINED), Tokenizer.from_str(TRAINED)
+    cut.enable_truncation(3)
+    text = "one two three four five\nsix seven eight nine\n"
+    wanted = whole.encode(text, add_special_tokens=False).ids
+    assert Encoder(Recipe(cut.to_str(), end=0))([text], end=False).tolist() == wanted
+    lines = Encoder(Recipe(cut.to_str(), end=0, cuts=True)).lines(text)
+    assert lines.tolist() == bpe.encode(cut, text).tolist()
+    assert len(lines) == 6
+
+
+def test_safe_characters_are_those_that_are_not_unsafe():
+    assert not any(UNSAFE.search(c) for c in SAFE)
+    assert all(UNSAFE.search(c) for c in "日🙂\ud7ff\u0530\u2070")

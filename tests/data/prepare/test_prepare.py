@@ -1,0 +1,251 @@
+"""A corpus as files of tokens: the tokens of `tokenizers` alone, whatever its files are, whoever was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from launcher.data.files.bad_file import BadFile
+from launcher.data.prepare.shards import published, working_folder
+from launcher.data.token_files.corpus import corpus
+from launcher.errors import RunError
+from launcher.job.schema.components import Tokens
+from launcher.job.schema.steps import Prepare
+from tests.data.prepare.corpora import (
+    END,
+    TEXT,
+    documents,
+    expected,
+    gzipped,
+    jsonl,
+    prepared,
+    quiet,
+    tokenizer,
+    tokens,
+)
+
+HAS_ARROW = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
+HAS_ZSTD = pytest.mark.skipif(find_spec("zstandard") is None, reason="zstandard is not installed")
+
+
+def test_tokens_of_json_lines_are_those_of_tokenizers_alone_for_any_number_of_processes(tmp_path):
+    file, texts = tokenizer(tmp_path), documents(3000)
+    src = [str(jsonl(tmp_path / "a.jsonl", texts[:1000])), str(gzipped(jsonl(tmp_path / "b.jsonl", texts[1000:])))]
+    ways = {"one": {"workers": 1, "shard_tokens": 10_000}, "three": {"workers": 3}}
+    for dst, way in ways.items():
+        done = prepared(src=src, dst=str(tmp_path / dst), tokenizer_file=str(file), **way)
+        assert tokens(tmp_path / dst) == expected(file, texts)
+        assert (done.documents, done.skipped, done.end) == (sum(map(bool, texts)), 0, END)
+
+    # and a run reads them
+    found, wrong = corpus(Tokens(name="tokens", path=str(tmp_path / "three"), seq_len=64))
+    assert (found.vocab_size, wrong) == (600, [])
+    assert json.loads((tmp_path / "three/tokenizer.json").read_text()) == json.loads(file.read_text())
+
+
+@HAS_ARROW
+@pytest.mark.parametrize("kind", ["parquet", "feather", "datasets"])
+def test_a_column_of_a_table_gives_the_same_tokens(tmp_path, kind):
+    import pyarrow as pa
+    from pyarrow import feather, parquet
+
+    file, texts = tokenizer(tmp_path), documents(2000)
+    table = pa.table({"id": range(len(texts)), "content": texts})
+    src = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, src, row_group_size=300)
+    elif kind == "feather":
+        feather.write_feather(table, src)
+    else:
+        src.mkdir()
+        names = ["data-00001-of-00002.arrow", "data-00000-of-00002.arrow"]
+        for name, part in zip(names, (table[:700], table[700:]), strict=True):
+            with pa.ipc.new_stream(src / name, table.schema) as stream:
+                stream.write_table(part, max_chunksize=100)
+        (src / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+        (src / "dataset_info.json").write_text("{}")
+    prepared(src=str(src), dst=str(tmp_path / "out"), field="content", tokenizer_file=str(file), workers=1)
+    assert tokens(tmp_path / "out") == expected(file, texts)
+
+
+@HAS_ZSTD
+def test_zstandard_is_unpacked_also_in_several_frames(tmp_path):
+    import zstandard
+
+    file, texts = tokenizer(tmp_path), documents(500)
+    data = jsonl(tmp_path / "a.jsonl", texts).read_bytes()
+    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(data[:999]) + zstandard.compress(data[999:]))
+    prepared(src=str(tmp_path / "b.jsonl.zst"), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
+    assert tokens(tmp_path / "out") == expected(file, texts)
+
+
+def test_plain_text_is_a_document_a_file_or_a_line(tmp_path):
+    file = tokenizer(tmp_path)
+    (tmp_path / "in").mkdir()
+    long = TEXT + TEXT[:200_000]  # longer than a block
+    (tmp_path / "in/a.txt").write_text(long)
+    (tmp_path / "in/b.txt").write_text("one\r\ntwo\n\nthree")
+    common = {"src": str(tmp_path / "in"), "tokenizer_file": str(file), "workers": 2}
+    prepared(dst=str(tmp_path / "files"), **common)
+    assert tokens(tmp_path / "files") == expected(file, [long, "one\r\ntwo\n\nthree"])
+    common["src"] = str(tmp_path / "in/b.txt")
+    prepared(dst=str(tmp_path / "lines"), documents="line", **common)
+    assert tokens(tmp_path / "lines") == expected(file, ["one", "two", "three"])
+
+
+def test_bytes_and_byte_pairs_that_are_trained_here_need_no_file(tmp_path):
+    src = jsonl(tmp_path / "a.jsonl", ["ab", "é"])
+    prepared(src=str(src), dst=str(tmp_path / "bytes"), tokenizer="bytes", workers=1)
+    assert tokens(tmp_path / "bytes") == [97, 98, 256, 0xC3, 0xA9, 256]
+    texts = documents(1500)
+    jsonl(src, texts)
+    done = prepared(
+        src=str(src), dst=str(tmp_path / "bpe"), tokenizer="bpe", vocab_size=700, end_of_document=END, workers=1
+    )
+    assert done.vocab_size == 700
+    assert tokens(tmp_path / "bpe") == expected(tmp_path / "bpe/tokenizer.json", texts)
+
+
+def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
+    file, src = tokenizer(tmp_path), tmp_path / "a.jsonl"
+    lines = [
+        b'{"text": "one"}', b'{"text": ', b"[1]", b'{"other": 1}', b'{"text": null}', b'{"text": "\xff"}',
+        b'{"text": "\\ud800"}', b"", b'{"text": "two"}', b"[" * 100_000,
+    ]  # fmt: skip
+    src.write_bytes(b"\n".join(lines))
+    whys = [
+        "2: no JSON: Expecting value at character 9",
+        "3: an array, not an object",
+        "4: no key 'text' (keys: other)",
+        "5: 'text' is null, not text",
+        "6: byte 10 of the line is not UTF-8",
+        "7: half a surrogate pair, which no UTF-8 can have",
+        "10: no JSON that is read: too deep, or a number too long",
+    ]
+    common = {"src": str(src), "dst": str(tmp_path / "out"), "tokenizer_file": str(file), "workers": 1}
+    for why in whys:
+        with pytest.raises(RunError) as error:
+            prepared(**common)
+        cure = "on_bad=skip leaves out what is bad, and counts it"
+        assert str(error.value) == f"{src}:{why}; {cure}"
+        row = int(why.partition(":")[0]) - 1
+        src.write_bytes(b"\n".join([b"" if i <= row and i else line for i, line in enumerate(lines)]))
+
+    src.write_bytes(b"\n".join(lines))
+    done = prepared(on_bad="skip", **common)
+    assert (done.documents, done.skipped) == (2, 7)
+    assert tokens(tmp_path / "out") == expected(file, ["one", "two"])
+    with pytest.raises(
+        RunError,
+        match=f"^{tmp_path}/out: it was made of another corpus, or in another way; overwrite=true replaces it$",
+    ):
+        prepared(**common)  # which does not leave out anything
+
+
+def test_lines_of_a_text_that_are_no_utf8_are_left_out(tmp_path):
+    file, src = tokenizer(tmp_path), tmp_path / "a.txt"
+    src.write_bytes(b"one\nt\xffwo\nthree\n")
+    common = {"src": str(src), "dst": str(tmp_path / "out"), "tokenizer_file": str(file), "workers": 1}
+    with pytest.raises(RunError, match=r"a\.txt:2: byte 1 of the line is not UTF-8"):
+        prepared(**common)
+    assert prepared(on_bad="skip", **common).skipped == 1
+    assert tokens(tmp_path / "out") == expected(file, ["one\nthree\n"])
+
+
+def test_a_line_that_is_too_long_is_not_held_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("launcher.data.prepare.blocks.BLOCK", 1000)
+    monkeypatch.setattr("launcher.data.prepare.blocks.LONGEST", 4000)
+    file, texts = tokenizer(tmp_path), ["one", "a" * 6000, "two", "b" * 2500]
+    src = jsonl(tmp_path / "a.jsonl", texts)
+    common = {"src": str(src), "dst": str(tmp_path / "out"), "tokenizer_file": str(file), "workers": 1}
+    with pytest.raises(RunError, match=r"a\.jsonl:2: a line of 6022 bytes; at most 4000 are read"):
+        prepared(**common)
+    prepared(on_bad="skip", **common)
+    assert tokens(tmp_path / "out") == expected(file, ["one", "two", "b" * 2500])
+
+
+def test_the_same_corpus_is_prepared_once_and_another_is_not_put_over_it(tmp_path):
+    file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    common = {"src": str(src), "dst": str(tmp_path / "out"), "tokenizer_file": str(file)}
+    assert prepared(workers=1, **common).anew
+    again = prepared(workers=2, **common)  # how many processes is no matter
+    assert not again.anew
+    assert again.text("out") == "out: is there already: 6 tokens below 600 of 2 documents, each ended by <|end|>"
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+    jsonl(src, ["one", "six"])
+    with pytest.raises(
+        RunError,
+        match=f"^{tmp_path}/out: it was made of another corpus, or in another way; overwrite=true replaces it$",
+    ):
+        prepared(workers=1, **common)
+    prepared(workers=1, overwrite=True, **common)
+    assert tokens(tmp_path / "out") == expected(file, ["one", "six"])
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_start_after_a_kill_goes_on_behind_whole_files_to_the_same_bytes(tmp_path):
+    file, texts = tokenizer(tmp_path), documents(4500)
+    src = [str(gzipped(jsonl(tmp_path / "a.jsonl", texts * 3))), str(jsonl(tmp_path / "b.jsonl", texts[:900]))]
+    settings = [f"tokenizer_file={file}", "shard_tokens=60000", "workers=2", f"src=[{','.join(src)}]"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    command = [sys.executable, "-m", "launcher.data.prepare", *settings]
+    work = working_folder(killed)
+
+    # at several moments: before the first file is whole, and behind others
+    for files in range(2):
+        with subprocess.Popen([*command, f"dst={killed}"], stdout=subprocess.DEVNULL) as process:
+            while len(list(work.glob("*.done.json"))) < files and process.poll() is None:
+                time.sleep(0.01)
+            os.kill(process.pid, signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        assert not killed.exists()
+    lines: list[str] = []
+    asked = {"tokenizer_file": str(file), "shard_tokens": 60000, "src": src}
+    quiet(Prepare(dst=str(killed), workers=1, **asked), lines)
+    quiet(Prepare(dst=str(whole), workers=2, **asked), [])
+    assert any("goes on behind" in line for line in lines)
+    assert {p.name: p.read_bytes() for p in killed.iterdir()} == {p.name: p.read_bytes() for p in whole.iterdir()}
+    assert len(list(whole.glob("*.tokens"))) > 2
+    assert tokens(killed) == expected(file, [*texts * 3, *texts[:900]])
+
+
+def test_a_disk_that_is_full_is_said_and_what_is_whole_stays(tmp_path):
+    file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", documents(3000))
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "from launcher.data.prepare.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = [f"src={src}", f"dst={tmp_path}/out", f"tokenizer_file={file}", "workers=1", "shard_tokens=40000"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    folder = working_folder(tmp_path / "out")
+    assert done.returncode == 1
+    cause = f"error: {folder}: cannot be written: File too large"
+    assert done.stderr == f"{cause}; the same command goes on behind the files that are whole\n"
+    assert published(tmp_path / "out") is None
+
+
+def test_a_file_that_is_packed_wrongly_is_named(tmp_path):
+    file, src = tokenizer(tmp_path), gzipped(jsonl(tmp_path / "a.jsonl", documents(3000)))
+    src.write_bytes(src.read_bytes()[:-1000])
+    with pytest.raises(BadFile, match=r"a\.jsonl\.gz: cannot be unpacked: Compressed file ended before"):
+        prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
+
+
+def test_a_process_that_is_killed_ends_it_and_is_said(tmp_path, monkeypatch):
+    file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", documents(3000))
+    monkeypatch.setattr("launcher.data.prepare.workers.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(RunError) as error:
+        prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
+    text = "a process that encodes was killed; the system does so where memory runs out"
+    assert str(error.value) == text
+    assert not Path(tmp_path / "out").exists()
