@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.job.schema.components import Optim
-from launcher.job.schema.optimizers import SGD, Lion, Momentum, any_momentum
+from launcher.job.schema.optimizers import SGD, Adafactor, Lion, Momentum, Muon, any_momentum
 from launcher.plan.cost.peak import Moment
+from launcher.plan.partition.param_groups import orthogonal
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.values.facts import ITEMSIZE
@@ -16,20 +17,51 @@ from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 
 
-def copies(optim: Optim, own: OptimizerTraits | None = None) -> int:
-    """Tensors that the optimizer keeps for each parameter, of its shape.
+@dataclass(frozen=True)
+class StateSize:
+    """How much an optimizer keeps; ``own``: what was seen of a class of the user's own."""
 
-    ``own``: what was seen of a class of the user's own.
+    optim: Optim
+    own: OptimizerTraits | None = None
+
+    def copies(self, p: Placed) -> int | None:
+        """Tensors that it keeps for ``p``, of its shape; ``None`` where it keeps a row and a column."""
+        match self.optim:
+            case Adafactor():
+                return None if len(p.spec.shape) > 1 else 1
+            case Muon():
+                return 1 if orthogonal(self.optim, p) else 2
+            case _:
+                return self.of_matrix
+
+    @property
+    def of_matrix(self) -> int:
+        """Tensors that it keeps for a matrix, of its shape."""
+        if self.own is not None:
+            return self.own.copies
+        match self.optim:
+            case SGD() | Momentum():
+                return 1 if any_momentum(self.optim) else 0
+            case Lion() | Muon():
+                return 1
+            case Adafactor():
+                return 0
+            case _:
+                return 2
+
+    def nbytes(self, p: Placed, shape: tuple[int, ...]) -> int:
+        """Of what it keeps for a part of ``p`` of that shape; 0 where that is not trained."""
+        return state_bytes(shape, p.spec.dtype, self.copies(p)) if p.trainable else 0
+
+
+def state_bytes(shape: tuple[int, ...], dtype: str, copies: int | None) -> int:
+    """Of the optimizer, for a part of a parameter of that shape; ``copies`` as in ``StateSize``.
+
+    >>> [state_bytes((3, 8), "float32", n) for n in (None, 1, 2)]
+    [44, 96, 192]
     """
-    if own is not None:
-        return own.copies
-    match optim:
-        case SGD() | Momentum():
-            return 1 if any_momentum(optim) else 0
-        case Lion():
-            return 1
-        case _:
-            return 2
+    numbers = prod(shape) * copies if copies is not None else prod(shape[:-1]) + prod(shape[:-2]) * shape[-1]
+    return numbers * ITEMSIZE[dtype]
 
 
 @dataclass(frozen=True)
@@ -54,31 +86,32 @@ class Memory:
 
 
 def memory(
-    params: tuple[Placed, ...], sizes: Sizes, copies: int, moments: tuple[Moment, ...]
+    params: tuple[Placed, ...], sizes: Sizes, state: StateSize, moments: tuple[Moment, ...]
 ) -> tuple[Memory, ...]:
     """One row a rank.
 
-    ``copies``: optimizer tensors a parameter; ``moments``: the fullest one of each pipeline rank.
+    ``state``: what the optimizer keeps; ``moments``: the fullest one of each pipeline rank.
     """
     out: list[Memory] = []
     for pp, at in enumerate(moments):
         here = sizes.held(pp)
-        mine = Counter((p.layout, p.spec.dtype, p.trainable) for p in params for _ in p.copies(here))
+        alike = {p: (p.layout, p.spec.dtype, p.trainable, state.copies(p)) for p in params}
+        mine = Counter(alike[p] for p in params for _ in p.copies(here))
 
         # ranks of a stage differ in their shards; uneven ones need not be alike
-        axes = sorted({axis for layout, _, _ in mine if not layout.even for axis in layout.axes})
+        axes = sorted({axis for layout, *_ in mine if not layout.even for axis in layout.axes})
         for ranks in sizes.grid.alike(*axes, pp=pp):
-            held = [
-                (trainable, n * local_bytes(layout, dtype, ranks[0]))
-                for (layout, dtype, trainable), n in mine.items()
-            ]
-            trained = sum(n for trainable, n in held if trainable)
-            all_of_it = sum(n for _, n in held)
+            all_of_it = optimizer = 0
+            for (layout, dtype, trainable, copies), n in mine.items():
+                all_of_it += n * local_bytes(layout, dtype, ranks[0])
+                box = layout.box(ranks[0])
+                if trainable and box is not None:
+                    optimizer += n * state_bytes(box.shape, dtype, copies)
             row = Memory(
                 rank=ranks[0],
                 params=all_of_it,
                 grads=at.grads,
-                optimizer=copies * trained,
+                optimizer=optimizer,
                 gathered=at.gathered,
                 activations=at.activations,
             )

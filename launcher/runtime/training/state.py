@@ -22,6 +22,7 @@ from launcher.parallel.trace.model_facts import dtype_of, spec
 from launcher.plan.partition.params import Placed
 from launcher.plan.settings.checkpoint import STREAMS
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.optimizer_state import factor
 from launcher.runtime.training.session import Session
 
 RNG, RNG_CUDA = STREAMS
@@ -29,29 +30,38 @@ RNG, RNG_CUDA = STREAMS
 
 @dataclass(frozen=True)
 class State:
-    """One tensor of the optimizer's state: its name in a checkpoint, and this rank's parameter it is of."""
+    """One tensor of the optimizer's state: its name in a checkpoint, and this rank's parameter it is of.
+
+    ``factors``: the optimizer is ours, whose rows and columns are known by their names.
+    """
 
     name: str
     placed: Placed
     param: Tensor
     key: str
     tensor: Tensor
+    factors: bool = False
 
     @property
-    def described(self) -> tuple[str, tuple[int, ...] | None, str]:
-        """The name of its parameter, its shape where it is not laid out as that, and its dtype.
+    def described(self) -> tuple[Layout, str]:
+        """Its layout and its dtype.
 
-        Ranks with a piece of the parameter have all of what is laid out otherwise.
+        Ranks with a piece of the parameter have all of what is neither laid out as that nor a factor of it.
         """
-        alike = local(self.tensor).shape == local(self.param).shape
-        shape = None if alike else tuple(self.tensor.shape)
-        return self.placed.name, shape, spec(self.tensor).dtype
+        layout, shape, dtype = self.placed.layout, tuple(self.tensor.shape), spec(self.tensor).dtype
+        if self.factors and (own := factor(self.key, layout)) is not None:
+            return own, dtype
+        if local(self.tensor).shape == local(self.param).shape:
+            return layout, dtype
+        text = f"{self.name}: the plan lets nothing of shape {shape} belong to a cut tensor"
+        assert not (shape and layout.axes), text
+        return replace(layout, shape=shape, split=((),) * len(shape)), dtype
 
 
 def states(s: Session) -> list[State]:
     """Those of each parameter's first copy on this rank."""
     return [
-        State(_named(key, p.name), p, t, key, tensor=value)
+        State(_named(key, p.name), p, t, key, tensor=value, factors=s.plan.observed.optimizer is None)
         for p, t in s.model.named()
         for key, value in pack(s.optimizer, t, _counters(s)).items()
     ]
@@ -70,21 +80,14 @@ def strategy(s: Session, found: Sequence[State]) -> Strategy:
 
     Every rank calls this: what states exist is agreed on by all.
     """
-    # what each rank has, and in which shape where that is not the parameter's
+    # what each rank has, and how that is laid out
     mine = {x.name: x.described for x in found}
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
 
-    # laid out as the parameter, or whole beside it
-    placed = {p.name: p for p in s.plan.params}
     entries = dict(of_plan(s.plan).entries)
     for theirs in every:
-        for name, (param, shape, dtype) in theirs.items():
-            layout = placed[param].layout
-            if shape is not None:
-                text = f"{name}: the plan lets nothing of shape {shape} belong to a cut tensor"
-                assert not (shape and layout.axes), text
-                layout = replace(layout, shape=shape, split=((),) * len(shape))
+        for name, (layout, dtype) in theirs.items():
             entries[name] = Entry(layout, dtype, "optim", ())
     return Strategy(s.plan.sizes.grid, entries)
 
@@ -239,8 +242,8 @@ def _share(s: Session, mine: Mapping[str, Tensor], layouts: Mapping[str, Layout]
 def _forget(s: Session, saved: Strategy) -> None:
     """A parameter that had no optimizer state when it was saved (it never had a gradient) has none now."""
     for p, t in s.model.named():
-        if not any(f"optim.{key}.{p.name}" in saved.entries for key in s.optimizer.state.get(t, {})):
-            s.optimizer.state.pop(t, None)
+        if not any(_named(key, p.name) in saved.entries for key in pack(s.optimizer, t)):
+            unpack(s.optimizer, t, {})
 
 
 def _go_on(own: Mapping[str, Blob], device: torch.device) -> None:

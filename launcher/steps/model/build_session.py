@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.data.fallback import with_data_read
@@ -18,6 +19,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.run_paths import place
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
+from launcher.optim.whole_tensors import pieces_of
 from launcher.parallel import mesh
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.norms.local_grad_norm import watch
@@ -78,7 +80,7 @@ def build(
     # what training takes besides: random numbers, an optimizer, somebody who writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
-    optimizer = build_optimizer(job.optim, model.param_groups(), job.security.allow)
+    optimizer = _optimizer(job, model)
     saves_beside = job.checkpoint.asynchronous and job.checkpoint.every is not None
     return Session(
         world=world,
@@ -100,6 +102,11 @@ def build(
         saver=Saver() if saves_beside else None,
         first_step=first,
     )
+
+
+def _optimizer(job: Job, model: ParallelModel) -> Optimizer:
+    pieces = pieces_of(model.layouts(), model.meshes.rank, model.meshes.axes)
+    return build_optimizer(job.optim, model.param_groups(), job.security.allow, pieces)
 
 
 def _trust(job: Job) -> Trust:
