@@ -63,7 +63,7 @@ def _settings(optim: Optim, key: str, p: Placed) -> OptimizerSettings:
     usual = _usual(optim, key, p)
     if len(p.spec.shape) < 2:
         usual["weight_decay"] = 0.0
-    own = optim.groups[key].model_dump() if key else {}
+    own = optim.groups[key].model_dump(exclude={"use"}) if key else {}
     return tuple((usual | {k: v for k, v in own.items() if k in usual}).items())
 
 
@@ -159,7 +159,7 @@ def _idle(optim: Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
     """Keys of one of the two optimizers in a group of which the other has all."""
     for key, group in optim.groups.items():
         named = [p for p in trained if key in _keys(optim, p)]
-        uses = {"muon" if orthogonal(optim, p) else "adamw": p for p in named}
+        uses = {"muon" if orthogonal(optim, p) else "adamw": p for p in reversed(named)}
         if named and group.use == "muon" and "muon" not in uses:
             text = f"{_text(group)}: it names no matrix, and Muon updates nothing else"
             yield Problem(f"{KEY}.{key}", text, _set(key, group.model_copy(update={"use": "adamw"})))
