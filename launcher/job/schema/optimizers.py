@@ -150,8 +150,8 @@ class Adafactor(Settings):
     groups: Annotated[dict[str, AdafactorGroup], BeforeValidator(groups_by_name)] = {}
 
 
-class Others(Settings):
-    """AdamW's, for what Muon does not update."""
+class MuonFallback(Settings):
+    """Of AdamW, for what Muon does not update."""
 
     lr: Rate = 3e-4
     betas: Betas = (0.9, 0.95)
@@ -171,5 +171,5 @@ class Muon(Settings):
     ns_steps: Annotated[Count, Field(lt=100)] = 5
     eps: Epsilon = 1e-7
     adjust_lr_fn: Literal["original", "match_rms_adamw"] = "original"
-    adamw: Others = Others()
+    adamw: MuonFallback = MuonFallback()
     groups: Annotated[dict[str, MuonGroup], BeforeValidator(groups_by_name)] = {}

@@ -93,10 +93,10 @@ def memory(
     ``state``: what the optimizer keeps; ``moments``: the fullest one of each pipeline rank.
     """
     out: list[Memory] = []
+    kinds = [(p, (p.layout, p.spec.dtype, p.trainable, state.copies(p))) for p in params]
     for pp, at in enumerate(moments):
         here = sizes.held(pp)
-        alike = {p: (p.layout, p.spec.dtype, p.trainable, state.copies(p)) for p in params}
-        mine = Counter(alike[p] for p in params for _ in p.copies(here))
+        mine = Counter(kind for p, kind in kinds for _ in p.copies(here))
 
         # ranks of a stage differ in their shards; uneven ones need not be alike
         axes = sorted({axis for layout, *_ in mine if not layout.even for axis in layout.axes})

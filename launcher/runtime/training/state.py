@@ -30,38 +30,26 @@ RNG, RNG_CUDA = STREAMS
 
 @dataclass(frozen=True)
 class State:
-    """One tensor of the optimizer's state: its name in a checkpoint, and this rank's parameter it is of.
-
-    ``factors``: the optimizer is ours, whose rows and columns are known by their names.
-    """
+    """One tensor of the optimizer's state: its name in a checkpoint, and this rank's parameter it is of."""
 
     name: str
     placed: Placed
     param: Tensor
     key: str
     tensor: Tensor
-    factors: bool = False
 
     @property
-    def described(self) -> tuple[Layout, str]:
-        """Its layout and its dtype.
-
-        Ranks with a piece of the parameter have all of what is neither laid out as that nor a factor of it.
-        """
-        layout, shape, dtype = self.placed.layout, tuple(self.tensor.shape), spec(self.tensor).dtype
-        if self.factors and (own := factor(self.key, layout)) is not None:
-            return own, dtype
-        if local(self.tensor).shape == local(self.param).shape:
-            return layout, dtype
-        text = f"{self.name}: the plan lets nothing of shape {shape} belong to a cut tensor"
-        assert not (shape and layout.axes), text
-        return replace(layout, shape=shape, split=((),) * len(shape)), dtype
+    def described(self) -> tuple[str, str, tuple[int, ...] | None, str]:
+        """The name of its parameter, its key, its shape where that is not the parameter's, and its dtype."""
+        alike = local(self.tensor).shape == local(self.param).shape
+        shape = None if alike else tuple(self.tensor.shape)
+        return self.placed.name, self.key, shape, spec(self.tensor).dtype
 
 
 def states(s: Session) -> list[State]:
     """Those of each parameter's first copy on this rank."""
     return [
-        State(_named(key, p.name), p, t, key, tensor=value, factors=s.plan.observed.optimizer is None)
+        State(_named(key, p.name), p, t, key, tensor=value)
         for p, t in s.model.named()
         for key, value in pack(s.optimizer, t, _counters(s)).items()
     ]
@@ -80,16 +68,26 @@ def strategy(s: Session, found: Sequence[State]) -> Strategy:
 
     Every rank calls this: what states exist is agreed on by all.
     """
-    # what each rank has, and how that is laid out
+    # what each rank has, and in which shape where that is not the parameter's
     mine = {x.name: x.described for x in found}
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
 
+    placed = {p.name: p.layout for p in s.plan.params}
     entries = dict(of_plan(s.plan).entries)
     for theirs in every:
-        for name, (layout, dtype) in theirs.items():
-            entries[name] = Entry(layout, dtype, "optim", ())
+        for name, (param, key, shape, dtype) in theirs.items():
+            entries[name] = Entry(_laid_out(s, placed[param], key, shape), dtype, "optim", ())
     return Strategy(s.plan.sizes.grid, entries)
+
+
+def _laid_out(s: Session, param: Layout, key: str, shape: tuple[int, ...] | None) -> Layout:
+    """As the parameter, as a row or a column of it, or whole beside it; ``shape`` as in ``described``."""
+    own = factor(key, param) if s.plan.observed.optimizer is None else None
+    if own is not None or shape is None:
+        return own or param
+    assert not (shape and param.axes), f"{key}: the plan lets nothing of shape {shape} belong to a cut tensor"
+    return replace(param, shape=shape, split=((),) * len(shape))
 
 
 def tensors(s: Session, found: Sequence[State]) -> dict[str, Tensor]:
