@@ -210,7 +210,7 @@ BESIDE = {
     "backward yet (try: '~parallel.recompute')",
     "train.compile={modules:stages}": "train.compile: operators over device matrices are not compiled yet (try: "
     "'~train.compile')",
-    "optim={name: muon}": "optim.name: muon: a step needs whole tensors, which each operator cuts in its own way (try: "
+    "optim=muon": "optim.name: muon: a step needs whole tensors, which each operator cuts in its own way (try: "
     "optim=adamw)",
 }  # fmt: skip
 
