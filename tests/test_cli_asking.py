@@ -54,5 +54,5 @@ def test_help_lists_recipes_options_and_examples(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert "  lm_single             The same language model on one rank: what every layout must agree with.\n" in out
-    assert "  optim=     adamw, lion, momentum, sgd\n" in out
+    assert "  optim=     adafactor, adamw, lion, momentum, muon, sgd\n" in out
     assert "  python -m launcher recipe=lm_single train.steps=20 " in out

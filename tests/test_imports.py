@@ -24,6 +24,8 @@ LAYERS = {
     "launcher.job.targets": "targets",
     "launcher.job": "job",
     "launcher.plan.values.facts": "facts",
+    "launcher.plan.values.grid": "facts",
+    "launcher.plan.values.layout": "facts",
     "launcher.plan.values.operations": "facts",
     "launcher.plan.values.optimizer_traits": "facts",
     "launcher.plan.values.param_group": "facts",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,27 +13,36 @@ from torch.distributed.tensor import DTensor
 
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Optim, Target
-from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
-from launcher.optim import lion
+from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon
+from launcher.optim import adafactor, lion, muon
 from launcher.optim.groups import Grouped, flat, groups, replaced
 from launcher.optim.local_shards import LocalShards
+from launcher.optim.whole_tensors import Pieces, alone
 from launcher.plan.values.param_group import ParamGroup
 
 UNGROUPED = (
     "a class of your own gets its parameters in one list, as it was tried, and has no argument groups; "
-    "groups are of optim=adamw, lion, momentum and sgd"
+    "groups are of optim=adafactor, adamw, lion, momentum, muon and sgd"
 )
 IDLE = ParamGroup("", (), ("nothing",))
 
 
-def build_optimizer(settings: Optim, params: Grouped, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
+def build_optimizer(
+    settings: Optim,
+    params: Grouped,
+    allow: tuple[str, ...] = (),
+    pieces: Mapping[nn.Parameter, Pieces] | None = None,
+) -> torch.optim.Optimizer:
     """The optimizer of ``params``, those to train on this rank; it idles where all stages are frozen.
 
+    ``pieces``: what those that are cut are pieces of, for updates that depend on the whole.
     Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is
     called with plain tensors in one list, this rank's pieces where they are cut, then its
     arguments; it groups them itself.
     """
-    optimizer = _build(settings, params or [(IDLE, [("nothing", nn.Parameter(torch.empty(0)))])], allow)
+    if not params:
+        params = [(IDLE, [("nothing", nn.Parameter(torch.empty(0)))])]
+    optimizer = _build(settings, params, allow, pieces or {})
     keep_rates(optimizer)
     return optimizer
 
@@ -54,7 +63,9 @@ def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def _build(settings: Optim, params: Grouped, allow: tuple[str, ...]) -> torch.optim.Optimizer:
+def _build(
+    settings: Optim, params: Grouped, allow: tuple[str, ...], pieces: Mapping[nn.Parameter, Pieces]
+) -> torch.optim.Optimizer:
     match settings:
         case AdamW(lr=lr, betas=betas, eps=eps):
             return torch.optim.AdamW(groups(params), lr=lr, betas=betas, eps=eps, fused=True)
@@ -64,6 +75,8 @@ def _build(settings: Optim, params: Grouped, allow: tuple[str, ...]) -> torch.op
             return _sgd(groups(params), lr, momentum, nesterov=False)
         case Lion():
             return _on_pieces(partial(_lion, settings, params), params)
+        case Adafactor() | Muon():
+            return _on_pieces(partial(_of_whole, settings, params, pieces), params)
         case Target():
             return _on_pieces(partial(build_own, settings, allow), params)
 
@@ -92,6 +105,21 @@ def build_own(
 def _lion(settings: Lion, params: Grouped, tensors: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     found = groups(replaced(params, tensors))
     return lion.Lion(found, settings.lr, settings.betas, settings.weight_decay)
+
+
+def _of_whole(
+    settings: Adafactor | Muon,
+    params: Grouped,
+    pieces: Mapping[nn.Parameter, Pieces],
+    tensors: Sequence[nn.Parameter],
+) -> torch.optim.Optimizer:
+    """One whose updates depend on whole tensors."""
+    found = groups(replaced(params, tensors))
+    cut = zip(tensors, flat(params), strict=True)
+    of = {t: pieces[p] if p in pieces else alone(t) for t, (_, p) in cut}
+    if isinstance(settings, Muon):
+        return muon.Muon(found, settings, of)
+    return adafactor.Adafactor(found, settings.lr, of)
 
 
 def _sgd(found: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> torch.optim.SGD:

@@ -34,6 +34,11 @@ class Meshes:
         return self.mesh[names]
 
     @property
+    def axes(self) -> dict[str, dist.ProcessGroup]:
+        """The group of ranks that differ from this one along each axis that has several."""
+        return {axis: self.mesh.get_group(axis) for axis, n in self.grid.axes if n > 1}
+
+    @property
     def coords(self) -> dict[str, int]:
         return self.grid.coords(self.rank)
 

@@ -33,6 +33,7 @@ from launcher.parallel.tensor_parallel.apply import distribute
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
+from launcher.plan.values.layout import Layout
 from launcher.plan.values.param_group import ParamGroup
 
 if TYPE_CHECKING:
@@ -95,6 +96,11 @@ class ParallelModel:
         for name, p in self.trainable():
             found.setdefault(at[self.first_name(name)], []).append((name, p))
         return [(self.plan.param_groups[i], found[i]) for i in sorted(found)]
+
+    def layouts(self) -> dict[nn.Parameter, Layout]:
+        """Where the pieces are of each parameter that ``trainable`` has."""
+        placed = {p.name: p.layout for p in self.plan.params}
+        return {p: placed[self.first_name(name)] for name, p in self.trainable()}
 
     def first_name(self, name: str) -> str:
         """The plan's name of what ``trainable`` calls ``name``; names of modules may have an @ too."""

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cost.memory import copies
+from launcher.plan.cost.memory import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.text import bytes_text, spans
@@ -97,7 +97,9 @@ def _held(plan: Plan, rank: int, trains: bool) -> int:
 def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
     """Bytes that all ``ranks`` need in any layout: one copy of what they train, and each its process."""
     weights = [(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype], p.trainable) for p in plan.params]
-    state = (1 + copies(job, plan.observed.optimizer)) * sum(n for n, trainable in weights if trainable)
+    size = StateSize.of(job, plan.observed.optimizer)
+    grads = sum(n for n, trainable in weights if trainable)
+    state = grads + sum(size.nbytes(p, p.spec.shape) for p in plan.params)
     trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
     return sum(n for n, _ in weights) + trains * state + len(ranks) * PROCESS
 

@@ -13,7 +13,7 @@ from launcher.plan.cost import gather_order
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
 from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
-from launcher.plan.cost.memory import Memory, copies, memory
+from launcher.plan.cost.memory import Memory, StateSize, memory
 from launcher.plan.cost.reduce_scatters import scatters
 from launcher.plan.cost.stage_loads import RankLoad, rank_loads
 from launcher.plan.cost.step_flops import step_flops
@@ -220,7 +220,7 @@ def plan(
 ) -> Plan:
     """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
     # the stages, and the order in which they work
-    cut, balanced = pipeline_stage_config.cut(job, asked, model, copies(job, traits))
+    cut, balanced = pipeline_stage_config.cut(job, asked, model, StateSize.of(job, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
 
     # where parameters are, and what travels together
@@ -356,7 +356,7 @@ def _estimate(
     early = transformer_opt.reduces_early(job) and fused.limits.scatter is None
     loads = rank_loads(at, fused.sums, early)
     moments = tuple(load.fullest for load in loads)
-    rows = memory(at.params, at.sizes, copies(job, traits), moments)
+    rows = memory(at.params, at.sizes, StateSize.of(job, traits), moments)
     flops = step_flops(at.graphs, at.sizes)
     work, fast = step_work(at, fused, rows, flops), speeds(job)
     return Estimate(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import RequestError, refuse
 from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
-from launcher.plan.cost.memory import copies
+from launcher.plan.cost.memory import StateSize
 from launcher.plan.operators.resolve import unwrapped
 from launcher.plan.plan import GB, Plan
 from launcher.plan.refusals import recorded_forward
@@ -88,7 +88,7 @@ def _terms(job: Job, made: Plan) -> Terms:
     """What a search goes by: how this job trains."""
     hsdp, gb = job.parallel.hsdp, job.cluster.memory_gb
     costs = CostModel(
-        state_bytes=copies(job) * ITEMSIZE[DTYPE[job.train.precision]],
+        state_bytes=StateSize.of(job).of_matrix * ITEMSIZE[DTYPE[job.train.precision]],
         optimizer_level=0 if hsdp is None else int(hsdp.optimizer_level.removeprefix("level")),
         micro_batches=made.sizes.micros,
         in_flight=max(made.estimate.timeline.in_flight),

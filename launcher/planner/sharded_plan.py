@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from launcher.errors import refuse
 from launcher.job.schema.job import Job
-from launcher.plan.cost.memory import copies
+from launcher.plan.cost.memory import StateSize
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.stages import Crossing
 from launcher.plan.plan import Plan
@@ -50,7 +50,7 @@ def onto(job: Job, made: Plan, sharding: Sharding, measured: Sequence[StageBytes
         made.schedule,
         made.sizes,
         params=params,
-        copies=copies(job, made.observed.optimizer),
+        state=StateSize.of(job, made.observed.optimizer),
     )
     return replace(
         made,

@@ -14,7 +14,7 @@ from launcher.plan import recompute_auto
 from launcher.plan.capacity import HEAP, KEY, Fit, Free, LighterLayout, fit, least, lighter, refused
 from launcher.plan.cost.device_memory import KEY as ROOM
 from launcher.plan.cost.device_memory import tightest
-from launcher.plan.cost.memory import copies
+from launcher.plan.cost.memory import StateSize
 from launcher.plan.plan import GB, Plan
 from launcher.plan.settings import recompute
 from launcher.plan.values.facts import ITEMSIZE
@@ -109,13 +109,13 @@ def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None
 
 def _copied(job: Job, plan: Plan, rank: int) -> int:
     """Bytes of the copy that ``checkpoint.async`` writes from: a rank's weights, and what is kept of each."""
-    layout, each = of_plan(plan), copies(job, plan.observed.optimizer)
-    trained = {p.name for p in plan.params if p.trainable}
+    layout, state = of_plan(plan), StateSize.of(job, plan.observed.optimizer)
+    placed = {p.name: p for p in plan.params}
     total = 0
     for boxes in saved_boxes(layout, rank).values():
         for name, box in boxes.items():
-            times = 1 + each if name in trained else 1
-            total += prod(box.shape) * ITEMSIZE[layout.entries[name].dtype] * times
+            total += prod(box.shape) * ITEMSIZE[layout.entries[name].dtype]
+            total += state.nbytes(placed[name], box.shape)
     return total
 
 

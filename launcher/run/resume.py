@@ -14,7 +14,7 @@ from launcher.checkpoint.store import encrypted, latest, passed_over
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.job import Job
-from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum, any_momentum
+from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon, any_momentum
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGE
@@ -225,12 +225,26 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
     if wrong := _other_optimizer(job.optim, plan.observed.optimizer, checkpoint):
         which = "optim.name" if plan.observed.optimizer is None else "optim._target_"
         return [Problem(which, f"{wrong}; {RESUME}=never starts anew")]
+    if wrong := _other_use(plan, checkpoint):
+        return [Problem("optim.groups", f"{wrong}; {RESUME}=never starts anew")]
     done = int(checkpoint.state["step"])
     if done > plan.sizes.steps and any(verb(s).trains for s in job.steps.values()):
         text = f"{plan.sizes.steps}: {checkpoint.folder} has seen {done} steps already"
         cure = f"train.steps={done}" + (" train.epochs=null" if job.train.epochs is not None else "")
         return [Problem("train.steps", text, cure)]
     return []
+
+
+def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
+    """What one of the two optimizers of ``optim=muon`` would find the other's state of."""
+    keeps = {"muon": "momentum_buffer", "adamw": "exp_avg"}
+    for group in plan.param_groups:
+        use = dict(group.settings).get("use")
+        for other in keeps.keys() - {use} if isinstance(use, str) else ():
+            found = [n for n in group.names if f"optim.{keeps[other]}.{n}" in checkpoint.strategy.entries]
+            if found:
+                return f"{use} updates {found[0]}, and {checkpoint.folder} has {other}'s {keeps[other]} of it"
+    return None
 
 
 def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Checkpoint) -> str | None:
@@ -247,6 +261,10 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
             needs = may = {"step", "exp_avg", "exp_avg_sq"}
         case Lion():
             needs = may = {"exp_avg"}
+        case Adafactor():
+            needs, may = {"step"}, {"step", "row_var", "col_var", "variance"}
+        case Muon():
+            needs, may = set(), {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}
         case Momentum() | SGD():
             needs = may = {"momentum_buffer"} if any_momentum(optim) else set()
         case _:

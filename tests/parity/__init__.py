@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from launcher.job.schema.job import Job
 from launcher.objective.build import build_loss
 from launcher.optim.build import build_optimizer
+from launcher.optim.whole_tensors import pieces_of
 from launcher.parallel import mesh
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.mesh import Meshes
@@ -129,7 +130,8 @@ def rank_step(world: World, j: Job, plan: Plan) -> Step:
 def rank_train(world: World, j: Job, plan: Plan, steps: int, clip: float = 1.0) -> list[Piece]:
     """Optimizer steps on one rank; the weights after them."""
     par, pipe = build(world, j, plan)
-    optimizer, norms = build_optimizer(j.optim, par.param_groups()), grad_norm.build(par)
+    cut = pieces_of(par.layouts(), world.rank, par.meshes.axes)
+    optimizer, norms = build_optimizer(j.optim, par.param_groups(), pieces=cut), grad_norm.build(par)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         step(j, par, pipe)

@@ -44,7 +44,7 @@ def test_groups_are_refused_for_it_where_it_has_no_such_argument(tmp_path, capsy
     assert main([*TINY, f"run_dir={tmp_path}/run", own, *OWN]) == 2
     assert capsys.readouterr().err.splitlines()[2] == (
         "  optim.groups: tests.optim.theirs.IntStep: a class of your own gets its parameters in one list, as it was "
-        "tried, and has no argument groups; groups are of optim=adamw, lion, momentum and sgd"
+        "tried, and has no argument groups; groups are of optim=adafactor, adamw, lion, momentum, muon and sgd"
     )
 
 

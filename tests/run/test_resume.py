@@ -227,8 +227,10 @@ GROUPS = ("optim.groups.embed.lr=0.01", "optim.groups.*norm={weight_decay: 1, lr
         ("adamw", "optim.groups.layers.*.betas=[0.5,0.8]"),
         ("lion", "optim.groups.layers.*.betas=[0.5,0.8]"),
         ("sgd", "optim.groups.layers.*.momentum=0.5"),
+        ("adafactor", "optim.groups.layers.*.d=2"),
+        ("muon", "optim.groups.layers.*.momentum=0.5"),
     ],
-    ids=["adamw", "lion", "sgd"],
+    ids=["adamw", "lion", "sgd", "adafactor", "muon"],
 )
 def test_groups_of_parameters_go_on_to_the_same_bits_and_in_another_layout(tmp_path, optim, own):
     more = [f"optim={optim}", *GROUPS, own, "checkpoint.every=2", "checkpoint.keep=null", "train.precision=fp64"]
@@ -241,6 +243,33 @@ def test_groups_of_parameters_go_on_to_the_same_bits_and_in_another_layout(tmp_p
     resume = f"checkpoint.resume={straight}/checkpoints/step-000002"
     there = run(tmp_path / "there", *more, resume, "parallel.pipeline.micro_batch_num=4", *shape(pp=1))
     assert losses(there) == pytest.approx(losses(straight)[2:], rel=1e-10)
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "muon"])
+def test_rows_columns_and_matrices_move_between_layouts_and_through_a_transform(tmp_path, optim):
+    more = [f"optim={optim}", "train.precision=fp64", "schedule=constant", "data.vocab_size=63"]
+    transform = ["steps=[train,save,transform]", "steps.transform.nproc=4", "steps.transform.shard_size=4"]
+    begun = run(tmp_path / "begun", *more, *shape(pp=2, shard=2), *transform, steps=2)
+    straight = run(tmp_path / "straight", *more, *shape(), "parallel.pipeline.micro_batch_num=4")
+    for name, source, layout in (
+        ("alone", "checkpoints/step-000002", shape()), ("four", "transformed", shape(shard=4)),
+        ("again", "checkpoints/step-000002", shape(pp=2, shard=2)),
+    ):  # fmt: skip
+        there = run(tmp_path / name, *more, *layout, f"checkpoint.resume={begun}/{source}")
+        assert losses(there) == pytest.approx(losses(straight)[2:], rel=1e-10)
+    kept = open_checkpoint(begun / "transformed").strategy.only("optim").entries
+    if optim == "adafactor":
+        row, column = kept["optim.row_var.embed.weight"].layout, kept["optim.col_var.embed.weight"].layout
+        assert (row.shape, row.split) == ((63, 1), (("dp_shard",), ()))
+        assert (column.shape, column.split) == ((1, 16), ((), ()))
+
+
+def test_what_the_other_of_muons_two_optimizers_updated_is_refused(tmp_path, capsys):
+    folder = run(tmp_path / "run", "optim=muon", *shape(), "schedule=constant", steps=1)
+    words = [*TINY, "optim=muon", *shape(), "schedule=constant", f"run_dir={folder}", "train.steps=2"]
+    assert main([*words, "optim.groups.layers.0.use=adamw"]) == 2
+    told = "adamw updates layers.0.attn.q.weight, and {}/checkpoints/step-000001 has muon's momentum_buffer of it"
+    assert f"optim.groups: {told.format(folder)}; checkpoint.resume=never starts anew" in capsys.readouterr().err
 
 
 def test_other_groups_since_the_checkpoint_are_noted(straight, tmp_path, capsys):

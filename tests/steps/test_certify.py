@@ -27,15 +27,22 @@ GROUPS = {
         "layers.0.attn.*": {"eps": 1e-3}, "layers.*": {"lr": 0.002}, "layers": {1: {"mlp": {"up": {"lr": 0.0}}}},
     }},
     "lion": {"name": "lion", "groups": {"head": {"betas": [0.5, 0.9]}, "*norm": {"lr": 0.01, "weight_decay": 1}}},
+    "adafactor": {"name": "adafactor", "groups": {"*norm": {"weight_decay": 0.1}, "layers.*.attn.*": {"d": 2.0}}},
+    "muon": {"name": "muon", "groups": {
+        "*norm": {"betas": [0.5, 0.9], "weight_decay": 1}, "embed": {"use": "muon"}, "layers.0": {"momentum": 0.5},
+        "layers.1.mlp.up": {"use": "adamw", "lr": 0.01, "eps": 1e-3},
+    }},
     "sgd": {"name": "sgd", "groups": {"*norm": {"momentum": 0.9}, "*.attn.[qk]": {"weight_decay": 0.5}}},
 }  # fmt: skip
 OVER_TP = {"operators": MEGATRON, "grid": {"tp": 2}}
 
 
-@pytest.mark.parametrize(("optim", "parallel"), [
-    ("adamw", ALL), ("lion", ALL), ("sgd", SHARDED), ("lion", OVER_TP), ("adamw", OVER_TP),
-], ids=["adamw, all axes", "lion, all axes", "sgd, level3", "lion, tp", "adamw, tp"])  # fmt: skip
-def test_groups_of_parameters_are_certified(optim: str, parallel: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("optim", "layout"), [
+    ("adamw", "all axes"), ("lion", "all axes"), ("sgd", "level3"), ("lion", "tp"), ("adamw", "tp"),
+    ("adafactor", "all axes"), ("muon", "all axes"), ("adafactor", "tp"), ("muon", "tp"),
+])  # fmt: skip
+def test_groups_of_parameters_are_certified(optim: str, layout: str) -> None:
+    parallel = {"all axes": ALL, "tp": OVER_TP, "level3": SHARDED}[layout]
     c = certificate(parallel, model__layers=2, optim=GROUPS[optim])
     assert c.holds, c.verdict()
 

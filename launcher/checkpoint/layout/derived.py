@@ -11,6 +11,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.settings.steps import unmergeable
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.optimizer_state import factor
 
 LARGE = 64 * 1024  # bytes; as parallel.hsdp.threshold
 REPLICAS = ("dp_replicate", "dp_shard")
@@ -30,7 +31,7 @@ def followed(target: Strategy, src: Strategy) -> Strategy:
     """``target`` with the optimizer states of ``src`` that it does not list, each where its parameter is.
 
     A state of another shape than its parameter (a step counter) is whole on every rank that holds the
-    parameter.
+    parameter, unless it is a row or a column of it.
     """
     entries = dict(target.entries)
     for name, entry in src.entries.items():
@@ -39,6 +40,9 @@ def followed(target: Strategy, src: Strategy) -> Strategy:
             continue
 
         layout = target.entries[target.named[param]].layout
+        own = factor(name.split(".", 2)[1], layout)
+        if own is not None and own.shape == entry.layout.shape:
+            layout = own
         if layout.shape != entry.layout.shape:
             shape = entry.layout.shape
             layout = replace(layout, shape=shape, split=((),) * len(shape))

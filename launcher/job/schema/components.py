@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from launcher.job.schema.base import Count, Flag, Fraction, Settings
 from launcher.job.schema.objectives import BCE, MSE, Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
-from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
+from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon
 from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts, Linear, Polynomial
 
 
@@ -293,6 +293,8 @@ Optim = Annotated[
     | Annotated[SGD, Tag("sgd")]
     | Annotated[Momentum, Tag("momentum")]
     | Annotated[Lion, Tag("lion")]
+    | Annotated[Adafactor, Tag("adafactor")]
+    | Annotated[Muon, Tag("muon")]
     | _Own,
     Discriminator(_kind),
 ]

@@ -13,10 +13,11 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.job.schema.base import Flag, Fraction, Rate, Settings
+from launcher.job.schema.base import Count, Flag, Fraction, Rate, Settings
 
 Betas = tuple[Fraction, Fraction]
 Epsilon = Annotated[float, Field(gt=0)]
+AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 class Group(Settings):
@@ -40,6 +41,19 @@ class AdamWGroup(LionGroup):
 
 class SGDGroup(Group):
     momentum: Fraction | None = None
+
+
+class AdafactorGroup(Group):
+    d: AtLeastOne | None = None
+
+
+class MuonGroup(Group):
+    """``use``: which of the two updates the matrices that it names; vectors and others are AdamW's."""
+
+    use: Literal["muon", "adamw"] | None = None
+    momentum: Fraction | None = None
+    betas: Betas | None = None
+    eps: Epsilon | None = None
 
 
 def groups_by_name(groups: Any) -> Any:
@@ -118,3 +132,44 @@ class Lion(Settings):
     betas: Betas = (0.9, 0.99)
     weight_decay: Rate = 0.3
     groups: Annotated[dict[str, LionGroup], BeforeValidator(groups_by_name)] = {}
+
+
+class Adafactor(Settings):
+    """As ``torch.optim.Adafactor``.
+
+    ``eps``: the least variance, ``null`` as the dtype of the weights has it, and the least size of a weight
+    that a step is a share of; ``d``: the most that an update is, root mean square.
+    """
+
+    name: Literal["adafactor"]
+    lr: Rate = 1e-2
+    beta2_decay: Annotated[float, Field(le=0, allow_inf_nan=False)] = -0.8
+    eps: tuple[Epsilon | None, Epsilon] = (None, 1e-3)
+    d: AtLeastOne = 1.0
+    weight_decay: Rate = 0.0
+    groups: Annotated[dict[str, AdafactorGroup], BeforeValidator(groups_by_name)] = {}
+
+
+class MuonFallback(Settings):
+    """Of AdamW, for what Muon does not update."""
+
+    lr: Rate = 3e-4
+    betas: Betas = (0.9, 0.95)
+    eps: Epsilon = 1e-8
+    weight_decay: Rate = 0.1
+
+
+class Muon(Settings):
+    """As ``torch.optim.Muon``, and AdamW for embeddings, the head and all that is no matrix."""
+
+    name: Literal["muon"]
+    lr: Rate = 1e-3
+    weight_decay: Rate = 0.1
+    momentum: Fraction = 0.95
+    nesterov: Flag = True
+    ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315)
+    ns_steps: Annotated[Count, Field(lt=100)] = 5
+    eps: Epsilon = 1e-7
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] = "original"
+    adamw: MuonFallback = MuonFallback()
+    groups: Annotated[dict[str, MuonGroup], BeforeValidator(groups_by_name)] = {}

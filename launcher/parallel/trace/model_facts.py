@@ -30,6 +30,7 @@ from launcher.parallel.trace.fx_glue import (
     trace,
     trace_ours,
 )
+from launcher.parallel.trace.param_roles import param_roles
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
 from launcher.plan.partition.stage_config import owner, units
@@ -93,8 +94,10 @@ def skeleton(model: nn.Module) -> Skeleton:
     }
 
     # each under the first of its names
+    roles = param_roles(model)
     for name, p in model.named_parameters(remove_duplicate=False):
-        params.append(Param(name, spec(p), first.setdefault(id(p), name), p.requires_grad))
+        role = roles.get(id(p), "")
+        params.append(Param(name, spec(p), first.setdefault(id(p), name), p.requires_grad, role=role))
     for name, b in model.named_buffers(remove_duplicate=False):
         if name in persistent:
             params.append(Param(name, spec(b), first.setdefault(id(b), name), trainable=False, buffer=True))

@@ -209,14 +209,13 @@ def _bytes(size: Moment, n: Moment) -> int:
     )
 
 
-def tensor(p: Placed, local: int, parts: frozenset[int], copies: int, level: str | None) -> Tensor:
-    """With its gradient, ``copies`` of the optimizer, and what is gathered of it all along at ``level``.
+def tensor(p: Placed, shape: tuple[int, ...], parts: frozenset[int], state: int, level: str | None) -> Tensor:
+    """With its gradient, ``state`` of the optimizer, and what is gathered of it all along at ``level``.
 
-    ``local``: bytes of it on a rank.
+    ``shape``: of the part that a rank has; ``state``: bytes for that.
     """
-    nbytes = local
-    if p.trainable:
-        nbytes += copies * local
+    local = prod(shape) * ITEMSIZE[p.spec.dtype]
+    nbytes = local + state
     if not p.sharded:
         half = p.gathered if p.compute != p.spec.dtype else 0
         return Tensor(parts, nbytes + (p.nbytes + half if p.trainable else 0), p.buffer)

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.components import Optim, Target
-from launcher.job.schema.optimizers import Group
+from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Group, Lion, Momentum, Muon
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note
 from launcher.plan.values.module_names import best_key, matches, prefixes
@@ -21,6 +21,12 @@ from launcher.plan.values.text import listed, many
 KEY = "optim.groups"
 OTHERS = ("name", "groups", "nesterov")
 """Keys of an optimizer that all of its parameters share."""
+USE = ("lr", "weight_decay")
+OF_MUON = (*USE, "momentum")
+OF_ADAMW = (*USE, "betas", "eps")
+"""Keys of each of the two that ``optim=muon`` is."""
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+"""Of a dtype, the distance from 1 to the next number."""
 
 
 def param_groups(optim: Optim, params: Sequence[Placed]) -> tuple[ParamGroup, ...]:
@@ -54,11 +60,42 @@ def _settings(optim: Optim, key: str, p: Placed) -> OptimizerSettings:
     """Vectors, which are gains and biases, decay only where their group says so."""
     if isinstance(optim, Target):
         return ()
-    usual = {k: v for k, v in optim if k not in OTHERS}
+    usual = _usual(optim, key, p)
     if len(p.spec.shape) < 2:
         usual["weight_decay"] = 0.0
-    own = optim.groups[key].model_dump() if key else {}
-    return tuple((usual | own).items())
+    own = optim.groups[key].model_dump(exclude={"use"}) if key else {}
+    return tuple((usual | {k: v for k, v in own.items() if k in usual}).items())
+
+
+def _usual(optim: AdamW | SGD | Momentum | Lion | Adafactor | Muon, key: str, p: Placed) -> dict[str, Any]:
+    """What the group ``key`` leaves as it is."""
+    if isinstance(optim, Adafactor):
+        least, size = optim.eps
+        least = EPSILON.get(p.spec.dtype, 0.0) if least is None else least
+        keys = {k: v for k, v in optim if k not in OTHERS}
+        return keys | {"eps": (least, size)}
+    if isinstance(optim, Muon) and _orthogonal(optim, key, p):
+        own = {k: getattr(optim, k) for k in OF_MUON}
+        return {"use": "muon", **own, "ns_dtype": _ns_dtype(p)}
+    if isinstance(optim, Muon):
+        return {"use": "adamw", **{k: getattr(optim.adamw, k) for k in OF_ADAMW}}
+    return {k: v for k, v in optim if k not in OTHERS}
+
+
+def orthogonal(optim: Muon, p: Placed) -> bool:
+    """Whether Muon updates it: matrices, unless they are embeddings or the head and no group says so."""
+    return _orthogonal(optim, next(iter(_keys(optim, p)), ""), p)
+
+
+def _orthogonal(optim: Muon, key: str, p: Placed) -> bool:
+    """In the group ``key``."""
+    said = optim.groups[key].use if key else None
+    return len(p.spec.shape) == 2 and (not p.role if said is None else said == "muon")
+
+
+def _ns_dtype(p: Placed) -> str:
+    """torch's is bfloat16, in which layouts differ by its roundings: so only where forwards do too."""
+    return p.spec.dtype if p.compute == p.spec.dtype else "bfloat16"
 
 
 def refused_for(optim: Optim, params: Sequence[Placed]) -> Iterator[Problem]:
@@ -69,6 +106,10 @@ def refused_for(optim: Optim, params: Sequence[Placed]) -> Iterator[Problem]:
             yield _nobody(key, group, names, params)
     for p in _trained(params):
         yield from _torn(optim, p)
+    if isinstance(optim, Muon):
+        yield from _idle(optim, _trained(params))
+    if isinstance(optim, Adafactor | Muon):
+        yield from _complex(optim, _trained(params))
 
 
 def _nobody(key: str, group: Group, names: Sequence[str], params: Sequence[Placed]) -> Problem:
@@ -114,6 +155,31 @@ def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
     yield Problem(f"{KEY}.{others[-1]}", text, cure)
 
 
+def _idle(optim: Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
+    """Keys of one of the two optimizers in a group of which the other has all."""
+    for key, group in optim.groups.items():
+        named = [p for p in trained if key in _keys(optim, p)]
+        uses = {"muon" if orthogonal(optim, p) else "adamw": p for p in reversed(named)}
+        if named and group.use == "muon" and "muon" not in uses:
+            text = f"{_text(group)}: it names no matrix, and Muon updates nothing else"
+            yield Problem(f"{KEY}.{key}", text, _set(key, group.model_copy(update={"use": "adamw"})))
+            continue
+        for use, keys in (("muon", OF_MUON), ("adamw", OF_ADAMW)):
+            idle = [k for k in group.model_dump() if k in keys and k not in USE]
+            if named and idle and use not in uses:
+                other, p = next(iter(uses.items()))
+                text = f"{_text(group)}: {idle[0]} is of {use}, and {other} updates all of it: {p.name}"
+                rest = group.model_copy(update=dict.fromkeys(idle))
+                yield Problem(f"{KEY}.{key}", text, _set(key, rest) if rest.model_dump() else "")
+
+
+def _complex(optim: Adafactor | Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
+    found = [p for p in trained if p.spec.dtype.startswith("complex")]
+    if found:
+        text = f"{optim.name}: it updates real numbers, and {found[0].name} is {found[0].spec.dtype}"
+        yield Problem("optim.name", text, "optim=adamw")
+
+
 def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
     """What each group is of, as the plan shows it."""
     for key, group in _groups(optim).items():
@@ -128,6 +194,8 @@ def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
 
 def notes(optim: Optim, params: Sequence[Placed]) -> Iterator[Note]:
     """Tied tensors of which a group has not every name."""
+    if isinstance(optim, Muon):
+        yield _parted(optim, _trained(params))
     for p in _trained(params):
         keys = _keys(optim, p)
         without = [name for name in p.names if best_key(_groups(optim), name) is None]
@@ -137,11 +205,25 @@ def notes(optim: Optim, params: Sequence[Placed]) -> Iterator[Note]:
             yield Note(f"{KEY}.{key}", text)
 
 
+def _parted(optim: Muon, trained: Sequence[Placed]) -> Note:
+    """Which of the two updates what; of what is no matrix only how many."""
+    by_muon = [p.name for p in trained if orthogonal(optim, p)]
+    matrices = [p.name for p in trained if len(p.spec.shape) == 2 and p.name not in {*by_muon}]
+    others = len(trained) - len(by_muon) - len(matrices)
+    dtypes = sorted({_ns_dtype(p) for p in trained if orthogonal(optim, p)})
+    text = f"muon updates {many(len(by_muon), 'parameter')} of 2 dims"
+    text += f", Newton-Schulz in {' and '.join(dtypes)}" if dtypes else ""
+    rest = [*matrices, *([f"{others} of other dims"] if others else [])]
+    return Note("optim.name", f"{text}; adamw the rest: {listed(rest) or 'none'}")
+
+
 def _text(group: Group) -> str:
     return "{" + ", ".join(f"{k}: {_number(v)}" for k, v in group.model_dump().items()) + "}"
 
 
 def _number(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     return f"[{', '.join(map(_number, value))}]" if isinstance(value, tuple | list) else f"{value:g}"
 
 

@@ -11,8 +11,11 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Stage
-from launcher.plan.values.facts import ITEMSIZE, Param, Skeleton, TensorSpec
+from launcher.plan.values.facts import ITEMSIZE, Param, Role, Skeleton, TensorSpec
 from launcher.plan.values.layout import Layout
+
+ROLES: tuple[Role, ...] = ("embedding", "head")
+"""Of a tensor that is several, the first."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Placed:
     """One tensor under its first name.
 
     ``names`` are all its names, ``stages`` the virtual stages that hold it; ``compute`` is the dtype that
-    the forward sees.
+    the forward sees; ``role`` what it is to the model (``facts.Param``), under any name.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Placed:
     trainable: bool
     buffer: bool
     compute: str
+    role: Role = ""
 
     @property
     def sharded(self) -> bool:
@@ -169,6 +173,7 @@ def _placed(
         trainable=ps[0].trainable,
         buffer=ps[0].buffer,
         compute=compute,
+        role=next((role for role in ROLES if any(p.role == role for p in ps)), ""),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from launcher.job.schema.job import Job
-from launcher.plan.cost.memory import local_bytes
+from launcher.plan.cost.memory import StateSize
 from launcher.plan.cost.part_memory import (
     Crossing,
     Moment,
@@ -70,12 +70,12 @@ def balanced_stages(
     model: TracedModel,
     groups: Sequence[Sequence[str]],
     *,
-    optimizer: int,
+    optimizer: StateSize,
     room: int | None,
 ) -> Balanced:
     """Runs of ``groups``, modules in the order of the data, each with the code that is placed with it.
 
-    ``optimizer``: copies that it keeps of each parameter; ``room``: bytes of a rank's device.
+    ``optimizer``: what it keeps; ``room``: bytes of a rank's device.
     """
     told = {m: part for part, group in enumerate(groups) for m in group}
     at, _ = stages.place(model.graph, told, len(groups) - 1)
@@ -195,7 +195,7 @@ def _memory(
     at: Mapping[str, int],
     *,
     crossing: tuple[tuple[Crossing, ...], ...],
-    optimizer: int,
+    optimizer: StateSize,
     rows: _Rows,
     nodes: Parts,
 ) -> PartMemory:
@@ -210,10 +210,13 @@ def _memory(
 
     users = _users(model, at)
     used = ((p, frozenset[int]().union(*(users[n] for n in p.names))) for p in every)
-    lying = {key: local_bytes(*key, rank=0) for key in {(p.layout, p.spec.dtype) for p in every}}
+    layouts = {p.layout for p in every}
+    lying = {layout: box.shape for layout in layouts if (box := layout.box(0)) is not None}
     return PartMemory(
         tensors=tuple(
-            tensor(p, lying[p.layout, p.spec.dtype], parts, optimizer, level) for p, parts in used if parts
+            tensor(p, lying[p.layout], parts, optimizer.nbytes(p, lying[p.layout]), level)
+            for p, parts in used
+            if parts
         ),
         kept=tuple(tuple(kept([g[n] for n in part]) for part in nodes) for g in model.graphs),
         crossings=crossing,

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
+from launcher.job.schema.optimizers import Adafactor, Muon
 from launcher.job.schema.parallel import Parallel, ParamStrategy
 from launcher.plan.operators import strategy
 from launcher.plan.schedule.schedules import RULES
@@ -155,6 +156,9 @@ def refused(job: Job, size: int | None) -> Iterator[Problem]:
     if job.train.compile is not None:
         text = "operators over device matrices are not compiled yet"
         yield Problem("train.compile", text, quote("~train.compile"))
+    if isinstance(job.optim, Adafactor | Muon):
+        text = f"{job.optim.name}: a step needs whole tensors, which each operator cuts in its own way"
+        yield Problem("optim.name", text, "optim=adamw")
     if par.pipeline.seq_chunks > 1:
         text = f"{par.pipeline.seq_chunks}: sequences pass whole where operators are over device matrices"
         yield Problem("parallel.pipeline.seq_chunks", text, "parallel.pipeline.seq_chunks=1")

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.plan import settings
+from launcher.plan.cost.memory import StateSize
 from launcher.plan.partition import stage_config, stages
 from launcher.plan.partition.inseparable import components, together, why
 from launcher.plan.partition.sizes import Note, Sizes
@@ -40,8 +41,10 @@ class Asked:
     like: dict[str, int] | None = None
 
 
-def cut(job: Job, asked: Asked, model: TracedModel, optimizer: int) -> tuple[tuple[Stage, ...], list[Note]]:
-    """The stages of ``model`` and how they came about; ``optimizer``: copies that it keeps of each parameter.
+def cut(
+    job: Job, asked: Asked, model: TracedModel, optimizer: StateSize
+) -> tuple[tuple[Stage, ...], list[Note]]:
+    """The stages of ``model`` and how they came about; ``optimizer``: what it keeps.
 
     Raises ``RequestError`` for stages that cannot be.
     """
@@ -108,7 +111,7 @@ def _output(graph: Graph) -> list[Problem]:
 
 
 def automatic(
-    job: Job, asked: Asked, model: TracedModel, called: Sequence[str], optimizer: int
+    job: Job, asked: Asked, model: TracedModel, called: Sequence[str], optimizer: StateSize
 ) -> tuple[dict[str, int], list[Note]]:
     """The stage of each of the ``called`` modules that has parameters, so that a step is short and fits.
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
-from launcher.plan.cost.memory import Memory, local_bytes
+from launcher.plan.cost.memory import Memory, StateSize
 from launcher.plan.cost.peak import Moment
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stages import Crossing
 from launcher.plan.schedule.actions import Row, Schedule
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ def sharded_memory(
     sizes: Sizes,
     *,
     params: Iterable[Placed],
-    copies: int,
+    state: StateSize,
 ) -> tuple[Memory, ...]:
-    """One row a rank: those of a stage are alike. ``copies``: as for ``cost.memory``."""
+    """One row a rank: those of a stage are alike. ``state``: as for ``cost.memory``."""
     sent = [_messages(boundaries, sizes.places, s) for s in range(len(stages))]
     placed = tuple(params)
     out = []
@@ -109,14 +110,12 @@ def sharded_memory(
         here = sizes.held(pp)
         at = fullest(row, {s: stages[s] for s in here}, {s: sent[s] for s in here})
         ranks = sizes.grid.ranks(pp=pp)
-        held = [
-            (p.trainable, len(p.copies(here)) * local_bytes(p.layout, p.spec.dtype, ranks[0])) for p in placed
-        ]
+        held = [(p, len(p.copies(here)), box) for p in placed if (box := p.layout.box(ranks[0])) is not None]
         one = Memory(
             rank=ranks[0],
-            params=sum(n for _, n in held),
+            params=sum(n * prod(box.shape) * ITEMSIZE[p.spec.dtype] for p, n, box in held),
             grads=at.grads,
-            optimizer=copies * sum(n for trainable, n in held if trainable),
+            optimizer=sum(n * state.nbytes(p, box.shape) for p, n, box in held),
             gathered=at.gathered,
             activations=at.activations,
         )

@@ -10,6 +10,7 @@ __all__ = [
     "grid",
     "layout",
     "operations",
+    "optimizer_state",
     "optimizer_traits",
     "param_group",
     "precision",

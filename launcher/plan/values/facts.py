@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Literal
 
 from launcher.plan.values.operations import NOTHING, Operations
 
@@ -59,11 +60,15 @@ class TensorSpec:
         return prod(self.shape) * WIDTH[self.dtype]
 
 
+Role = Literal["", "embedding", "head"]
+
+
 @dataclass(frozen=True)
 class Param:
     """A parameter or persistent buffer.
 
-    ``same_as`` is its own name, of a tied tensor the first of its names.
+    ``same_as`` is its own name, of a tied tensor the first of its names. ``role``: embedding, the weight of
+    such a module; head, that of the last linear one that is in no list of layers.
     """
 
     name: str
@@ -71,6 +76,7 @@ class Param:
     same_as: str
     trainable: bool = True
     buffer: bool = False
+    role: Role = ""
 
 
 @dataclass(frozen=True)

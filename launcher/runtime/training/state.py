@@ -22,6 +22,7 @@ from launcher.parallel.trace.model_facts import dtype_of, spec
 from launcher.plan.partition.params import Placed
 from launcher.plan.settings.checkpoint import AVERAGE, STREAMS
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.optimizer_state import factor
 from launcher.runtime.training.session import Session
 
 RNG, RNG_CUDA = STREAMS
@@ -41,14 +42,11 @@ class State:
     tensor: Tensor
 
     @property
-    def described(self) -> tuple[str, tuple[int, ...] | None, str]:
-        """The name of its parameter, its shape where it is not laid out as that, and its dtype.
-
-        Ranks with a piece of the parameter have all of what is laid out otherwise.
-        """
+    def described(self) -> tuple[str, str, tuple[int, ...] | None, str]:
+        """The name of its parameter, its key, its shape where that is not the parameter's, and its dtype."""
         alike = local(self.tensor).shape == local(self.param).shape
         shape = None if alike else tuple(self.tensor.shape)
-        return self.placed.name, shape, spec(self.tensor).dtype
+        return self.placed.name, self.key, shape, spec(self.tensor).dtype
 
 
 def states(s: Session) -> list[State]:
@@ -86,18 +84,21 @@ def strategy(s: Session, found: Sequence[State]) -> Strategy:
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
 
-    # laid out as the parameter, or whole beside it
-    placed = {p.name: p for p in s.plan.params}
+    placed = {p.name: p.layout for p in s.plan.params}
     entries = dict(of_plan(s.plan).entries)
     for theirs in every:
-        for name, (param, shape, dtype) in theirs.items():
-            layout = placed[param].layout
-            if shape is not None:
-                text = f"{name}: the plan lets nothing of shape {shape} belong to a cut tensor"
-                assert not (shape and layout.axes), text
-                layout = replace(layout, shape=shape, split=((),) * len(shape))
-            entries[name] = Entry(layout, dtype, "optim", ())
+        for name, (param, key, shape, dtype) in theirs.items():
+            entries[name] = Entry(_laid_out(s, placed[param], key, shape), dtype, "optim", ())
     return Strategy(s.plan.sizes.grid, entries)
+
+
+def _laid_out(s: Session, param: Layout, key: str, shape: tuple[int, ...] | None) -> Layout:
+    """As the parameter, as a row or a column of it, or whole beside it; ``shape`` as in ``described``."""
+    own = factor(key, param) if s.plan.observed.optimizer is None else None
+    if own is not None or shape is None:
+        return own or param
+    assert not (shape and param.axes), f"{key}: the plan lets nothing of shape {shape} belong to a cut tensor"
+    return replace(param, shape=shape, split=((),) * len(shape))
 
 
 def tensors(s: Session, found: Sequence[State]) -> dict[str, Tensor]:
@@ -269,8 +270,8 @@ def _share(s: Session, mine: Mapping[str, Tensor], layouts: Mapping[str, Layout]
 def _forget(s: Session, saved: Strategy) -> None:
     """A parameter that had no optimizer state when it was saved (it never had a gradient) has none now."""
     for p, t in s.model.named():
-        if not any(f"optim.{key}.{p.name}" in saved.entries for key in s.optimizer.state.get(t, {})):
-            s.optimizer.state.pop(t, None)
+        if not any(_named(key, p.name) in saved.entries for key in pack(s.optimizer, t)):
+            unpack(s.optimizer, t, {})
 
 
 def _go_on(own: Mapping[str, Blob], device: torch.device) -> None:

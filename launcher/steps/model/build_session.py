@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.data.fallback import with_data_read
@@ -17,6 +18,7 @@ from launcher.job.schema.objectives import CrossEntropy
 from launcher.job.schema.run_paths import place
 from launcher.objective.build import build_loss, build_metrics
 from launcher.optim.build import build_optimizer
+from launcher.optim.whole_tensors import pieces_of
 from launcher.parallel import mesh
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.norms.local_grad_norm import watch
@@ -67,7 +69,7 @@ def build(
     # what training takes besides: random numbers, a loss, an optimizer, somebody who writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
-    optimizer = build_optimizer(job.optim, model.param_groups(), job.security.allow)
+    optimizer = _optimizer(job, model)
     pipeline = _pipeline(job, model, data, device)
     saves_beside = job.checkpoint.asynchronous and job.checkpoint.every is not None
     return Session(
@@ -92,6 +94,11 @@ def build(
         saver=Saver() if saves_beside else None,
         first_step=first,
     )
+
+
+def _optimizer(job: Job, model: ParallelModel) -> Optimizer:
+    pieces = pieces_of(model.layouts(), model.meshes.rank, model.meshes.axes)
+    return build_optimizer(job.optim, model.param_groups(), job.security.allow, pieces)
 
 
 def _pipeline(job: Job, model: ParallelModel, data: Dataset, device: torch.device) -> Pipeline:

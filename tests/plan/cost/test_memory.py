@@ -1,18 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
 
 from launcher.job.schema.components import Optim, Target
-from launcher.job.schema.job import Ema
-from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
+from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cost.memory import Memory, copies, memory
+from launcher.plan.cost.memory import Memory, StateSize, memory
 from launcher.plan.cost.peak import Moment
-from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.facts import ITEMSIZE, Role
 from launcher.plan.values.text import bytes_text
-from tests.plan.made import chain, job, skeleton
+from tests.optim.grouped import tensor
+from tests.plan.made import chain, skeleton
 from tests.plan.partition.test_params import laid, sizes
 
 MODEL = skeleton(
@@ -24,7 +25,7 @@ AT = (Moment(7, 5, 70), Moment(3, 0, 30))
 
 def rows(hsdp: Hsdp | None, shard: int) -> tuple[Memory, ...]:
     params, _ = laid(MODEL, GLUE, {"a": 0, "b": 1}, sizes(shard=shard), hsdp)
-    return memory(params, sizes(shard=shard), 2, AT)
+    return memory(params, sizes(shard=shard), StateSize(AdamW(name="adamw")), AT)
 
 
 def test_without_sharding_each_rank_holds_its_stage_whole() -> None:
@@ -44,7 +45,7 @@ def test_two_virtual_stages_of_one_rank_share_a_whole_tensor_and_have_each_a_cop
     sz = sizes(shard=2 if hsdp else 1, chunks=2)
     told = dict(zip("abcd", range(4), strict=True))
     params, _ = laid(model, chain(*"abcd"), told, sz, hsdp)
-    found = [m.params for m in memory(params, sz, 0, (Moment(0, 0, 0),) * 2)]
+    found = [m.params for m in memory(params, sz, StateSize(SGD(name="sgd")), (Moment(0, 0, 0),) * 2)]
     assert found == ([first] * 2 + [1024] * 2 if hsdp else [first, 2048])
 
 
@@ -73,9 +74,26 @@ def test_the_total_is_the_sum() -> None:
     (Target.model_validate({"_target_": "mine.Lion"}), 2),
 ], ids=str)  # fmt: skip
 def test_an_optimizer_keeps_so_many_tensors_a_parameter(optim: Optim, kept: int) -> None:
-    asked = job().model_copy(update={"optim": optim})
-    averaged = asked.model_copy(update={"train": asked.train.model_copy(update={"ema": Ema()})})
-    assert (copies(asked), copies(averaged)) == (kept, kept + 1)
+    here = tensor("a.weight", shape=(3, 5))
+    assert StateSize(optim).nbytes(here, (2, 5)) == kept * 4 * 2 * 5
+    assert StateSize(optim, averaged=True).nbytes(here, (2, 5)) == (kept + 1) * 4 * 2 * 5
+
+
+@pytest.mark.parametrize(("optim", "role", "shape", "numbers"), [
+    (Adafactor(name="adafactor"), "", (6, 8), 3 + 8),
+    (Adafactor(name="adafactor"), "head", (6, 2, 4, 8), 3 * 2 * 4 + 3 * 2 * 8),
+    (Adafactor(name="adafactor"), "", (6,), 3),
+    (Muon(name="muon"), "", (6, 8), 3 * 8),
+    (Muon(name="muon"), "embedding", (6, 8), 2 * 3 * 8),
+    (Muon(name="muon"), "head", (6, 8), 2 * 3 * 8),
+    (Muon(name="muon", groups={"a": {"use": "muon"}}), "head", (6, 8), 3 * 8),
+    (Muon(name="muon", groups={"a": {"use": "adamw"}}), "", (6, 8), 2 * 3 * 8),
+    (Muon(name="muon", groups={"a": {"use": "muon"}}), "", (6,), 2 * 3),
+], ids=str)  # fmt: skip
+def test_what_is_kept_of_half_the_rows(optim: Optim, role: Role, shape: tuple[int, ...], numbers: int) -> None:
+    p = replace(tensor("a.weight", shape=shape), role=role)
+    assert StateSize(optim).nbytes(p, (3, *shape[1:])) == 4 * numbers
+    assert StateSize(optim).nbytes(replace(p, trainable=False), (3, *shape[1:])) == 0
 
 
 @pytest.mark.parametrize(("n", "text"), [

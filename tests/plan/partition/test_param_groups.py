@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.job.schema.components import Optim, Target
-from launcher.job.schema.optimizers import SGD, AdamW, Lion
+from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Muon
 from launcher.plan.partition.param_groups import notes, param_groups, refused_for, rows
+from launcher.plan.partition.params import Placed
+from launcher.plan.values.facts import Role, TensorSpec
 from launcher.plan.values.module_names import best_key
 from tests.optim.grouped import tensor
 
@@ -192,3 +195,85 @@ def test_a_plan_says_which_parameters_a_group_is_of() -> None:
 def test_two_groups_that_say_the_same_of_a_tied_tensor_are_both_applied() -> None:
     optim = adamw({"embed": {"lr": 1}, "head": {"lr": 1}})
     assert [(s.status, s.why) for s in rows(optim, MODEL)] == [("applied", "to 1 parameter: embed.weight")] * 2
+
+
+ROLES: dict[str, Role] = {"embed.weight": "embedding", "score.weight": "head"}
+PARTED = [
+    *(replace(p, role=ROLES.get(p.name, "")) for p in MODEL),
+    replace(tensor("score.weight", shape=(2, 4)), role="head"), tensor("patch.weight", shape=(4, 3, 2, 2)),
+]  # fmt: skip
+
+
+def muon(groups: dict[str, Any]) -> Muon:
+    return Muon(name="muon", groups=groups)
+
+
+@pytest.mark.parametrize(("groups", "by_muon"), [
+    ({}, "layers.0.attn.q layers.1.attn.q layers.2.attn.q"),
+    ({"*": {"use": "muon"}}, "embed layers.0.attn.q layers.1.attn.q layers.2.attn.q score"),
+    ({"layers": {"use": "adamw"}, "layers.1": {"momentum": 0.5}, "score": {"use": "muon"}}, "layers.1.attn.q score"),
+    ({"head.weight": {"use": "muon"}}, "embed layers.0.attn.q layers.1.attn.q layers.2.attn.q"),
+], ids=str)  # fmt: skip
+def test_muon_updates_matrices_that_are_no_embedding_and_no_head_or_those_that_groups_name(
+    groups: dict[str, Any], by_muon: str
+) -> None:
+    found = {n: dict(g.settings) for g in param_groups(muon(groups), PARTED) for n in g.names}
+    assert sorted(n for n, s in found.items() if s["use"] == "muon") == sorted(f"{n}.weight" for n in by_muon.split())
+
+
+def test_each_of_muons_two_optimizers_has_its_own_settings() -> None:
+    groups = {"layers.0": {"lr": 1, "momentum": 0.5, "eps": 1e-3}, "*norm": {"betas": [0.5, 0.5], "weight_decay": 1}}
+    found = {n: dict(g.settings) for g in param_groups(muon(groups), PARTED) for n in g.names}
+    usual = {"use": "muon", "lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "ns_dtype": "float32"}
+    assert found["layers.1.attn.q.weight"] == usual
+    assert found["layers.0.attn.q.weight"] == usual | {"lr": 1, "momentum": 0.5}
+    rest = {"use": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    assert found["embed.weight"] == found["patch.weight"] == rest
+    assert found["layers.0.attn.q.bias"] == rest | {"lr": 1, "eps": 1e-3, "weight_decay": 0.0}
+    assert found["norm.weight"] == rest | {"betas": (0.5, 0.5), "weight_decay": 1}
+    low = [replace(p, compute="bfloat16") for p in PARTED]
+    assert {dict(g.settings).get("ns_dtype") for g in param_groups(muon({}), low)} == {"bfloat16", None}
+
+
+def test_a_plan_says_what_muon_updates() -> None:
+    assert [*map(str, notes(muon({}), PARTED))] == [
+        "optim.name muon updates 3 parameters of 2 dims, Newton-Schulz in float32; adamw the rest: embed.weight, "
+        "score.weight, 8 of other dims"
+    ]
+
+
+COMPLEX = [*PARTED, replace(tensor("wave", shape=(4, 4)), spec=TensorSpec((4, 4), "complex64"))]
+
+
+@pytest.mark.parametrize(("optim", "params", "told"), [
+    (muon({"*norm": {"use": "muon"}}), PARTED,
+     "optim.groups.*norm: {use: muon}: it names no matrix, and Muon updates nothing else",
+     ), (muon({"*norm": {"momentum": 0.5, "lr": 1}}), PARTED,
+     "optim.groups.*norm: {lr: 1, momentum: 0.5}: momentum is of muon, and adamw updates all of it: "
+     "layers.0.norm.weight",
+     ), (muon({"layers.*.q.weight": {"betas": [0.5, 0.5]}}), PARTED,
+     "optim.groups.layers.*.q.weight: {betas: [0.5, 0.5]}: betas is of adamw, and muon updates all of it: "
+     "layers.0.attn.q.weight",
+     ), (muon({"embed": {"use": "muon"}, "head": {"use": "adamw"}}), PARTED,
+     "optim.groups.head: embed.weight = head.weight is one tensor, updated once, and embed.weight is in embed="
+     "{use: muon}, head.weight is in head={use: adamw}",
+     ), (Adafactor(name="adafactor"), COMPLEX, "optim.name: adafactor: it updates real numbers, and wave is complex64"),
+    (muon({}), COMPLEX, "optim.name: muon: it updates real numbers, and wave is complex64"),
+], ids=["no matrix", "not muon's", "not adamw's", "tied", "adafactor, complex", "muon, complex"])  # fmt: skip
+def test_settings_that_nothing_takes_are_refused(optim: Optim, params: list[Placed], told: str) -> None:
+    assert [f"{p.key}: {p.text}" for p in refused_for(optim, params)] == [told]
+
+
+@pytest.mark.parametrize(("groups", "cure"), [
+    ({"*norm": {"use": "muon", "lr": 1}}, "'optim.groups.*norm={lr:1,use:adamw}'"),
+    ({"*norm": {"momentum": 0.5, "lr": 1}}, "'optim.groups.*norm={lr:1}'"),
+    ({"*norm": {"momentum": 0.5}}, ""),
+], ids=str)  # fmt: skip
+def test_the_cure_keeps_what_can_be_applied(groups: dict[str, Any], cure: str) -> None:
+    assert [p.cure for p in refused_for(muon(groups), PARTED)] == [cure]
+
+
+def test_adafactors_least_variance_is_that_of_the_dtype() -> None:
+    wide = [replace(p, spec=TensorSpec(p.spec.shape, "float64")) for p in PARTED[:1]]
+    for params, least in ((PARTED, 2.0**-23), (wide, 2.0**-52)):
+        assert dict(param_groups(Adafactor(name="adafactor"), params)[0].settings)["eps"] == (least, 1e-3)

@@ -210,6 +210,8 @@ BESIDE = {
     "backward yet (try: '~parallel.recompute')",
     "train.compile={modules:stages}": "train.compile: operators over device matrices are not compiled yet (try: "
     "'~train.compile')",
+    "optim=muon": "optim.name: muon: a step needs whole tensors, which each operator cuts in its own way (try: "
+    "optim=adamw)",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from math import cos, pi, sqrt
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from launcher.job.schema.components import Optim, Schedule, Target
-from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
+from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon
 from launcher.job.schema.schedules import WSD, Constant, CosineRestarts, Linear, NamedSchedule, Polynomial
 from launcher.job.targets import build
+from launcher.steps.certification.oracle.orthogonal_steps import OrthogonalSteps
 
 Indices = npt.NDArray[np.int64]
 
@@ -99,15 +100,27 @@ Named = list[tuple[tuple[str, ...], nn.Parameter]]
 """Each tensor under all of its names."""
 
 
-def optimizer(settings: Optim, params: Named, allow: tuple[str, ...]) -> torch.optim.Optimizer:
+def optimizer(
+    settings: Optim,
+    params: Named,
+    allow: tuple[str, ...],
+    apart: Container[nn.Parameter] = (),
+    low: bool = False,
+) -> torch.optim.Optimizer:
     """torch's own class, one below, or the user's. Weights decay; gains, biases and other vectors do not.
 
-    Unless ``groups`` says otherwise: each tensor is a group of its own.
+    Unless ``groups`` says otherwise: each tensor is a group of its own. ``apart``: matrices that are AdamW's
+    where Muon updates the others; ``low``: whether forwards are in half precision.
     """
-    if not isinstance(settings, AdamW | SGD | Momentum | Lion):
+    if isinstance(settings, Target):
         plain = [p for _, p in params]
         return build(settings, allow, torch.optim.Optimizer, plain, key="optim._target_")
-    groups = [{"params": [p], **_of_its_own(settings, names, p)} for names, p in params]
+    groups = [{"params": [p], **_of_its_own(settings, names, p, apart)} for names, p in params]
+    if isinstance(settings, Muon):
+        return OrthogonalSteps(groups, settings, low)
+    if isinstance(settings, Adafactor):
+        more = {k: getattr(settings, k) for k in ("lr", "beta2_decay", "eps")}
+        return torch.optim.Adafactor(groups, **more, foreach=False)
     if isinstance(settings, AdamW):
         return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
     if isinstance(settings, Lion):
@@ -116,7 +129,12 @@ def optimizer(settings: Optim, params: Named, allow: tuple[str, ...]) -> torch.o
     return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov)
 
 
-def _of_its_own(settings: AdamW | SGD | Momentum | Lion, names: tuple[str, ...], p: Tensor) -> dict[str, Any]:
+def _of_its_own(
+    settings: AdamW | SGD | Momentum | Lion | Adafactor | Muon,
+    names: tuple[str, ...],
+    p: nn.Parameter,
+    apart: Container[nn.Parameter],
+) -> dict[str, Any]:
     """What is said of ``p`` by the key that fits one of its names, or a part of it from the left, best.
 
     A key without wildcards before one with, then more dots before fewer, then the last one.
@@ -128,6 +146,14 @@ def _of_its_own(settings: AdamW | SGD | Momentum | Lion, names: tuple[str, ...],
         rank = (not set(key) & set("*?["), key.count("."), at)
         if rank > best and any(_fits(key, name) for name in names):
             best, said = rank, {k: v for k, v in group if v is not None}
+    if isinstance(settings, Adafactor):
+        own["d"] = settings.d
+    if isinstance(settings, Muon):
+        muon = p.dim() == 2 and said.pop("use", "adamw" if p in apart else "muon") == "muon"
+        given = settings if muon else settings.adamw
+        own = {k: getattr(given, k) for k in (("momentum",) if muon else ("betas", "eps"))}
+        own |= {"lr": given.lr, "weight_decay": given.weight_decay if p.dim() > 1 else 0.0}
+        said = {k: v for k, v in said.items() if k in own}
     return own | said
 
 

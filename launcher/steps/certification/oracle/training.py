@@ -14,7 +14,7 @@ from launcher.data.source import Dataset
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.steps.certification.oracle import model as models
-from launcher.steps.certification.oracle import rules
+from launcher.steps.certification.oracle import orthogonal_steps, rules
 from launcher.steps.certification.oracle.objective import Objective
 from launcher.steps.certification.oracle.samples import Narrow, Samples
 
@@ -80,7 +80,7 @@ class Training:
         self._prepare, self._precision = prepare, job.train.precision
         self._data = data
         self._begin(numbers)
-        self.optimizer = rules.optimizer(job.optim, self._trained(), job.security.allow)
+        self.optimizer = self._optimizer()
         self.objective = Objective(job.loss, job.security.allow)
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
         self._shares = rules.shares(job.schedule, cut.steps, job.security.allow)
@@ -103,6 +103,11 @@ class Training:
             new = models.put(models.construct(self.job, self.job.seed), models.state(model), self.device)
             self._prepare(new)
             return models.share(new, model)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        optim, low = self.job.optim, self._precision in models.LOW
+        apart = orthogonal_steps.apart(self.models[0])
+        return rules.optimizer(optim, self._trained(), self.job.security.allow, apart, low)
 
     def _trained(self) -> rules.Named:
         names: dict[nn.Parameter, tuple[str, ...]] = {}
@@ -244,7 +249,7 @@ class Training:
         states = {n: t for n, t in _kept(models.state(self.models[0])).items() if n in self._saved()}
         optimizer = self.optimizer.state_dict()
         self._begin(self._at_start | states)
-        self.optimizer = rules.optimizer(self.job.optim, self._trained(), self.job.security.allow)
+        self.optimizer = self._optimizer()
         self.optimizer.load_state_dict(optimizer)
         return {n: t for n, t in _kept(models.state(self.models[0])).items() if n in self._saved()}
 

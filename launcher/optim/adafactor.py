@@ -1,0 +1,138 @@
+"""Adafactor (Shazeer and Stern 2018), as torch has it, of tensors that ranks have pieces of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.optim.whole_tensors import Pieces, add_up
+
+
+@dataclass(frozen=True)
+class _Update:
+    """One parameter in one step; ``square`` is the sum of its numbers' squares, this rank's at first."""
+
+    p: nn.Parameter
+    grad: Tensor
+    state: dict[str, Tensor]
+    group: Mapping[str, Any]
+    pieces: Pieces
+    square: Tensor
+
+    @property
+    def kept(self) -> float:
+        """Of a new number, what goes into the running means."""
+        return float(self.state["step"].item() ** self.group["beta2_decay"])
+
+    @property
+    def factored(self) -> bool:
+        return self.p.ndim > 1
+
+    def direction(self, row_mean: Tensor | None) -> Tensor:
+        """Of this rank's piece, in root mean squares; ``row_mean``: of the whole ``row_var``."""
+        least = self.group["eps"][0]
+        if row_mean is None:
+            variance = self.state["variance"].clone()
+        else:
+            variance = self.state["row_var"] @ self.state["col_var"]
+            variance.div_(row_mean.clamp(min=least))
+        return variance.clamp_(min=least * least).rsqrt_().mul_(self.grad)
+
+
+class Adafactor(torch.optim.Optimizer):
+    """Keeps the means of squares of each row and each column of a matrix, and of each number of a vector.
+
+    The rows are those of the last two dims. ``pieces`` says of each parameter what it is a piece of: row and
+    column means, and root mean squares, are those of the whole. ``eps``, ``d``, ``beta2_decay``: as torch's.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float, pieces: Mapping[nn.Parameter, Pieces]) -> None:
+        super().__init__(params, {"lr": lr})
+        self._pieces = pieces
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """All parameters together, so that their sums travel together; updates are not kept meanwhile."""
+        todo = list(self._begun())
+        rows, columns = [], []
+        terms: list[tuple[Pieces, Iterable[int] | None, Tensor]] = [(u.pieces, None, u.square) for u in todo]
+        for u in todo:
+            if u.factored:
+                rows.append(_squares(u.grad, -1))
+                columns.append(_squares(u.grad, -2))
+                terms += [(u.pieces, (-1,), rows[-1]), (u.pieces, (-2,), columns[-1])]
+        add_up(terms)
+
+        # the running means, and the mean of each column of row means
+        means = self._averaged([u for u in todo if u.factored], rows, columns)
+        for u in todo:
+            if not u.factored:
+                u.state["variance"].lerp_(u.grad * u.grad, u.kept)
+
+        # how large each update is
+        sizes = [_square(u.direction(means.get(u.p))) for u in todo]
+        add_up((u.pieces, None, size) for u, size in zip(todo, sizes, strict=True))
+        for u, size in zip(todo, sizes, strict=True):
+            _apply(u, u.direction(means.get(u.p)), size)
+
+    def _begun(self) -> Iterator[_Update]:
+        """What has a gradient, and numbers at all."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                pieces = self._pieces[p]
+                if p.grad is None or 0 in pieces.shape:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state.update(_zeros(p))
+                state["step"] += 1
+                yield _Update(p, p.grad, state, group, pieces, _square(p))
+
+    def _averaged(
+        self, todo: list[_Update], rows: list[Tensor], columns: list[Tensor]
+    ) -> dict[Tensor, Tensor]:
+        """Takes the sums of squares into the running means; the mean of those of rows."""
+        sums = {}
+        for u, row, column in zip(todo, rows, columns, strict=True):
+            u.state["row_var"].lerp_(row.div_(u.pieces.shape[-1]), u.kept)
+            u.state["col_var"].lerp_(column.div_(u.pieces.shape[-2]), u.kept)
+            sums[u.p] = u.state["row_var"].sum(dim=-2, keepdim=True)
+        add_up((u.pieces, (-2,), sums[u.p]) for u in todo)
+        return {u.p: sums[u.p].div_(u.pieces.shape[-2]) for u in todo}
+
+
+def _zeros(p: Tensor) -> dict[str, Tensor]:
+    """What is kept of a piece before the first step."""
+    step = torch.tensor(0.0, dtype=torch.float32)
+    if p.ndim > 1:
+        row, column = p.new_zeros((*p.shape[:-1], 1)), p.new_zeros((*p.shape[:-2], 1, p.shape[-1]))
+        return {"step": step, "row_var": row, "col_var": column}
+    return {"step": step, "variance": torch.zeros_like(p, memory_format=torch.preserve_format)}
+
+
+def _apply(u: _Update, update: Tensor, size: Tensor) -> None:
+    """``size``: the sum of the squares of the whole ``update``."""
+    numbers, lr = prod(u.pieces.shape), u.group["lr"]
+    rate = min(float(lr), 1 / u.state["step"].item() ** 0.5)
+    step = (u.square / numbers).sqrt().clamp(min=u.group["eps"][1]) * rate
+    limit = ((size / numbers).sqrt() / u.group["d"]).clamp(min=1.0)
+    if u.group["weight_decay"]:
+        u.p.mul_(1 - lr * u.group["weight_decay"])
+    u.p.sub_(update.mul_((step / limit).to(update.dtype)))
+
+
+def _square(t: Tensor) -> Tensor:
+    """In fp64: a CPU adds a million squares in fp32 to no more than five digits."""
+    norm: Tensor = torch.linalg.vector_norm(t, dtype=torch.float64)
+    return norm.square()
+
+
+def _squares(t: Tensor, dim: int) -> Tensor:
+    """Their sum along ``dim``; none of the size of ``t`` is made."""
+    norms: Tensor = torch.linalg.vector_norm(t, dim=dim, keepdim=True)
+    return norms.square()

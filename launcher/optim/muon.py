@@ -1,0 +1,71 @@
+"""Muon (Jordan et al. 2024), as torch has it, of matrices that ranks have pieces of; AdamW beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.job.schema.optimizers import Muon as Settings
+from launcher.optim.whole_tensors import Pieces
+
+
+class Muon(torch.optim.Optimizer):
+    """Groups whose ``use`` is muon keep one tensor of each matrix, ``momentum_buffer``; others are AdamW's.
+
+    ``pieces`` says of each parameter what it is a piece of. Every rank gathers each matrix, one after the
+    other, in ``ns_dtype`` of its group, and works out the whole step.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], settings: Settings, pieces: Mapping[nn.Parameter, Pieces]
+    ) -> None:
+        super().__init__(params, {"lr": settings.lr})
+        self._settings, self._pieces = settings, pieces
+
+        # torch's own, of the same groups and with the same state
+        others = [group for group in self.param_groups if group.get("use") == "adamw"]
+        self._adamw = torch.optim.AdamW(others, fused=True) if others else None
+        if self._adamw is not None:
+            self._adamw.param_groups, self._adamw.state = others, self.state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"] if group.get("use") == "muon" else ():
+                if p.grad is not None:
+                    self._update(p, p.grad, group)
+        if self._adamw is not None:
+            self._adamw.step()
+
+    def _update(self, p: nn.Parameter, grad: Tensor, group: Mapping[str, Any]) -> None:
+        state, momentum, pieces = self.state[p], group["momentum"], self._pieces[p]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
+        mean = state["momentum_buffer"].lerp_(grad, 1 - momentum)
+        update = grad.lerp(mean, momentum) if self._settings.nesterov else mean
+
+        whole = pieces.whole(update.to(getattr(torch, group["ns_dtype"])))
+        step = pieces.mine(orthogonalized(whole, self._settings))
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.add_(step, alpha=-group["lr"] * scale(pieces.shape, self._settings.adjust_lr_fn))
+
+
+def orthogonalized(g: Tensor, settings: Settings) -> Tensor:
+    """All singular values near 1, by the Newton-Schulz iteration; in the dtype of ``g``."""
+    a, b, c = settings.ns_coefficients
+    x = g.T if g.shape[0] > g.shape[1] else g
+    x = x / x.norm().clamp(min=settings.eps)  # so that none is above 1
+    for _ in range(settings.ns_steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if g.shape[0] > g.shape[1] else x
+
+
+def scale(shape: tuple[int, ...], how: str) -> float:
+    """Of the rate, for a matrix of that shape: by its ratio, or so that updates are as large as AdamW's."""
+    rows, columns = shape
+    return sqrt(max(1.0, rows / columns)) if how == "original" else 0.2 * sqrt(max(rows, columns))

@@ -1,0 +1,17 @@
+"""What parameters are to a model: tables of embeddings, the head."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from launcher.plan.values.facts import Role
+
+
+def param_roles(model: nn.Module) -> dict[int, Role]:
+    """Of parameters, by identity: what is both is an embedding."""
+    modules = dict(model.named_modules())
+    lists = tuple(f"{n}." for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.ModuleDict))
+    tables = [m for m in modules.values() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    linear = [m for n, m in modules.items() if isinstance(m, nn.Linear) and not n.startswith(lists)]
+    heads: dict[int, Role] = {id(p): "head" for m in linear[-1:] for p in m.parameters(recurse=False)}
+    return heads | {id(p): "embedding" for m in tables for p in m.parameters(recurse=False)}
