@@ -219,7 +219,6 @@ def plan(
     traits: OptimizerTraits | None = None,
 ) -> Plan:
     """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
-    # the stages, and the order in which they work
     cut, balanced = pipeline_stage_config.cut(job, asked, model, StateSize.of(job, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
 

@@ -18,7 +18,6 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Target, foreign
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel, Pipeline
-from launcher.job.targets import absent, there
 from launcher.models.defaults import resolve as resolve_model
 from launcher.plan import recompute_auto, sample_checks
 from launcher.plan.partition import stage_config
@@ -39,6 +38,7 @@ from launcher.planner import (
     model_folder,
     model_operators,
     objective_probe,
+    own_classes,
     own_data,
 )
 from launcher.planner.param_layouts import fits, shared
@@ -101,16 +101,8 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
     found += [*model_folder.check(job, vocab(job.data)), *recompute_auto.unknown(job)]
-    found += [*model_operators.refused(job), *_nowhere(job)]
+    found += [*model_operators.refused(job), *own_classes.nowhere(job)]
     return Checked(job, ask(epochs.supposed(model_operators.supposed(job)), found))
-
-
-def _nowhere(job: Job) -> list[Problem]:
-    """Classes of the user's own in modules that are not there; nothing is imported."""
-    keys = ("model", "data", "loss", "optim", "schedule")
-    named = [(f"{k}._target_", getattr(job, k)) for k in keys] + [("metrics", m) for m in job.metrics]
-    named += [(f"callbacks.{i}._target_", c) for i, c in enumerate(job.callbacks)]
-    return [absent(key, s.target) for key, s in named if isinstance(s, Target) and not there(s.target)]
 
 
 @contextmanager
@@ -167,7 +159,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     from launcher.parallel.cost.fused_kernels import fused_norms
     from launcher.parallel.model_state.module_globals import put_back
 
-    with put_back(own_files(job)), fused_norms(cluster.accelerators(job)):
+    with put_back(own_classes.files(job)), fused_norms(cluster.accelerators(job)):
         made = _made(job, asked, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *model_folder.misfits(job, made)])
@@ -181,18 +173,6 @@ def _backend(job: Job) -> list[Problem]:
     from launcher.parallel.forward.compile import backends
 
     return list(compile.unknown_backend(job, backends()))
-
-
-def own_files(job: Job) -> list[str]:
-    """The Python modules that a model of the user's own is from; they may count or keep what is built."""
-    if not isinstance(job.model, Target):
-        return []
-    from torch import nn
-
-    from launcher.job.targets import factory
-    from launcher.parallel.model_state.module_globals import files
-
-    return files(factory(job.model.target, job.security.allow, nn.Module, key="model._target_"))
 
 
 def _made(job: Job, asked: Asked, traces: Traces | None) -> Plan:

@@ -9,7 +9,8 @@ from launcher.parallel.blueprint import Blueprint, blueprint
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.model_state.module_globals import GlobalsSnapshot
 from launcher.plan.plan import Plan
-from launcher.planner.plan_job import builder, inputs, own_files
+from launcher.planner import own_classes
+from launcher.planner.plan_job import builder, inputs
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Drawings:
         return left.pop() if left else self._drawn(job, plan)
 
     def _drawn(self, job: Job, plan: Plan) -> Blueprint:
-        files = tuple(own_files(job))
+        files = tuple(own_classes.files(job))
         if files in self._starts:
             self._starts[files].restore()
         else:
