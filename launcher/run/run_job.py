@@ -18,7 +18,7 @@ from launcher.plan.plan import Plan, impossible
 from launcher.plan.show import short
 from launcher.plan.step_order import Phase
 from launcher.plan.values.text import many
-from launcher.plan.verbs import goes_on
+from launcher.plan.verbs import goes_on, verb
 from launcher.planner.plan_job import before_torch, plan_checked, planning
 from launcher.run import (
     execute,
@@ -224,7 +224,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
         record.say("running")
         say("\n".join([short(run.plan), *run.start.notes]))
         with _saved(run.job):
-            if any(phase.where != "files" for phase in left):
+            if _reads_data(run.job, left):
                 _prepare(run.job)
             _phases(run, left, record)
     except BaseException as error:
@@ -235,6 +235,12 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
     unsaved = record.results.get("unsaved")
     lost = f"; {many(unsaved, 'checkpoint')} could not be written" if unsaved else ""
     say(f"done in {record.seconds} s: {run.folder}{lost}")
+
+
+def _reads_data(job: Job, left: Sequence[Phase]) -> bool:
+    """Whether a step opens the data of the request; one that trains copies has a copy of it."""
+    names = (name for phase in left if phase.where != "files" for name in phase.steps)
+    return any(not verb(job.steps[name]).copies for name in names)
 
 
 def _prepare(job: Job) -> None:

@@ -60,7 +60,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "not called": ("NotCalled", {}, "is not a class with a method __call__"),
     "an argument that is not called": (
-        "Both", {"first": {"_target_": OURS + "NotCalled"}, "at": 2}, "is not a class with a method __call__"
+        "Both", {"first": {"_target_": OURS + "NotCalled"}, "at": 2},
+        "it cannot be called with step 0: TypeError: 'NotCalled' object is not callable "
+        "(own_schedules.py:N, in __call__: return self.first(step) if step < self.at else 0.0)",
     ),
     "other arguments": (
         "InverseRoot", {"warmup_steps": 2},
@@ -104,9 +106,8 @@ def test_what_no_training_can_go_by_is_refused(case):
     name, arguments, why = REFUSED[case]
     with pytest.raises(RequestError) as refused:
         plan_job(asked(name, **arguments))
-    at, path = ("schedule.first.", "NotCalled") if name == "Both" else ("schedule.", name)
     said = re.sub(r"py:\d+", "py:N", str(refused.value))
-    assert said == f"{at}_target_: {OURS}{path}: {why}"
+    assert said == f"schedule._target_: {OURS}{name}: {why}"
 
 
 def test_one_that_draws_random_numbers_is_refused():

@@ -54,8 +54,8 @@ def test_training_goes_on_while_the_thread_writes(straight, tmp_path, monkeypatc
     """The write of step 2 does not end before step 3 has."""
     ahead, before, where = Event(), loop.step, []
 
-    def step(s, clip):
-        found = before(s, clip)
+    def step(s, clip, measuring):
+        found = before(s, clip, measuring)
         if s.step == 2:
             ahead.set()
         return found

@@ -35,7 +35,7 @@ def test_inproc_is_this_process_and_trains_the_same_bits(tmp_path):
 def test_inproc_fails_with_the_error_itself_and_goes_on(tmp_path):
     """A debugger wants the frames, not a summary of them."""
     words = [*shape(), "launch.mode=inproc", "train.steps=2", f"run_dir={tmp_path}/run"]
-    done = alone("from launcher.runtime.training import loop\ndef step(*_): 1 / 0\nloop.step = step", *words)
+    done = alone("from launcher.runtime.training import loop\ndef step(*_, **__): 1 / 0\nloop.step = step", *words)
     assert done.returncode == 1
     assert "in step\n[rank0]: ZeroDivisionError: division by zero\n" in done.stderr
     assert status(tmp_path / "run")["error"] == "division by zero"
@@ -55,9 +55,9 @@ def test_a_port_and_more_threads(tmp_path, monkeypatch):
 
     before = loop.step
 
-    def step(s, clip):
+    def step(s, clip, measuring):
         s.results["threads"] = torch.get_num_threads()
-        return before(s, clip)
+        return before(s, clip, measuring)
 
     monkeypatch.setattr(loop, "step", step)
     folder = run(tmp_path / "run", "launch.port=0", "launch.threads=2", steps=1)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from launcher.data import source
 from launcher.job.schema.components import Schedule
 from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
@@ -23,7 +24,6 @@ from launcher.parallel.replicas import fuse, tie
 from launcher.runtime.training import batches as feed
 from launcher.runtime.training import ema, pipeline, state
 from launcher.steps import train
-from launcher.steps.model import build_session
 from tests.steps.certified import ALL, REPLICAS, SHARDED, STAGES, TWO, certificate, of
 from tests.tiers import some
 
@@ -162,14 +162,12 @@ def evaluated_in_training_mode(patch: Patch) -> None:
 
 
 def in_order(patch: Patch) -> None:
-    patch.setattr(
-        build_session, "batch_indices", lambda seed, step, size, n: np.arange(step * size, (step + 1) * size) % n
-    )
+    patch.setattr(source, "batch_indices", lambda seed, step, size, n: np.arange(step * size, (step + 1) * size) % n)
 
 
 def ranks_swapped(patch: Patch) -> None:
-    real = build_session.batch_indices
-    patch.setattr(build_session, "batch_indices", lambda *at: np.roll(real(*at), 1))
+    real = source.batch_indices
+    patch.setattr(source, "batch_indices", lambda *at: np.roll(real(*at), 1))
 
 
 def made(name: str, change: Any) -> Any:
