@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derived import of_plan, taken
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.tensorfile.blob import Blob
@@ -137,6 +137,15 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     """
     checkpoint = open_checkpoint(folder, s.trust)
 
+    # weights that adapters are new beside, and nothing that was optimized
+    begins = taken(s.plan, checkpoint.strategy.named)
+    if len(begins.entries) < len(of_plan(s.plan).entries):
+        mine = {n: t for n, t in tensors(s, []).items() if n in begins.entries}
+        _read(s, checkpoint, begins, mine, broadcast=broadcast)
+        same_copies(s)
+        s.step = int(checkpoint.state["step"])
+        return checkpoint.state
+
     # tensors to read into: an optimizer that is not known is asked, with one step, what it keeps
     if s.plan.observed.optimizer is None:
         prime(s)
@@ -203,7 +212,7 @@ def _read(
     layouts = {name: entry.layout for name, entry in want.entries.items()}
     own = {name for name, layout in layouts.items() if not broadcast or layout.twins(rank)[0] == rank}
     bytes_read = 0
-    for name, b in each(checkpoint, want, rank, only=own):
+    for name, b in each(checkpoint, want, rank, kinds=want.kinds, only=own):
         fill(mine[name], b)
         bytes_read += b.data.nbytes
 
