@@ -53,8 +53,9 @@ MERGED = ("float32", "float64")
 
 
 def check(step: Export, at: FileChecks) -> list[Problem]:
+    unused = [*_unused(step, at)]
     step = settled(step, at.job)
-    found = [*_own_problems(step, at)]
+    found = [*unused, *_own_problems(step, at)]
     if not found and step.src is not None and at.here(step.src):
         src = Path(step.src)
         found += at.problems(
@@ -62,6 +63,20 @@ def check(step: Export, at: FileChecks) -> list[Problem]:
         )
         found += at.problems("src", lambda: check_source(step, src, at.trust))
     return [*found, *at.unwritable("path", step.path)]
+
+
+def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
+    """Settings that say nothing of what is written."""
+    if step.lora == "separate" and at.job.model.lora is None:
+        yield Problem(f"{at.key}.lora", "separate: model.lora is null, so there are no adapters")
+    if _apart(step, at.job):
+        for key in ("format", "names", "beside"):
+            if getattr(step, key):
+                said = getattr(step, key)
+                text = (
+                    "says nothing of adapters by themselves: two files of PEFT, under the names that modules"
+                )
+                yield Problem(f"{at.key}.{key}", f"{said}: {text} have here; leave it out")
 
 
 def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:

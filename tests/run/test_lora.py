@@ -118,13 +118,21 @@ def test_an_adapter_that_no_forward_calls_is_refused(tmp_path: Path, capsys: pyt
 
 
 def test_operators_over_tp_are_not_beside_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = [
-        "operators=megatron",
-        "parallel.grid.tp=2",
-        "launch.nproc=2",
-        "parallel.pipeline.stages=1",
-        "parallel.hsdp=null",
-    ]
+    sizes = ["parallel.grid.tp=2", "launch.nproc=2", "parallel.pipeline.stages=1", "parallel.hsdp=null"]
+    more = ["operators=megatron", *sizes]
     assert main([*TINY, LORA, f"run_dir={tmp_path}/run", *more, "train.steps=1"]) == 2
     told = "weight cut over tp; of a linear with adapters only input and output can be cut"
     assert told in capsys.readouterr().err
+
+
+def test_settings_of_an_export_that_say_nothing_of_adapters_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*TINY, f"run_dir={tmp_path}/run", *shape(), "train.steps=1", "steps=[train,save,export]"]
+    separate = "steps.export.lora=separate"
+    assert main([*words, separate]) == 2
+    told = "steps.export.lora = separate: model.lora is null, so there are no adapters\n"
+    assert told in capsys.readouterr().err
+    assert main([*words, separate, LORA, "steps.export.names=llama"]) == 2
+    told = "adapters alone are two files of PEFT, by the names of modules here; leave it out"
+    assert f"steps.export.names = llama: {told}\n" in capsys.readouterr().err

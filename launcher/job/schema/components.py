@@ -31,7 +31,7 @@ class Lora(Settings):
 
     rank: Count
     alpha: float = Field(gt=0, allow_inf_nan=False)
-    modules: str | tuple[str, ...]
+    modules: str | tuple[str, ...] = Field(min_length=1)
 
 
 class ModelSettings(Settings):
