@@ -70,13 +70,10 @@ def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
     if step.lora == "separate" and at.job.model.lora is None:
         yield Problem(f"{at.key}.lora", "separate: model.lora is null, so there are no adapters")
     if _apart(step, at.job):
+        text = "adapters alone are two files of PEFT, by the names of modules here; leave it out"
         for key in ("format", "names", "beside"):
-            if getattr(step, key):
-                said = getattr(step, key)
-                text = (
-                    "says nothing of adapters by themselves: two files of PEFT, under the names that modules"
-                )
-                yield Problem(f"{at.key}.{key}", f"{said}: {text} have here; leave it out")
+            if said := getattr(step, key):
+                yield Problem(f"{at.key}.{key}", f"{said}: {text}")
 
 
 def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
