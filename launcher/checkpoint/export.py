@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_outside
+from launcher.checkpoint.foreign.adapters import Adapters, chunks, merged
 from launcher.checkpoint.layout.derived import sources
-from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.tensorfile.durable import sync
@@ -21,18 +21,26 @@ from launcher.plan.values.trust import ANYONE, Trust
 ALIASES = "launcher.aliases"
 
 
-def export(src: Path, path: Path, trust: Trust = ANYONE, averaged: bool = False) -> Report:
+def export(
+    src: Path,
+    path: Path,
+    trust: Trust = ANYONE,
+    averaged: bool = False,
+    adapters: Adapters | None = None,
+) -> Report:
     """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``.
 
     A safetensors file there is replaced, any other is refused, and so is a place in a checkpoint. A tied
     tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
     metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all.
     ``trust`` says who must vouch for ``src``. ``averaged``: moving averages of weights in their place.
+    ``adapters`` are added to the weights that they are beside.
     """
     check_file(path)
     reader = Reader(open_checkpoint(src, trust))
-    entries = reader.checkpoint.strategy.only("param", "buffer").entries
-    read_from = sources(src, reader.checkpoint.strategy, averaged)
+    strategy = reader.checkpoint.strategy
+    entries = strategy.only("param", "buffer").entries if adapters is None else merged(strategy)
+    read_from = sources(src, strategy, averaged)
     reader.check_headers()
 
     # what goes into it
@@ -40,14 +48,11 @@ def export(src: Path, path: Path, trust: Trust = ANYONE, averaged: bool = False)
     aliases = {alias: name for name, entry in entries.items() for alias in entry.aliases}
     metadata = {"format": "pt", ALIASES: json.dumps(aliases)}
 
-    def chunks(name: str) -> Iterator[memoryview]:
-        return reader.chunks(read_from[name], whole(entries[name].layout.shape))
-
     # the file, under its own name when it is whole
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.partial")
     try:
-        done = write_stream(new, specs, chunks, metadata)
+        done = write_stream(new, specs, lambda name: chunks(reader, name, adapters, read_from), metadata)
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from launcher.job.schema.components import (
 )
 from launcher.models.defaults import resolve
 from launcher.models.lm import Decoder
+from launcher.models.lora import adapt
 from launcher.models.mlp import Network
 from launcher.models.resnet import ResidualNetwork
 from launcher.models.tied_pair import EmbeddingAndHead
@@ -25,6 +26,11 @@ def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:
     ``allow``: packages ``_target_`` may name.
     """
     settings, _ = resolve(settings)
+    made = _whole(settings, allow)
+    return made if settings.lora is None else adapt(made, settings.lora)
+
+
+def _whole(settings: Model, allow: tuple[str, ...]) -> nn.Module:
     match settings:
         case LanguageModel():
             return Decoder(settings)

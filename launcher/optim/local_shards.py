@@ -27,8 +27,8 @@ class LocalShards(torch.optim.Optimizer):
         self.register_step_post_hook = self.inner.register_step_post_hook  # type: ignore[method-assign]
 
     def own(self, p: Tensor) -> Tensor:
-        """The piece of ``p``."""
-        return self._own[p]  # type: ignore[index]
+        """The piece of ``p``, which is itself where it is not trained."""
+        return self._own.get(p, p)  # type: ignore[call-overload, no-any-return]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

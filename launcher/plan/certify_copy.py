@@ -162,7 +162,9 @@ def _layers(job: Job, model: LanguageModel, sizes: Sizes) -> int:
         return model.layers
     # a glob may be of some layers only
     groups = {} if isinstance(job.optim, Target) else job.optim.groups
-    if any(re.search(r"[\d?\[]", key) for key in groups):
+    lora = () if model.lora is None else model.lora.modules
+    globs = [*groups, *([lora] if isinstance(lora, str) else lora)]
+    if any(re.search(r"[\d?\[]", key) for key in globs):
         return model.layers
     if job.parallel.pipeline.stage_config != "auto" or any(re.search(r"layers\.\d", str(n)) for n in named):
         return model.layers

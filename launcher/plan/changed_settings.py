@@ -167,7 +167,8 @@ def _one(key: str, saved: Mapping[str, Any], mine: Mapping[str, Any], job: Job) 
     if old is _UNSET and new == _default(job, key):
         return  # a key that there was not then
     if not _same(old, new):
-        yield Difference(key, _told(old), _told(new), _why(key))
+        begins = key == "model.lora" and old in (None, _UNSET)  # beside weights that stay what they are
+        yield Difference(key, _told(old), _told(new), "" if begins else _why(key))
 
 
 def _told(value: Any) -> Any:

@@ -27,7 +27,7 @@ from launcher.plan.partition.stages import Crossing, Stage
 from launcher.plan.prediction.prediction import Prediction, predict
 from launcher.plan.prediction.speeds import speeds
 from launcher.plan.prediction.step_work import StepWork, step_work
-from launcher.plan.refusals import evaluation, model_effects, own_optimizer
+from launcher.plan.refusals import adapters, evaluation, model_effects, own_optimizer
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Schedule
 from launcher.plan.schedule.simulate import Timeline
@@ -344,6 +344,7 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
     yield from settings.refused_for(job, at.params)
     yield from model_effects.refused(at, model.skeleton, model.graph)
     yield from own_optimizer.problems(job, traits, at, model.graph)
+    yield from adapters.problems(job, at.params, model.graph)
     yield from evaluation.problems(job, model.skeleton, model.graph)
 
 
@@ -390,6 +391,7 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
         *model_effects.notes(at.params, at.sizes, changed),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),
+        *adapters.notes(job, at.params),
         *param_groups.notes(job.optim, at.params),
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),

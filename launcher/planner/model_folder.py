@@ -10,7 +10,7 @@ from launcher.checkpoint.foreign.cast import castable
 from launcher.checkpoint.foreign.hf_names import given, unknown
 from launcher.checkpoint.foreign.hf_read import read_hf
 from launcher.checkpoint.foreign.mismatches import few
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import described
 from launcher.errors import Problem, said
@@ -74,7 +74,8 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)
-    found = [*_differences(read_hf(path).specs, of_plan(plan))]
+    specs = read_hf(path).specs
+    found = [*_differences(specs, taken(plan, specs))]
     return [Problem(KEY, f"{path}: {text}") for text in found]
 
 

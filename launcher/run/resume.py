@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derived import of_plan, taken
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
@@ -218,10 +218,13 @@ def step(checkpoint: Path, job: Job) -> int:
 
 
 def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Problem]:
+    target = taken(plan, checkpoint.strategy.named)
     try:
-        match(checkpoint.strategy.only("param", "buffer"), of_plan(plan))
+        match(checkpoint.strategy.only("param", "buffer"), target)
     except ValueError as error:
         return [Problem(key, f"{checkpoint.folder} is of another model: {error}")]
+    if len(target.entries) < len(of_plan(plan).entries):  # nothing goes on that was optimized
+        return []
     if wrong := _other_optimizer(job.optim, plan.observed.optimizer, checkpoint):
         which = "optim.name" if plan.observed.optimizer is None else "optim._target_"
         return [Problem(which, f"{wrong}; {RESUME}=never starts anew")]

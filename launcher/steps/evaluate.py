@@ -41,7 +41,7 @@ def _validated(step: Evaluate, session: Session) -> tuple[float, str]:
 def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
     """Of what an ``export`` or a ``transform`` of the run has written."""
     if step.of == "exported":
-        model = single_process.of(run.job, export.exported(run))
+        model = export.exported(run)
     else:
         path = transform.transformed(run)
         assert path is not None, "the planner wants a transform before what reads its result"

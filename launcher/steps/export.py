@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING
 
 from launcher.checkpoint.atomic_folder import check_apart
 from launcher.checkpoint.export import check_file, export
+from launcher.checkpoint.foreign.adapters import (
+    WEIGHTS,
+    Adapters,
+    bases,
+    check_peft,
+    merged,
+    ours,
+    write_peft,
+)
 from launcher.checkpoint.foreign.hf_write import (
     check_beside,
     check_folder,
@@ -19,11 +28,12 @@ from launcher.checkpoint.foreign.hf_write import (
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import from_ours
 from launcher.checkpoint.layout.derived import of_plan, sources
-from launcher.checkpoint.layout.strategy import Strategy
+from launcher.checkpoint.layout.strategy import Entry, Strategy, single
 from launcher.checkpoint.manifest_mac import unvouched
-from launcher.checkpoint.read import Reader, open_checkpoint
+from launcher.checkpoint.read import Reader, open_checkpoint, read_rank
 from launcher.checkpoint.transform import Report
 from launcher.errors import Problem, RunError
+from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
@@ -37,19 +47,34 @@ from launcher.steps.files.hf_folder import settled, texts, told
 from launcher.steps.files.run_files import RunFiles
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+MERGED = ("float32", "float64")
+"""Dtypes of weights that adapters can be added to."""
 
 
 def check(step: Export, at: FileChecks) -> list[Problem]:
+    unused = [*_unused(step, at)]
     step = settled(step, at.job)
-    found = [*_own_problems(step, at)]
+    found = [*unused, *_own_problems(step, at)]
     if not found and step.src is not None and at.here(step.src):
         src = Path(step.src)
         found += at.problems(
-            "names", lambda: check_names(step, step.src, open_checkpoint(src, at.trust).strategy)
+            "names", lambda: check_names(step, at.job, step.src, open_checkpoint(src, at.trust).strategy)
         )
         found += at.problems("src", lambda: check_source(step, src, at.trust))
     return [*found, *at.unwritable("path", step.path)]
+
+
+def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
+    """Settings that say nothing of what is written."""
+    if step.lora == "separate" and at.job.model.lora is None:
+        yield Problem(f"{at.key}.lora", "separate: model.lora is null, so there are no adapters")
+    if _apart(step, at.job):
+        text = "adapters alone are two files of PEFT, by the names of modules here; leave it out"
+        for key in ("format", "names", "beside"):
+            if said := getattr(step, key):
+                yield Problem(f"{at.key}.{key}", f"{said}: {text}")
 
 
 def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
@@ -71,14 +96,32 @@ def fits(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
     if at.shown or elsewhere or step.src is not None:
         return []
     step = settled(step, at.job)
-    return at.problems("names", lambda: check_names(step, "the run", of_plan(plan)))
+    found = at.problems("names", lambda: check_names(step, at.job, "the run", of_plan(plan)))
+    return [*found, *_unmerged(step, at, plan)]
+
+
+def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
+    """Weights that an adapter cannot be added to."""
+    if at.job.model.lora is None or step.lora == "separate":
+        return
+    placed = {p.name: p for p in plan.params}
+    key, cure = f"{at.key}.lora", f"{at.key}.lora=separate"
+    for name, module in bases(of_plan(plan)).items():
+        weight = placed[name]
+        if len(weight.names) != len(placed[f"{module}.lora_A"].names):
+            others = [n for n in weight.names if n != f"{module}.weight"]
+            text = f"merged: {module}.weight is one tensor with {others[0]}, which would change too"
+            yield Problem(key, text, cure)
+        elif weight.spec.dtype not in MERGED:
+            text = f"merged: {module}.weight is {weight.spec.dtype}, sums are of {' and '.join(MERGED)}"
+            yield Problem(key, text, cure)
 
 
 def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
     """Returns the loss of what was written, where it is checked."""
     step, path = settled(step, run.job), written(run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = _write(step, source(step, run), path, run.trust, texts(step, run.job, run.plan.dtypes.kept))
+    done = _write(step, run, path)
     files = f" in {many(done.files, 'file')}" if step.format == "hf" else ""
     clear = ", not encrypted" if run.job.checkpoint.encrypt is not None else ""
     doubt = unvouched(source(step, run), run.trust)
@@ -94,7 +137,8 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
     from launcher.steps.model import single_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
-    loss = single_process.held_out_loss(single_process.of(job, read(run)), job, _batches(job), terms)
+    made = single_process.of(_exported_job(step, job), read(run))
+    loss = single_process.held_out_loss(made, job, _batches(job), terms)
     of = AVERAGED if step.weights == "ema" else ""
     if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
         alone = "no 'evaluate' of these weights to compare with"
@@ -116,6 +160,8 @@ def written(run: RunFiles) -> Path:
     step, other = _step(run), run.suffix(EXPORTED)
     if step.path:
         return Path(step.path)
+    if _apart(step, run.job):
+        return run.folder / "exports" / f"adapter{other}"
     return run.folder / "exports" / (f"hf{other}" if step.format == "hf" else f"model{other}.safetensors")
 
 
@@ -128,6 +174,8 @@ def source(step: Export, run: RunFiles) -> Path:
 
 def check_place(step: Export, job: Job) -> None:
     """Raises as ``run_on_files`` does for a destination that is named. Writes nothing."""
+    if step.path is not None and _apart(step, job):
+        return check_peft(Path(step.path), step.overwrite)
     if step.path is not None and step.format != "hf":
         check_file(Path(step.path))
     if step.path is not None and step.format == "hf":
@@ -144,17 +192,37 @@ def check_source(step: Export, src: Path, trusted: Trust) -> None:
     reader.check_headers()
 
 
-def check_names(step: Export, src: object, strategy: Strategy) -> None:
+def check_names(step: Export, job: Job, src: object, strategy: Strategy) -> None:
     """Raises as ``run_on_files`` does for what the table of names makes of the tensors of ``strategy``."""
-    if step.format == "hf":
-        to_theirs(src, strategy.only("param", "buffer").entries, from_ours(step.names))
+    if step.format == "hf" and not _apart(step, job):
+        to_theirs(src, _entries(job, strategy), from_ours(step.names))
 
 
-def exported(run: RunFiles) -> Mapping[str, Tensor]:
-    """What the last ``export`` before this step has written."""
+def _entries(job: Job, strategy: Strategy) -> Mapping[str, Entry]:
+    """What is written of the tensors of ``strategy``."""
+    return strategy.only("param", "buffer").entries if job.model.lora is None else merged(strategy)
+
+
+def _apart(step: Export, job: Job) -> bool:
+    """Whether adapters are written, and nothing else."""
+    return job.model.lora is not None and step.lora == "separate"
+
+
+def exported(run: RunFiles) -> nn.Module:
+    """The model that the last ``export`` before this step has written, in one process."""
+    from launcher.steps.model import single_process
+
     made = run.maker(EXPORTED)
     assert made is not None, "the planner wants an export before what reads one"
-    return read(replace(run, name=made[0]))
+    at = replace(run, name=made[0])
+    return single_process.of(_exported_job(_step(at), run.job), read(at))
+
+
+def _exported_job(step: Export, job: Job) -> Job:
+    """That whose model the written weights are of: without adapters where these are in them."""
+    if job.model.lora is None or _apart(step, job):
+        return job
+    return job.model_copy(update={"model": job.model.model_copy(update={"lora": None})})
 
 
 def read(run: RunFiles) -> Mapping[str, Tensor]:
@@ -162,13 +230,24 @@ def read(run: RunFiles) -> Mapping[str, Tensor]:
     from safetensors.torch import load_file
 
     step, path = _step(run), written(run)
+    if _apart(step, run.job):
+        return _with_base(run, {ours(name): t for name, t in load_file(path / WEIGHTS).items()})
     if step.format != "hf":
         return load_file(path)
-    ours = open_checkpoint(source(step, run), run.trust).strategy.only("param", "buffer").entries
-    back = {theirs: name for name, theirs in renamed(ours, from_ours(step.names)).names.items()}
+    entries = _entries(run.job, open_checkpoint(source(step, run), run.trust).strategy)
+    back = {theirs: name for name, theirs in renamed(entries, from_ours(step.names)).names.items()}
     return {
         back[name]: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()
     }
+
+
+def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Adapters as they were written, and the weights of the checkpoint that they are beside."""
+    from launcher.runtime.training.state import unpacked
+
+    checkpoint = open_checkpoint(source(_step(run), run), run.trust)
+    held = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
+    return {n: unpacked(b) for n, b in held.items() if n not in adapters} | dict(adapters)
 
 
 def _step(run: RunFiles) -> Export:
@@ -177,10 +256,16 @@ def _step(run: RunFiles) -> Export:
     return settled(step, run.job)
 
 
-def _write(step: Export, src: Path, path: Path, trusted: Trust, along: Mapping[str, str]) -> Report:
+def _write(step: Export, run: RunFiles, path: Path) -> Report:
+    src, trusted, lora = source(step, run), run.trust, run.job.model.lora
+    adapters = None if lora is None else Adapters(lora.rank, lora.alpha)
     averaged = step.weights == "ema"
+    if adapters is not None and step.lora == "separate":
+        base = run.job.model.path if isinstance(run.job.model, HuggingFace) else None
+        overwrite = step.overwrite or step.path is None
+        return write_peft(src, path, adapters, base, overwrite=overwrite, trust=trusted, averaged=averaged)
     if step.format != "hf":
-        return export(src, path, trusted, averaged)
+        return export(src, path, trusted, averaged, adapters)
     own = step.path is None  # a folder of this run, which a second start may write again
     return write_hf(
         src,
@@ -189,9 +274,10 @@ def _write(step: Export, src: Path, path: Path, trusted: Trust, along: Mapping[s
         max_shard_size=step.max_shard_size,
         overwrite=step.overwrite or own,
         beside=tuple(map(Path, step.beside)),
-        texts=along,
+        texts=texts(step, run.job, run.plan.dtypes.kept),
         trust=trusted,
         averaged=averaged,
+        adapters=adapters,
     )
 
 

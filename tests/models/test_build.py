@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from launcher.errors import RequestError
-from launcher.job.schema.components import Target
+from launcher.job.schema.components import ModelTarget
 from launcher.models.build import build_model
 
 
 def test_a_class_of_an_allowed_package_is_built_on_the_default_device():
     with torch.device("meta"):
-        model = build_model(Target(_target_="torch.nn.Linear", in_features=3, out_features=4), allow=("torch",))
+        model = build_model(ModelTarget(_target_="torch.nn.Linear", in_features=3, out_features=4), allow=("torch",))
     assert tuple(model.weight.shape) == (4, 3)
     assert model.weight.is_meta
 
 
 def test_a_class_that_is_no_module_is_refused():
     with pytest.raises(RequestError) as refused:
-        build_model(Target(_target_="torch.optim.SGD"), allow=("torch",))
+        build_model(ModelTarget(_target_="torch.optim.SGD"), allow=("torch",))
     assert str(refused.value) == "model._target_: torch.optim.SGD: is not a Module class"

@@ -47,6 +47,14 @@ def test_layers_that_a_group_of_parameters_may_name_all_stay(key: str, all_stay:
     assert ("model.layers" not in dict(changes)) == all_stay
 
 
+@pytest.mark.parametrize(("modules", "all_stay"), [
+    ("layers.5.attn", True), ("'layers.?'", True), ("[layers, layers.2]", True), ("layers", False),
+])  # fmt: skip
+def test_layers_that_adapters_may_name_all_stay(modules: str, all_stay: bool) -> None:
+    _, changes = of(*LM, f"model.lora={{rank: 2, alpha: 2, modules: {modules}}}")
+    assert ("model.layers" not in dict(changes)) == all_stay
+
+
 def test_half_precision_allows_roundings_where_the_layout_has_another_order_of_them() -> None:
     two = ("parallel.pipeline.stages=2", "launch.nproc=2")
     cases = {

@@ -77,6 +77,26 @@ def test_the_moving_average_of_weights_is_certified(parallel: dict[str, Any], ch
     assert [f.name for f in c.findings if f.part == "validation"] == ["", "the moving average"]
 
 
+LORA = {"rank": 4, "alpha": 6, "modules": ["layers.1.attn", "layers.1.mlp.u*"]}
+
+
+@pytest.mark.parametrize(("layout", "changes"), [
+    ("all axes", {"train__clip_norm": 0.05}), ("level3", {"optim": {"name": "muon"}}),
+    ("level3", {"optim": {"name": "lion"}}), ("level2", {"optim": {"name": "adafactor"}}),
+    ("all axes", {"train__precision": "bf16"}),
+], ids=["pp2 x replicate 2 x shard 2", "level3, muon", "level3, lion", "level2, adafactor", "bf16"])  # fmt: skip
+def test_adapters_beside_frozen_weights_are_certified_where_a_stage_has_none(
+    layout: str, changes: dict[str, Any]
+) -> None:
+    level2 = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level2"}}
+    parallel = {"all axes": ALL, "level3": SHARDED, "level2": level2}[layout]
+    c = certificate(parallel, **({"model__layers": 2, "model__lora": LORA} | changes))
+    assert c.holds, c.verdict()
+    assert {f.name for f in c.findings if f.part == "gradient"} == {
+        f"layers.1.{m}.lora_{ab}" for m in ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.up") for ab in "AB"
+    }
+
+
 FINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "running statistics": (TWO, of("Normed")),
     "statistics of each micro batch alone": (TWO, of("NotTracked")),

@@ -1,6 +1,7 @@
-"""Other programs' checkpoints, read and written: Hugging Face, torch DCP; names, dtypes, mismatches."""
+"""Other programs' checkpoints, read and written: Hugging Face, PEFT, torch DCP; names, dtypes, mismatches."""
 
 __all__ = [
+    "adapters",
     "cast",
     "hf_names",
     "hf_read",

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_apart, check_destination, fresh
+from launcher.checkpoint.foreign.adapters import Adapters, chunks, merged
 from launcher.checkpoint.foreign.hf_read import INDEX, ONE
 from launcher.checkpoint.foreign.rename import Renamed, Table, renamed
 from launcher.checkpoint.layout.derived import sources
-from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.tensorfile.durable import copy, sync, write_text
 from launcher.checkpoint.tensorfile.safetensors import write_stream
@@ -41,6 +41,7 @@ def write_hf(
     texts: Mapping[str, str] = NONE,
     trust: Trust = ANYONE,
     averaged: bool = False,
+    adapters: Adapters | None = None,
 ) -> Report:
     """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
 
@@ -48,7 +49,8 @@ def write_hf(
     ``Report`` lists those left out. A tied tensor is there once, under its first name. ``max_shard_size`` is
     in bytes, or text (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config,
     tokenizer) are copied along, ``texts`` are written by their names. ``trust`` says who must vouch for
-    ``src``. ``averaged``: moving averages of weights in their place. Raises as ``transform`` does.
+    ``src``. ``averaged``: moving averages of weights in their place; ``adapters`` are added to the weights
+    that they are beside. Raises as ``transform`` does.
     """
     # everything is checked first
     limit = size_in_bytes(max_shard_size)
@@ -56,22 +58,23 @@ def write_hf(
     check_beside(beside)
     check_folder(folder, (*beside, *map(Path, texts)), overwrite)
     reader = Reader(open_checkpoint(src, trust))
-    entries = reader.checkpoint.strategy.only("param", "buffer").entries
+    strategy = reader.checkpoint.strategy
+    entries = strategy.only("param", "buffer").entries if adapters is None else merged(strategy)
     table = to_theirs(src, entries, names, strict=strict)
     ours = {theirs: name for name, theirs in table.names.items()}
-    read_from = sources(src, reader.checkpoint.strategy, averaged)
+    read_from = sources(src, strategy, averaged)
     reader.check_headers()
 
     # which tensor goes into which file
     files = named(shards({name: entries[ours[name]].spec for name in ours}, limit))
 
-    def chunks(name: str) -> Iterator[memoryview]:
-        return reader.chunks(read_from[ours[name]], whole(entries[ours[name]].layout.shape))
+    def bytes_of(name: str) -> Iterator[memoryview]:
+        return chunks(reader, ours[name], adapters, read_from)
 
     with fresh(folder) as new, WriteBehind() as behind:
         written = 0
         for file, specs in files.items():
-            written += write_stream(new / file, specs, chunks, METADATA, digested=False, behind=behind).size
+            written += write_stream(new / file, specs, bytes_of, METADATA, digested=False, behind=behind).size
         if len(files) > 1:
             write_text(new / INDEX, index(files))
         for path in beside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from math import prod
 
@@ -25,6 +26,18 @@ def of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
         if p.trainable or not only_trainable
     }
     return Strategy(plan.sizes.grid, entries)
+
+
+def taken(plan: Plan, source: Collection[str]) -> Strategy:
+    """What a run of ``plan`` takes of a ``source`` that has tensors of these names.
+
+    That is all but the adapters where it has none: they begin as they do at step 0.
+    """
+    everything = of_plan(plan)
+    adapters = {p.name for p in plan.params if p.role == "adapter"}
+    if not adapters or adapters.intersection(source):
+        return everything
+    return replace(everything, entries={n: e for n, e in everything.entries.items() if n not in adapters})
 
 
 def followed(target: Strategy, src: Strategy) -> Strategy:

@@ -24,7 +24,30 @@ class Target(Settings):
         return dict(self.model_extra or {})
 
 
-class LanguageModel(Settings):
+class Lora(Settings):
+    """Low-rank adapters (arXiv 2106.09685) beside linear modules; all other weights are frozen.
+
+    ``modules``: names or globs of linear modules, or of modules around them.
+    """
+
+    rank: Count
+    alpha: float = Field(gt=0, allow_inf_nan=False)
+    modules: str | tuple[str, ...] = Field(min_length=1)
+
+
+class ModelSettings(Settings):
+    """``lora``: what of a model is trained instead of all of it."""
+
+    lora: Lora | None = Field(
+        None, description="{rank, alpha, modules}: adapters that are trained beside linear modules"
+    )
+
+
+class ModelTarget(ModelSettings, Target):
+    """A model of the user's own; ``lora`` is no argument of its class."""
+
+
+class LanguageModel(ModelSettings):
     """Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
     name: Literal["lm"]
@@ -57,7 +80,7 @@ def _closest(numbers: Sequence[int], wanted: int) -> int:
     return min(numbers, key=lambda n: (abs(n - wanted), -n))
 
 
-class ResNet(Settings):
+class ResNet(ModelSettings):
     """He et al. 2015; ``stem: cifar`` is the 3x3 stem without pooling."""
 
     name: Literal["resnet"]
@@ -68,7 +91,7 @@ class ResNet(Settings):
     width: Count = 64
 
 
-class AutoParallelMLP(Settings):
+class AutoParallelMLP(ModelSettings):
     """The network of AutoParallel's own example: flatten, layer1, relu1, layer2, relu2, layer3."""
 
     name: Literal["mlp"]
@@ -77,7 +100,7 @@ class AutoParallelMLP(Settings):
     classes: Count = 10
 
 
-class TiedPair(Settings):
+class TiedPair(ModelSettings):
     """A vocabulary embedding and a head that share one table: the smallest tied pipeline."""
 
     name: Literal["tied_pair"]
@@ -85,7 +108,7 @@ class TiedPair(Settings):
     dim: Count = 64
 
 
-class HuggingFace(Settings):
+class HuggingFace(ModelSettings):
     """A model folder of transformers: its ``config.json``, and its weights in safetensors if it has any."""
 
     name: Literal["hf"]
@@ -259,7 +282,7 @@ Model = Annotated[
     | Annotated[AutoParallelMLP, Tag("mlp")]
     | Annotated[TiedPair, Tag("tied_pair")]
     | Annotated[HuggingFace, Tag("hf")]
-    | _Own,
+    | Annotated[ModelTarget, Tag("_target_")],
     Discriminator(_kind),
 ]
 Data = Annotated[

@@ -153,6 +153,10 @@ class Export(Settings):
     max_shard_size: str = "5GB"
     beside: tuple[str, ...] = ()
     overwrite: Flag = False
+    lora: Literal["merged", "separate"] = Field(
+        "merged",
+        description="adapters in the weights beside them, or by themselves as PEFT has them",
+    )
     check: Flag = True
     tolerance: float = Field(1e-5, gt=0)
 

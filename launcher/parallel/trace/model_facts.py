@@ -30,7 +30,7 @@ from launcher.parallel.trace.fx_glue import (
     trace,
     trace_ours,
 )
-from launcher.parallel.trace.param_roles import param_roles
+from launcher.parallel.trace.param_roles import adapted, param_roles
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
 from launcher.plan.partition.stage_config import owner, units
@@ -142,6 +142,8 @@ def _kind(module: nn.Module) -> str:
     A subclass with a forward of its own is something else.
     """
     kind = _plain_kind(module)
+    if adapted(module):
+        return "linear with adapters"
     if "forward" in vars(module):
         return f"{kind} with a forward of its own" if kind else ""
     return f"parametrized {kind}" if kind and parametrize.is_parametrized(module) else kind

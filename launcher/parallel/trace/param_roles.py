@@ -1,10 +1,12 @@
-"""What parameters are to a model: tables of embeddings, the head."""
+"""What parameters are to a model: tables of embeddings, the head, adapters."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from launcher.plan.values.facts import Role
+
+ADAPTER = ("lora_A", "lora_B")
 
 
 def param_roles(model: nn.Module) -> dict[int, Role]:
@@ -13,5 +15,12 @@ def param_roles(model: nn.Module) -> dict[int, Role]:
     lists = tuple(f"{n}." for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.ModuleDict))
     tables = [m for m in modules.values() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     linear = [m for n, m in modules.items() if isinstance(m, nn.Linear) and not n.startswith(lists)]
-    heads: dict[int, Role] = {id(p): "head" for m in linear[-1:] for p in m.parameters(recurse=False)}
-    return heads | {id(p): "embedding" for m in tables for p in m.parameters(recurse=False)}
+    roles: dict[int, Role] = {id(p): "head" for m in linear[-1:] for p in m.parameters(recurse=False)}
+    roles |= {id(p): "embedding" for m in tables for p in m.parameters(recurse=False)}
+    beside = [m._parameters[n] for m in modules.values() if adapted(m) for n in ADAPTER]
+    return roles | {id(p): "adapter" for p in beside}
+
+
+def adapted(module: nn.Module) -> bool:
+    """Whether it is linear, and has an adapter beside it."""
+    return isinstance(module, nn.Linear) and module._parameters.keys() >= {*ADAPTER}

@@ -25,6 +25,8 @@ USE = ("lr", "weight_decay")
 OF_MUON = (*USE, "momentum")
 OF_ADAMW = (*USE, "betas", "eps")
 """Keys of each of the two that ``optim=muon`` is."""
+APART = ("embedding", "head")
+"""Roles of matrices that Muon leaves to AdamW."""
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 """Of a dtype, the distance from 1 to the next number."""
 
@@ -90,7 +92,7 @@ def orthogonal(optim: Muon, p: Placed) -> bool:
 def _orthogonal(optim: Muon, key: str, p: Placed) -> bool:
     """In the group ``key``."""
     said = optim.groups[key].use if key else None
-    return len(p.spec.shape) == 2 and (not p.role if said is None else said == "muon")
+    return len(p.spec.shape) == 2 and (p.role not in APART if said is None else said == "muon")
 
 
 def _ns_dtype(p: Placed) -> str:

@@ -14,7 +14,7 @@ from launcher.plan.partition.stages import Stage
 from launcher.plan.values.facts import ITEMSIZE, Param, Role, Skeleton, TensorSpec
 from launcher.plan.values.layout import Layout
 
-ROLES: tuple[Role, ...] = ("embedding", "head")
+ROLES: tuple[Role, ...] = ("embedding", "head", "adapter")
 """Of a tensor that is several, the first."""
 
 

@@ -9,6 +9,7 @@ __all__ = [
     "facts",
     "grid",
     "layout",
+    "module_names",
     "operations",
     "optimizer_state",
     "optimizer_traits",

@@ -60,7 +60,7 @@ class TensorSpec:
         return prod(self.shape) * WIDTH[self.dtype]
 
 
-Role = Literal["", "embedding", "head"]
+Role = Literal["", "embedding", "head", "adapter"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Param:
     """A parameter or persistent buffer.
 
     ``same_as`` is its own name, of a tied tensor the first of its names. ``role``: embedding, the weight of
-    such a module; head, that of the last linear one that is in no list of layers.
+    such a module; head, that of the last linear one that is in no list of layers; adapter, one of
+    low rank beside a linear module.
     """
 
     name: str

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.checkpoint.layout.derived import followed, of_plan
-from launcher.checkpoint.layout.strategy import Entry, Strategy
+from launcher.checkpoint.layout.derived import followed, of_plan, taken
+from launcher.checkpoint.layout.strategy import KINDS, Entry, Kind, Strategy
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.optim.state_packing import on_device, pack, unpack
@@ -148,6 +148,15 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     """
     checkpoint = open_checkpoint(folder, s.trust)
 
+    # weights that adapters are new beside, and nothing that was optimized
+    begins = taken(s.plan, checkpoint.strategy.named)
+    if len(begins.entries) < len(of_plan(s.plan).entries):
+        mine = {n: t for n, t in tensors(s, []).items() if n in begins.entries}
+        _read(s, checkpoint, begins, mine, broadcast=broadcast, kinds=("param", "buffer"))
+        same_copies(s)
+        s.step = int(checkpoint.state["step"])
+        return checkpoint.state
+
     averages = _averages_of(checkpoint.strategy)
     if s.average is not None and averages.entries:
         s.average.begin()
@@ -225,7 +234,13 @@ def _give_back(s: Session, found: Sequence[State]) -> None:
 
 
 def _read(
-    s: Session, checkpoint: Checkpoint, want: Strategy, mine: Mapping[str, Tensor], broadcast: bool
+    s: Session,
+    checkpoint: Checkpoint,
+    want: Strategy,
+    mine: Mapping[str, Tensor],
+    *,
+    broadcast: bool,
+    kinds: tuple[Kind, ...] = KINDS,
 ) -> None:
     """Notes the bytes read, and those that are held afterwards, of all ranks together."""
     rank = s.world.rank
@@ -233,7 +248,7 @@ def _read(
     layouts = {name: entry.layout for name, entry in want.entries.items() if name not in unread}
     own = {name for name, layout in layouts.items() if not broadcast or layout.twins(rank)[0] == rank}
     bytes_read = 0
-    for name, b in each(checkpoint, want, rank, only=own):
+    for name, b in each(checkpoint, want, rank, kinds=kinds, only=own):
         fill(mine[name], b)
         bytes_read += b.data.nbytes
 

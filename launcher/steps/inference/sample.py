@@ -10,11 +10,10 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Sample
 from launcher.steps import export
 from launcher.steps.files.run_files import RunFiles
-from launcher.steps.model import single_process
 
 
 def run_on_files(step: Sample, run: RunFiles) -> dict[str, float]:
-    model = single_process.of(run.job, export.exported(run))
+    model = export.exported(run)
     run.say(f"sample:\n{sampled(run.job, step, model)}")
     return {}
 

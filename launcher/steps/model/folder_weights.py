@@ -11,7 +11,7 @@ from launcher.checkpoint.foreign.hf_names import given
 from launcher.checkpoint.foreign.hf_read import read_hf
 from launcher.checkpoint.foreign.import_tensors import held
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
-from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.derived import taken
 from launcher.errors import RunError
 from launcher.job.schema.components import HuggingFace
 from launcher.parallel.local import local
@@ -23,8 +23,8 @@ from launcher.runtime.training.session import Session
 @torch.no_grad()
 def read(s: Session, model: HuggingFace) -> None:
     """In the place of those that were drawn. Raises ``RunError`` for numbers that the model cannot hold."""
-    target = of_plan(s.plan)
     blobs = Blobs(read_hf(Path(model.path)))
+    target = taken(s.plan, blobs.specs)
     source = RenamedTensors(blobs, given(blobs.specs, target.named))
     wanted = {name: target.entries[first].spec for name, first in target.named.items()}
     cast = Cast(source, differing(source.specs, wanted))

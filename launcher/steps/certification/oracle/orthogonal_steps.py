@@ -63,7 +63,7 @@ class OrthogonalSteps(torch.optim.Optimizer):
         if x.shape[0] > x.shape[1]:
             return self._orthogonal(x.T).T
         a, b, c = self._settings.ns_coefficients
-        x = x / max(x.norm(), torch.tensor(self._settings.eps))
+        x = x / max(x.norm().item(), self._settings.eps)
         for _ in range(self._settings.ns_steps):
             square = x @ x.T
             x = a * x + (b * square + c * square @ square) @ x

@@ -1,0 +1,157 @@
+"""Low-rank adapters in a checkpoint: added to the weights that they are beside, or as a folder of PEFT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher.checkpoint.atomic_folder import check_apart, check_destination, fresh
+from launcher.checkpoint.chunked import BUFFER
+from launcher.checkpoint.layout.derived import sources
+from launcher.checkpoint.layout.shards import slabs, whole
+from launcher.checkpoint.layout.strategy import Entry, Strategy
+from launcher.checkpoint.read import Reader, open_checkpoint
+from launcher.checkpoint.tensorfile.durable import sync, write_text
+from launcher.checkpoint.tensorfile.safetensors import write_stream
+from launcher.checkpoint.transform import PEAK, Report
+from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.trust import ANYONE, Trust
+
+A, B = ".lora_A", ".lora_B"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""Of names in PEFT's files, before those of the model."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Those of a run: ``scale`` is what their products count, alpha over rank."""
+
+    rank: int
+    alpha: float
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+def modules(strategy: Strategy) -> tuple[str, ...]:
+    """First names of the modules that have one."""
+    return tuple(n.removesuffix(A) for n in strategy.only("param").entries if n.endswith(A))
+
+
+def bases(strategy: Strategy) -> dict[str, str]:
+    """The module of each weight that an adapter is beside, by the first name of the weight."""
+    return {strategy.named[f"{module}.weight"]: module for module in modules(strategy)}
+
+
+def merged(strategy: Strategy) -> dict[str, Entry]:
+    """Parameters and buffers that are left when adapters are added to their weights."""
+    beside = {f"{module}{end}" for module in modules(strategy) for end in (A, B)}
+    return {n: e for n, e in strategy.only("param", "buffer").entries.items() if n not in beside}
+
+
+def chunks(
+    reader: Reader, name: str, adapters: Adapters | None, read_from: Mapping[str, str]
+) -> Iterator[memoryview]:
+    """All bytes of a tensor, in order, with its adapter added where it has one and that is asked for.
+
+    ``read_from``: where each is, as ``sources`` has it. Sums are in the dtype of the weight, of which numpy
+    knows float32 and float64.
+    """
+    strategy = reader.checkpoint.strategy
+    entry = strategy.entries[name]
+    box = whole(entry.layout.shape)
+    module = None if adapters is None else bases(strategy).get(name)
+    if adapters is None or module is None:
+        yield from reader.chunks(read_from[name], box)
+        return
+
+    a, b = (_numbers(reader, read_from[f"{module}{end}"]) for end in (A, B))
+    for slab in slabs(box, ITEMSIZE[entry.dtype], BUFFER):
+        (top, left), (bottom, right) = slab.lo, slab.hi
+        blob = reader.box(read_from[name], slab)
+        base = np.frombuffer(blob.data, entry.dtype).reshape(slab.shape)
+        total = base + adapters.scale * (b[top:bottom] @ a[:, left:right])
+        yield np.ascontiguousarray(total.astype(entry.dtype)).reshape(-1).view(np.uint8).data
+
+
+def _numbers(reader: Reader, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    blob = reader.box(name, whole(reader.checkpoint.strategy.entries[name].layout.shape))
+    return np.frombuffer(blob.data, blob.dtype).reshape(blob.shape)
+
+
+def write_peft(
+    src: Path,
+    folder: Path,
+    adapters: Adapters,
+    base: str | None,
+    *,
+    overwrite: bool,
+    trust: Trust = ANYONE,
+    averaged: bool = False,
+) -> Report:
+    """The adapters of ``src`` alone, as ``PeftModel.from_pretrained`` reads them; ``base``: of what model.
+
+    ``averaged``: their moving averages.
+    """
+    check_apart(src, folder)
+    check_peft(folder, overwrite)
+    reader = Reader(open_checkpoint(src, trust))
+    strategy = reader.checkpoint.strategy
+    read_from = sources(src, strategy, averaged)
+    ours = {theirs(f"{m}{end}"): f"{m}{end}" for m in modules(strategy) for end in (A, B)}
+    specs = {name: strategy.entries[own].spec for name, own in ours.items()}
+
+    with fresh(folder) as new:
+        done = write_stream(
+            new / WEIGHTS, specs, lambda name: chunks(reader, ours[name], None, read_from), {"format": "pt"}
+        )
+        write_text(new / CONFIG, config(adapters, modules(strategy), base))
+        sync(new)
+    return Report(folder, files=1, bytes_read=reader.bytes_read, bytes_written=done.size, peak=PEAK)
+
+
+def theirs(name: str) -> str:
+    """What PEFT calls it, who keeps each of the two in a linear module of its own.
+
+    >>> theirs("layers.0.attn.q.lora_A")
+    'base_model.model.layers.0.attn.q.lora_A.weight'
+    """
+    return f"{PREFIX}{name}.weight"
+
+
+def ours(name: str) -> str:
+    """The name that ``theirs`` was given."""
+    return name.removeprefix(PREFIX).removesuffix(".weight")
+
+
+def check_peft(folder: Path, overwrite: bool) -> None:
+    """Raises ``FileExistsError`` where something else is in the place."""
+    own = {CONFIG, WEIGHTS}
+    check_destination(
+        folder, overwrite, lambda at: all(p.name in own for p in at.iterdir()), "folder of adapters alone"
+    )
+
+
+def config(adapters: Adapters, names: tuple[str, ...], base: str | None) -> str:
+    """``adapter_config.json``: PEFT has defaults for all that is not said."""
+    alpha = int(adapters.alpha) if adapters.alpha == int(adapters.alpha) else adapters.alpha
+    data: Mapping[str, object] = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": base,
+        "r": adapters.rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "target_modules": [*names],
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    return json.dumps(data, indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,79 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) beside linear modules of any model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.components import Lora
+from launcher.plan.values.module_names import matches
+
+KEY = "model.lora.modules"
+
+
+class AdaptedLinear(nn.Linear):
+    """``base`` plus ``scale`` times ``lora_B`` of ``lora_A``, whose product begins with zero.
+
+    It has the very weights of ``base`` under the names that they have there.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.scale = base.in_features, base.out_features, scale
+        self.weight = base.weight
+        self.register_parameter("bias", base.bias)
+        dtype, device = base.weight.dtype, base.weight.device
+        self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, dtype=dtype, device=device))
+        self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, dtype=dtype, device=device))
+        nn.init.kaiming_uniform_(self.lora_A, a=sqrt(5))
+        self.train(base.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.linear(F.linear(x, self.lora_A), self.lora_B)
+        return F.linear(x, self.weight, self.bias) + self.scale * low
+
+
+def adapt(model: nn.Module, lora: Lora) -> nn.Module:
+    """``model``, changed in place: nothing but its adapters learns. Raises ``RequestError``."""
+    keys = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
+    named = {n: m for n, m in model.named_modules(remove_duplicate=False) if n}
+    found = {n: m for n, m in named.items() if isinstance(m, nn.Linear) and any(matches(k, n) for k in keys)}
+    problems = [*_unknown(keys, named, found), *_odd(found)]
+    if problems:
+        raise RequestError(tuple(problems))
+
+    model.requires_grad_(False)
+    made: dict[nn.Module, AdaptedLinear] = {}
+    for name, base in found.items():
+        if base not in made:
+            made[base] = AdaptedLinear(base, lora.rank, lora.alpha / lora.rank)
+        owner, _, attr = name.rpartition(".")
+        setattr(model.get_submodule(owner), attr, made[base])
+    return model
+
+
+def _unknown(
+    keys: tuple[str, ...], named: dict[str, nn.Module], found: dict[str, nn.Linear]
+) -> Iterator[Problem]:
+    linear = [n for n, m in named.items() if isinstance(m, nn.Linear)]
+    there = f"there are {', '.join(linear[:6])}{' ..' if len(linear) > 6 else ''}"
+    for key in keys:
+        if not any(matches(key, n) for n in found):
+            yield Problem(KEY, f"{key}: it names no linear module; {there if linear else 'there is none'}")
+
+
+def _odd(found: dict[str, nn.Linear]) -> Iterator[Problem]:
+    """What is more than its weights, which would be lost."""
+    for name, m in found.items():
+        own = {k for k, p in m._parameters.items() if p is not None} - {"weight", "bias"}
+        own |= {*m._modules, *m._buffers}
+        hooks = (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
+        if type(m).forward is not nn.Linear.forward or "forward" in vars(m) or own:
+            yield Problem(KEY, f"{name}: {type(m).__name__} is more than a linear module: leave it out")
+        elif any(hooks):
+            yield Problem(KEY, f"{name}: it has hooks, which would be lost: leave it out")

@@ -1,0 +1,36 @@
+"""What ``model.lora`` trains, and adapters that no forward would see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.sizes import Note
+from launcher.plan.values.facts import Graph
+from launcher.plan.values.text import many, some
+
+KEY = "model.lora"
+
+
+def problems(job: Job, params: Sequence[Placed], graph: Graph) -> Iterator[Problem]:
+    """Linear modules whose weights are used, if at all, by somebody who knows nothing of adapters."""
+    never = {name for name, scope in graph.scopes if scope is None}
+    idle = [p.name.rpartition(".")[0] for p in params if p.role == "adapter" and never.intersection(p.names)]
+    if job.model.lora is not None and idle:
+        names = some([*dict.fromkeys(idle)])
+        text = f"{names}: no forward calls it, so that its adapter would change nothing; leave it out"
+        yield Problem(f"{KEY}.modules", text)
+
+
+def notes(job: Job, params: Sequence[Placed]) -> Iterator[Note]:
+    """How much is trained."""
+    if job.model.lora is None:
+        return
+    adapters = [p for p in params if p.role == "adapter"]
+    numbers = sum(prod(p.spec.shape) for p in adapters)
+    whole = sum(prod(p.spec.shape) for p in params if not p.buffer)
+    what = f"{many(len(adapters) // 2, 'adapter')} of rank {job.model.lora.rank}"
+    yield Note(KEY, f"{what}: {numbers} of {whole} numbers are trained, all others are frozen")
