@@ -48,6 +48,9 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
         kinds = ("images", "tokens")
         text = f"model {model.name} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}"
         yield Problem("model", text)
+    elif isinstance(data, Tokens) and data.document_mask and not isinstance(model, LanguageModel):
+        text = f"true: model {model.name} takes tokens alone, and no documents to keep apart"
+        yield Problem("data.document_mask", text, "data.document_mask=false")
     elif isinstance(model, LanguageModel | TiedPair):
         yield from _enough("vocab_size", model.vocab_size, tokens, what=f"tokens of data {data.name}")
     else:

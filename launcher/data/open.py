@@ -8,10 +8,10 @@ from launcher.data.images.cifar import open_cifar10
 from launcher.data.images.folder.open import open_images
 from launcher.data.images.idx import open_idx
 from launcher.data.images.mnist5k import open_mnist5k
+from launcher.data.packing.open import open_tokens
 from launcher.data.plain_text import open_text
 from launcher.data.random_tokens import open_random_tokens
 from launcher.data.source import Dataset
-from launcher.data.token_windows import open_tokens
 from launcher.data.torch_datasets.open import open_own
 from launcher.errors import RequestError
 from launcher.job.schema.components import (

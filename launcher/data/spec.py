@@ -31,8 +31,10 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
     """
     settings, _ = resolve(settings)
     match settings:
-        case Text() | RandomTokens() | Tokens():
+        case Text() | RandomTokens():
             return (TensorSpec((batch, settings.seq_len), "int64"),)
+        case Tokens():
+            return (TensorSpec((batch, settings.seq_len), "int64"),) * (1 + settings.document_mask)
         case Mnist5k() | Idx() | ImageFolder():
             return (TensorSpec((batch, settings.channels, settings.size, settings.size), "float32"),)
         case Cifar10():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from launcher.job.schema.components import LanguageModel
+from launcher.models.documents import attended, positions
 from launcher.models.init import STD, Embedding, Linear
 from launcher.models.rope import angles, rotate
 
@@ -27,15 +28,21 @@ class Attention(nn.Module):
         self.v = Linear(dim, kv_heads * self.head)
         self.o = Linear(heads * self.head, dim, std)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.piece(x)[0]
+    def forward(self, x: Tensor, places: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
+        """``places`` and ``seen``: positions (batch, time), and what each attends to, of documents apart."""
+        q, k, v = self._projected(x)
+        time = q.shape[2]  # not x's: a rank may hold a part of its time
+        cos, sin = angles(time, self.head, self.theta, x)
+        if places is not None:
+            cos, sin = (F.embedding(places, t).unsqueeze(1) for t in (cos, sin))
+        return self._attended(rotate(q, cos, sin), rotate(k, cos, sin), v, seen)
 
     def piece(
         self, x: Tensor, start: int = 0, past: Sequence[tuple[Tensor, ...]] = ()
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Positions from ``start`` on, and their keys and values; ``past`` has those of earlier pieces."""
-        q, k, v = (self._heads(proj(x)) for proj in (self.q, self.k, self.v))
-        time = q.shape[2]  # not x's: a rank may hold a part of its time
+        q, k, v = self._projected(x)
+        time = q.shape[2]
         cos, sin = angles(time, self.head, self.theta, x, start=start)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         kept = k, v
@@ -45,11 +52,18 @@ class Attention(nn.Module):
         if past:
             k, v = (torch.cat(ts, 2) for ts in zip(*past, kept, strict=True))
             seen = torch.ones(time, k.shape[2], dtype=torch.bool, device=q.device).tril(start)
+        return self._attended(q, k, v, seen), kept
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._heads(proj(x)) for proj in (self.q, self.k, self.v))
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+        """``seen`` is ``None`` for all that comes before."""
         if self.group > 1:
             k, v = (t.repeat_interleave(self.group, 1) for t in (k, v))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
         y: Tensor = self.o(out.transpose(1, 2).flatten(2))
-        return y, kept
+        return y
 
     def _heads(self, x: Tensor) -> Tensor:
         """(batch, time, heads x head) -> (batch, heads, time, head)"""
@@ -79,14 +93,18 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = SwiGLU(s.dim, s.ffn_dim, std)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = x + self.attn(self.attn_norm(x))
+    def forward(self, x: Tensor, *packed: Tensor) -> Tensor:
+        """``packed``: as attention takes it, where documents are apart."""
+        h: Tensor = x + self.attn(self.attn_norm(x), *packed)
         h = h + self.mlp(self.mlp_norm(h))
         return h
 
 
 class Decoder(nn.Module):
-    """Tokens (batch, time) -> logits (batch, time, vocabulary). ``settings`` has its defaults resolved."""
+    """Tokens (batch, time) -> logits (batch, time, vocabulary). ``settings`` has its defaults resolved.
+
+    ``documents`` (batch, time) numbers those that are to be apart: each gives the logits that it has alone.
+    """
 
     def __init__(self, settings: LanguageModel) -> None:
         super().__init__()
@@ -98,9 +116,13 @@ class Decoder(nn.Module):
         if settings.tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        packed: tuple[Tensor, ...] = ()
+        if documents is not None:
+            seen = attended(documents)  # for all layers
+            packed = positions(seen), seen.unsqueeze(1)
         h = self.embed(tokens)
         for layer in self.layers:
-            h = layer(h)
+            h = layer(h, *packed)
         logits: Tensor = self.head(self.norm(h))
         return logits

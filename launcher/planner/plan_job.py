@@ -33,6 +33,7 @@ from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
 from launcher.planner import (
     callbacks,
+    documents,
     epochs,
     equal_layers,
     model_folder,
@@ -206,6 +207,7 @@ def _cut(job: Job, asked: Asked, traces: Traces | None = None) -> Plan:
     """The plan, with stacks of blocks in one piece where they cannot be cut."""
     reading = read if traces is None else traces.read
     model = reading(job, builder(job))
+    refuse([*documents.untaken(job, model)])
     job = shared(job, model.skeleton, asked.sizes.grid)
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)

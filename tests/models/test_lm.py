@@ -62,9 +62,9 @@ def test_the_glue_traces_with_blocks_as_leaves():
     leaves = ["embed", "layers.0", "layers.1", "norm", "head"]
     with torch.device("meta"):
         model = build_model(lm())
-    nodes = list(Tracer().trace(model).nodes)
-    assert [n.op for n in nodes] == ["placeholder", *["call_module"] * 5, "output"]
-    assert [n.target for n in nodes[1:-1]] == leaves
+    nodes = [n for n in Tracer().trace(model, {"documents": None}).nodes if n.op == "call_module"]
+    assert [n.target for n in nodes] == leaves
+    assert all(n.args[0].op in ("placeholder", "call_module") for n in nodes)
 
 
 def test_initial_weights_have_the_stated_spread():

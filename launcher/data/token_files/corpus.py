@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.data.files.bad_file import BadFile
@@ -14,6 +14,8 @@ from launcher.data.token_files.read import token_file
 from launcher.data.token_files.token_file import TokenFile
 from launcher.errors import Problem, said
 from launcher.job.schema.components import Paths, Tokens
+
+END = "data.end_of_document"
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,13 @@ def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
 
     # what they say together
     vocab_size, wrong = _vocab_size(settings, [f for files in (*sources.values(), held) for f in files])
+    sources = {key: [*_ended(key, files, settings, found)] for key, files in sources.items()}
+    held = [*_ended("data.val", held, settings, found)]
     mixture = Mixture.of([source.weight for source in settings.sources] or [1.0])
     train, val, few = _windows(settings, sources, held)
-    found = [*_twice(sources, held), *wrong, *_tiny(settings, mixture), *few]
+    if settings.end_of_document is not None and settings.end_of_document >= vocab_size > 0:
+        found.append(Problem(END, f"{settings.end_of_document} is not below data.vocab_size={vocab_size}"))
+    found += [*_twice(sources, held), *wrong, *_tiny(settings, mixture), *few]
     return (None, found) if found else (Corpus(train, val, mixture, vocab_size), [])
 
 
@@ -92,6 +98,27 @@ def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list
         text = f"null: {told[most]} has tokens below {most}, {told[least]} below {least}"
         return 0, [Problem(key, text, f"{key}={most}")]
     return next(iter(told)), []
+
+
+def _ended(
+    key: str, files: Sequence[TokenFile], settings: Tokens, found: list[Problem]
+) -> Iterator[TokenFile]:
+    """With the token that ends documents, where that matters; of the first file without one a problem."""
+    if not settings.document_mask:
+        yield from files
+        return
+    given, silent = settings.end_of_document, False
+    for file in files:
+        told = file.end_of_document
+        if given is not None and told not in (None, given):
+            text = f"{given}: {file.path} says that {told} ends its documents"
+            found.append(Problem(END, text, f"{END}=null"))
+        elif given is None and told is None and not silent:
+            silent = True
+            text = f"{file.path} does not say which token ends its documents"
+            example = f"give it, {END}=50256 for those of GPT-2"
+            found.append(Problem(key, f"{text}, and data.document_mask=true keeps them apart; {example}"))
+        yield file if given is None else replace(file, end_of_document=given)
 
 
 def _windows(

@@ -68,4 +68,5 @@ def token_file(path: Path, start: bytes, size: int) -> TokenFile:
     if size != need:
         text = f"its header promises {head.tokens} tokens, {need} bytes with the header"
         raise BadFile(f"{'cut off' if size < need else 'too long'}: {text}; it has {size}")
-    return TokenFile(path, DTYPES[head.itemsize], SIZE, head.tokens, head.vocab_size, head.digest.hex())
+    dtype, digest = DTYPES[head.itemsize], head.digest.hex()
+    return TokenFile(path, dtype, SIZE, head.tokens, head.vocab_size, digest, head.end_of_document)

@@ -10,8 +10,8 @@ from pathlib import Path
 class TokenFile:
     """``tokens`` numbers of ``dtype``, little-endian, from byte ``offset`` of the file on.
 
-    ``vocab_size``: what every token is below; ``digest``: xxh3 (128 bits) of their bytes, hexadecimal; both
-    ``None`` where the file does not say it.
+    ``vocab_size``: what every token is below; ``digest``: xxh3 (128 bits) of their bytes, hexadecimal;
+    ``end_of_document``: the token that ends each document. ``None`` where the file does not say it.
     """
 
     path: Path
@@ -20,3 +20,4 @@ class TokenFile:
     tokens: int
     vocab_size: int | None = None
     digest: str | None = None
+    end_of_document: int | None = None

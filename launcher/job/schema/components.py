@@ -251,6 +251,10 @@ class Tokens(Settings):
     dtype: Literal["uint16", "uint32"] = Field("uint16", description="of files without a header")
     vocab_size: Count | None = Field(None, description="null: as the headers of the files say it")
     seq_len: Count = 128
+    document_mask: Flag = Field(False, description="attention within documents, positions restart")
+    end_of_document: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="the token that ends each document; null: as the headers of the files say it"
+    )
     val: Paths | None = Field(None, description="held-out files; null: the last val_fraction of each source")
     val_fraction: Fraction = 0.01
 

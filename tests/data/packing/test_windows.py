@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.data.open import open_data
+from launcher.data.packing.mixed import MixedSource
+from launcher.data.packing.windows import TokenWindows
 from launcher.data.shuffle import batch_indices
 from launcher.data.source import Source
 from launcher.data.token_files import read
 from launcher.data.token_files.mixture import Mixture
-from launcher.data.token_windows import MixedSource, TokenWindows
 from launcher.data.tokens import Windows
 from launcher.errors import RunError
 from launcher.job.schema.components import Tokens

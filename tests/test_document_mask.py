@@ -1,0 +1,176 @@
+"""Documents that share a window: loss and every gradient are those of each document alone, under every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from launcher.data.open import open_data
+from launcher.data.token_files.write import TokenWriter
+from launcher.errors import RequestError
+from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.job import Job
+from launcher.parallel.deferred_init import fill
+from launcher.parallel.norms import grad_norm
+from launcher.plan.plan import Plan
+from launcher.plan.show import text
+from launcher.planner.plan_job import plan_job
+from launcher.runtime.cluster.world import World
+from launcher.steps.certification.gather_full import pieces
+from tests.parity import Step, assert_same, build, job, outcome, place, plain
+from tests.parity.reference import Outcome
+from tests.ranks import on_ranks
+from tests.test_parity_tp import MEGATRON, SEQUENCE
+
+BATCH, SEQ, END = 8, 12, 0
+LENGTHS = (3, 7, 1, 30, 5, 2, 11, 12, 4, 1, 1, 25) * 3
+"""Of documents, the token that ends each counted: shorter and longer than a window, and as long as one."""
+
+SHARD: dict[str, Any] = {"shard_size": 2, "threshold": 0}
+PP: dict[str, Any] = {"stages": 2, "micro_batch_num": 4}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "1f1b": {"pipeline": PP},
+    "interleaved x shard 2, level3": {
+        "pipeline": PP | {"interleave": True}, "hsdp": SHARD | {"optimizer_level": "level3"},
+    },
+    "shard 2, level1": {"hsdp": SHARD | {"optimizer_level": "level1"}},
+    "shard 2, level2": {"hsdp": SHARD | {"optimizer_level": "level2"}},
+    "zero_bubble_v": {"pipeline": PP | {"scheduler": "zero_bubble_v"}},
+    "zero_bubble_h1 x shard 2": {"pipeline": PP | {"scheduler": "zero_bubble_h1"}, "hsdp": SHARD},
+    "tp 2": {"operators": MEGATRON, "grid": {"tp": 2}},
+    "1f1b x tp 2, sequences cut": {"pipeline": PP, "operators": SEQUENCE, "grid": {"tp": 2}},
+    "layers that run again": {"pipeline": PP, "recompute": {"modules": "layers.*"}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "a.tokens"
+    rng = np.random.default_rng(0)
+    with TokenWriter(path, vocab_size=64, end_of_document=END) as file:
+        for n in LENGTHS:
+            file.append([*rng.integers(1, 64, n - 1), END])
+    return path
+
+
+def asked(corpus: Path, parallel: dict[str, Any], **more: Any) -> Job:
+    tokens = {"name": "tokens", "path": str(corpus), "seq_len": SEQ, "document_mask": True}
+    return job(data=tokens, parallel=parallel, train__batch_size=BATCH, **more)
+
+
+def own(corpus: Path, net: str, parallel: dict[str, Any]) -> Job:
+    return asked(
+        corpus, parallel, model={"_target_": f"tests.parallel.document_nets.{net}"}, security__allow=("tests",)
+    )
+
+
+def rank_step(world: World, j: Job, plan: Plan) -> Step:
+    par, pipe = build(world, j, plan)
+    at, n = place(plan, par.meshes), plan.sizes.local_batch
+    mine = np.arange(at * n, (at + 1) * n)
+    train = open_data(j.data, seed=0).train
+    both = torch.stack([pipe.step(train.inputs(mine), train.targets(mine)), grad_norm.build(par).squared()])
+    torch.distributed.all_reduce(both)
+    return both[0].item(), both[1].sqrt().item(), pieces(par)
+
+
+def alone(row: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each document of a window and its last target by itself: its tokens, and the next one of each that has one."""
+    last = len(row) - 1
+    ends = [-1, *(i for i in range(last) if row[i] == END), last]
+    for before, end in pairwise(ends):
+        if end - before > 1:
+            yield torch.tensor([row[before + 1 : end]]), torch.tensor(row[before + 2 : end + 1])
+
+
+def unpacked(j: Job) -> Outcome:
+    """Plain torch in one process, a document at a time; the file is read without a reader of ours."""
+    tokens = np.fromfile(j.data.path, "<u2", offset=64).astype(np.int64).tolist()
+    plan = plan_job(j)
+    model = plain(j, plan)
+    documents = [d for i in range(BATCH) for d in alone(tokens[i * SEQ : i * SEQ + SEQ + 1])]
+    count = sum(len(y) for _, y in documents)
+    each = [F.cross_entropy(run(model, j, x)[0], y, reduction="sum") for x, y in documents]
+    loss = torch.stack(each).sum() / count
+    loss.backward()
+    held = fill.tensors(model)
+    grads = {p.name: g for p in plan.params if p.trainable and (g := held[p.name].grad) is not None}
+    square = torch.stack([g.square().sum() for g in grads.values()]).sum()
+    return Outcome(loss.item(), square.sqrt().item(), grads, {})
+
+
+def run(model: nn.Module, j: Job, x: Tensor) -> Tensor:
+    """Of one document; a model of the user's own is told that it is one."""
+    return model(x) if isinstance(j.model, LanguageModel) else model(x, torch.zeros_like(x))
+
+
+@cache
+def of_lm(corpus: Path) -> Outcome:
+    return unpacked(asked(corpus, {}))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_documents_of_a_window_are_as_if_each_were_alone(corpus, layout):
+    j = asked(corpus, LAYOUTS[layout])
+    plan = plan_job(j)
+    got = outcome(plan, on_ranks(plan.sizes.grid.size, rank_step, j, plan))
+    assert_same(got, of_lm(corpus), 1e-12)
+
+
+def test_positions_of_a_model_of_ones_own_restart(corpus):
+    j = own(corpus, "Learned", {"pipeline": PP})
+    plan = plan_job(j)
+    got = outcome(plan, on_ranks(2, rank_step, j, plan))
+    assert_same(got, unpacked(own(corpus, "Learned", {})), 1e-12)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "sequences in pieces": (
+        {"parallel": {"pipeline": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2}}},
+        "parallel.pipeline.seq_chunks: 2: positions restart and attention ends inside of a piece with "
+        "data.document_mask=true, which pieces of a sequence do not carry over; use whole ones "
+        "(try: parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b)",
+    ),
+    "targets that count for nothing are others": (
+        {"loss": {"name": "cross_entropy", "ignore_index": 3}},
+        "loss.ignore_index: 3: with data.document_mask=true targets of another document are -100, and have to count "
+        "for nothing (try: loss.ignore_index=-100)",
+    ),
+    "a model that takes tokens alone": (
+        {"model": {"name": "tied_pair", "vocab_size": None}},
+        "data.document_mask: true: model tied_pair takes tokens alone, and no documents to keep apart "
+        "(try: data.document_mask=false)",
+    ),
+    "a second input that is something else": (
+        {"model": {"_target_": "tests.parallel.document_nets.Padded"}, "security__allow": ("tests",)},
+        "data.document_mask: true: the forward of tests.parallel.document_nets.Padded takes (tokens, mask), and no "
+        "documents to keep apart; let it be forward(self, tokens, documents), whose attention stays within documents "
+        "(try: data.document_mask=false)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_keep_documents_apart_is_refused(corpus, case):
+    changes, said = REFUSED[case]
+    with pytest.raises(RequestError) as refused:
+        plan_job(asked(corpus, **{"parallel": {}} | changes))
+    assert str(refused.value) == said
+
+
+def test_the_plan_says_what_is_meant(corpus):
+    said = " ".join(text(plan_job(asked(corpus, {}))).split())
+    assert (
+        "settings data.document_mask=true: applied, attention within documents, positions restart; a token that ends "
+        "one has no target" in said
+    )
