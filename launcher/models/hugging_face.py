@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.similar_names import did_you_mean, nearest
+from launcher.models.hugging_face_documents import arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -54,10 +55,14 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
 
 @cache
 def _logits_only(cls: type[nn.Module]) -> type[nn.Module]:
-    """The same class, whose forward takes tokens and returns the logits by themselves."""
+    """The same class, whose forward takes tokens and returns the logits by themselves.
 
-    def forward(self: nn.Module, input_ids: Tensor) -> Tensor:
-        logits: Tensor = cls.forward(self, input_ids=input_ids, return_dict=False)[0]
+    ``documents``: which of those of a sample each token is of, where they are to be apart.
+    """
+
+    def forward(self: Any, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        apart = {} if documents is None else arguments(self.config, documents)
+        logits: Tensor = cls.forward(self, input_ids=input_ids, return_dict=False, **apart)[0]
         return logits
 
     return type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from launcher.checkpoint.foreign.cast import castable
 from launcher.checkpoint.foreign.hf_names import given, unknown
@@ -14,7 +15,7 @@ from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import described
 from launcher.errors import Problem, said
-from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.components import HuggingFace, Tokens
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
@@ -25,6 +26,11 @@ from launcher.untrusted.files import read_json
 KEY, WEIGHTS = "model.path", "model.weights"
 CONFIG = "config.json"
 NEW = "model.weights=false"
+APART = (
+    "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "opt", "phi3",
+    "qwen2", "qwen3",
+)  # fmt: skip
+"""Families whose documents are exactly as if each were alone, which ``tests/real`` proves of each."""
 
 
 def check(job: Job, tokens: int | None) -> list[Problem]:
@@ -32,10 +38,13 @@ def check(job: Job, tokens: int | None) -> list[Problem]:
 
     ``tokens``: how many the data may have, where that is known.
     """
-    return list(_check(job.model, tokens)) if isinstance(job.model, HuggingFace) else []
+    if not isinstance(job.model, HuggingFace):
+        return []
+    apart = isinstance(job.data, Tokens) and job.data.document_mask
+    return list(_check(job.model, tokens, apart=apart))
 
 
-def _check(model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
+def _check(model: HuggingFace, tokens: int | None, *, apart: bool) -> Iterator[Problem]:
     if find_spec("transformers") is None:
         text = "hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
         yield Problem("model", text)
@@ -46,7 +55,7 @@ def _check(model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
     if not (path / CONFIG).exists():
         yield Problem(KEY, f"{path}: there is no {CONFIG} in it, so nothing says what model it is")
         return
-    yield from _config(path / CONFIG, model, tokens)
+    yield from _config(path / CONFIG, model, tokens, apart=apart)
     if model.weights:
         try:
             read_hf(path)
@@ -54,7 +63,7 @@ def _check(model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
             yield Problem(KEY, said(error), NEW)
 
 
-def _config(path: Path, model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
+def _config(path: Path, model: HuggingFace, tokens: int | None, *, apart: bool) -> Iterator[Problem]:
     try:
         data = read_json(path, unique=True)
     except (ValueError, OSError) as error:
@@ -63,10 +72,24 @@ def _config(path: Path, model: HuggingFace, tokens: int | None) -> Iterator[Prob
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         yield Problem(KEY, f"{path}: it has no model_type, so nothing says what model it is")
         return
+    if apart:
+        yield from _mixed(data | model.config)
     rows = (data | model.config).get("vocab_size")
     if tokens is not None and isinstance(rows, int) and rows < tokens:
         text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"
         yield Problem(KEY, f"{text}: read them with the tokenizer of this model")
+
+
+def _mixed(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Why the documents of a sample would not be apart."""
+    kind, attention = config["model_type"], config.get("attn_implementation") or "sdpa"
+    if kind not in APART or config.get("use_bidirectional_attention"):
+        text = f"true: it is not known how documents are kept apart in a {kind}; it is of {', '.join(APART)}"
+        yield Problem("data.document_mask", text, "data.document_mask=false")
+    elif attention not in ("sdpa", "eager"):
+        text = f"{attention}: with data.document_mask=true there are masks, which sdpa and eager take"
+        key = "model.config.attn_implementation"
+        yield Problem(key, text, f"{key}=sdpa")
 
 
 def misfits(job: Job, plan: Plan) -> list[Problem]:
