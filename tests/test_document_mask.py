@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from launcher.data.open import open_data
+from launcher.data.source import Source
 from launcher.data.token_files.write import TokenWriter
 from launcher.errors import RequestError
 from launcher.job.schema.components import LanguageModel
@@ -25,10 +28,12 @@ from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
+from launcher.runtime.training import loop
 from launcher.steps.certification.gather_full import pieces
+from launcher.steps.model import build_session, single_process
 from tests.parity import Step, assert_same, build, job, outcome, place, plain
 from tests.parity.reference import Outcome
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 from tests.test_parity_tp import MEGATRON, SEQUENCE
 
 BATCH, SEQ, END = 8, 12, 0
@@ -63,8 +68,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def asked(corpus: Path, parallel: dict[str, Any], **more: Any) -> Job:
-    tokens = {"name": "tokens", "path": str(corpus), "seq_len": SEQ, "document_mask": True}
+def asked(
+    corpus: Path, parallel: dict[str, Any], packing: str = "windows", data: dict[str, Any] | None = None, **more: Any
+) -> Job:
+    tokens = {"name": "tokens", "path": str(corpus), "seq_len": SEQ, "document_mask": True, "packing": packing}
+    tokens |= {"val_fraction": 0.2} | (data or {})
     return job(data=tokens, parallel=parallel, train__batch_size=BATCH, **more)
 
 
@@ -93,20 +101,27 @@ def alone(row: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
             yield torch.tensor([row[before + 1 : end]]), torch.tensor(row[before + 2 : end + 1])
 
 
-def unpacked(j: Job) -> Outcome:
-    """Plain torch in one process, a document at a time; the file is read without a reader of ours."""
+def windows(j: Job) -> list[tuple[Tensor, Tensor]]:
+    """The documents of the first windows; the file is read without a reader of ours."""
     tokens = np.fromfile(j.data.path, "<u2", offset=64).astype(np.int64).tolist()
+    return [d for i in range(BATCH) for d in alone(tokens[i * SEQ : i * SEQ + SEQ + 1])]
+
+
+def unpacked(j: Job, documents: list[tuple[Tensor, Tensor]]) -> Outcome:
+    """Plain torch in one process, a document at a time."""
     plan = plan_job(j)
     model = plain(j, plan)
-    documents = [d for i in range(BATCH) for d in alone(tokens[i * SEQ : i * SEQ + SEQ + 1])]
-    count = sum(len(y) for _, y in documents)
-    each = [F.cross_entropy(run(model, j, x)[0], y, reduction="sum") for x, y in documents]
-    loss = torch.stack(each).sum() / count
+    loss = mean(model, j, documents)
     loss.backward()
     held = fill.tensors(model)
     grads = {p.name: g for p in plan.params if p.trainable and (g := held[p.name].grad) is not None}
     square = torch.stack([g.square().sum() for g in grads.values()]).sum()
     return Outcome(loss.item(), square.sqrt().item(), grads, {})
+
+
+def mean(model: nn.Module, j: Job, documents: list[tuple[Tensor, Tensor]]) -> Tensor:
+    each = [F.cross_entropy(run(model, j, x)[0], y, reduction="sum") for x, y in documents]
+    return torch.stack(each).sum() / sum(len(y) for _, y in documents)
 
 
 def run(model: nn.Module, j: Job, x: Tensor) -> Tensor:
@@ -116,7 +131,8 @@ def run(model: nn.Module, j: Job, x: Tensor) -> Tensor:
 
 @cache
 def of_lm(corpus: Path) -> Outcome:
-    return unpacked(asked(corpus, {}))
+    j = asked(corpus, {})
+    return unpacked(j, windows(j))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -131,7 +147,58 @@ def test_positions_of_a_model_of_ones_own_restart(corpus):
     j = own(corpus, "Learned", {"pipeline": PP})
     plan = plan_job(j)
     got = outcome(plan, on_ranks(2, rank_step, j, plan))
-    assert_same(got, unpacked(own(corpus, "Learned", {})), 1e-12)
+    single = own(corpus, "Learned", {})
+    assert_same(got, unpacked(single, windows(single)), 1e-12)
+
+
+def unpadded(source: Source, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Documents of the first samples, which tests/data/packing proves to be those of the file."""
+    (xs, documents), ys = source.inputs(np.arange(count)), source.targets(np.arange(count))
+    out = []
+    for x, d, y in zip(xs, documents, ys, strict=True):
+        for number in d.unique():
+            targets = y[(d == number) & (y != -100)]
+            if len(targets):
+                out.append((x[d == number][None, : len(targets)], targets))
+    return out
+
+
+PACKED = {
+    "best_fit": {"pipeline": PP, "hsdp": SHARD | {"optimizer_level": "level3"}},
+    "single": {"pipeline": PP | {"scheduler": "zero_bubble_v"}},
+}
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_padding_counts_for_nothing(corpus, packing):
+    j = asked(corpus, PACKED[packing], packing)
+    plan = plan_job(j)
+    got = outcome(plan, on_ranks(plan.sizes.grid.size, rank_step, j, plan))
+    j = asked(corpus, {}, packing)
+    assert_same(got, unpacked(j, unpadded(open_data(j.data, seed=0).train, BATCH)), 1e-12)
+
+
+def rank_validate(world: World, j: Job, plan: Plan, folder: Path) -> dict[str, float]:
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    loop.validate(s, None)
+    return s.results
+
+
+@pytest.mark.parametrize("packing", ["windows", *PACKED])
+def test_evaluation_and_metrics_count_real_tokens(corpus, packing, tmp_path):
+    """Held-out samples fill no batch; the loss is that of the documents alone, and so is what is made of it."""
+    metrics = ({"name": "perplexity"}, {"name": "accuracy"})
+    j = asked(corpus, {"pipeline": PP, "grid": {"dp_replicate": 2}}, packing, metrics=metrics)
+    plan = plan_job(j)
+    val, model = open_data(j.data, seed=0).val, plain(j, plan)
+    documents = unpadded(val, len(val))
+    with torch.no_grad():
+        loss = mean(model, j, documents).item()
+        right = [run(model, j, x)[0].argmax(-1) == y for x, y in documents]
+    want = {"val_loss": loss, "val_perplexity": math.exp(loss), "val_accuracy": torch.cat(right).double().mean().item()}
+    for got in on_ranks(4, rank_validate, j, plan, tmp_path):
+        assert {name: got[name] for name in want} == pytest.approx(want, rel=1e-12)
+    assert single_process.held_out(model, j, None)["loss"] == pytest.approx(loss, rel=1e-12)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -143,8 +210,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "targets that count for nothing are others": (
         {"loss": {"name": "cross_entropy", "ignore_index": 3}},
-        "loss.ignore_index: 3: with data.document_mask=true targets of another document are -100, and have to count "
-        "for nothing (try: loss.ignore_index=-100)",
+        "loss.ignore_index: 3: with data.document_mask=true there are targets of -100, which have to count for nothing "
+        "(try: loss.ignore_index=-100)",
+    ),
+    "padding that would count": (
+        {"data": {"document_mask": False, "packing": "single"}, "loss": {"name": "cross_entropy", "ignore_index": 3}},
+        "loss.ignore_index: 3: with data.packing=single there are targets of -100, which have to count for nothing "
+        "(try: loss.ignore_index=-100)",
     ),
     "a model that takes tokens alone": (
         {"model": {"name": "tied_pair", "vocab_size": None}},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.data.files.bad_file import BadFile
+from launcher.data.token_files.document_index import document_index
 from launcher.data.token_files.file_windows import FileWindows, split, total, windows
 from launcher.data.token_files.mixture import PERIOD, Mixture
 from launcher.data.token_files.paths import files as files_of
@@ -104,7 +105,7 @@ def _ended(
     key: str, files: Sequence[TokenFile], settings: Tokens, found: list[Problem]
 ) -> Iterator[TokenFile]:
     """With the token that ends documents, where that matters; of the first file without one a problem."""
-    if not settings.document_mask:
+    if not settings.by_document:
         yield from files
         return
     given, silent = settings.end_of_document, False
@@ -117,8 +118,14 @@ def _ended(
             silent = True
             text = f"{file.path} does not say which token ends its documents"
             example = f"give it, {END}=50256 for those of GPT-2"
-            found.append(Problem(key, f"{text}, and data.document_mask=true keeps them apart; {example}"))
+            found.append(Problem(key, f"{text}, and {_why(settings)}; {example}"))
         yield file if given is None else replace(file, end_of_document=given)
+
+
+def _why(settings: Tokens) -> str:
+    if settings.document_mask:
+        return "data.document_mask=true keeps them apart"
+    return f"data.packing={settings.packing} takes them whole"
 
 
 def _windows(
@@ -126,11 +133,11 @@ def _windows(
 ) -> tuple[tuple[tuple[FileWindows, ...], ...], tuple[FileWindows, ...], list[Problem]]:
     """Those of each source, those that are held out, and which of them are none."""
     found: list[Problem] = []
-    train, val = [], windows(held, settings.seq_len)
+    train, val = [], _all(settings, held)
     if settings.val is not None and not total(val):
         found.append(_too_few(settings, "data.val", held))
     for key, files in sources.items():
-        mine = windows(files, settings.seq_len)
+        mine = _all(settings, files)
         if settings.val is None:
             mine, rest = split(mine, settings.val_fraction)
             val += rest
@@ -138,6 +145,14 @@ def _windows(
         if not total(mine):
             found.append(_too_few(settings, key, files))
     return tuple(train), tuple(val), found
+
+
+def _all(settings: Tokens, files: Sequence[TokenFile]) -> list[FileWindows]:
+    """All windows of each file."""
+    how, length = settings.packing, settings.seq_len
+    if how == "windows":
+        return windows(files, length)
+    return [FileWindows(file, 0, len(document_index(file, length, how))) for file in files]
 
 
 def _tiny(settings: Tokens, mixture: Mixture) -> Iterator[Problem]:
@@ -155,6 +170,9 @@ def _twice(sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]) -> li
 
 def _too_few(settings: Tokens, key: str, files: Sequence[TokenFile]) -> Problem:
     longest = max(files, key=lambda f: f.tokens)
+    if settings.packing != "windows":
+        few = f"{longest.tokens} tokens are too few documents of a token and the next one"
+        return Problem(key, f"{longest.path}: {few} for data.packing={settings.packing}")
     text = f"{longest.tokens} tokens"
     if key != "data.val" and settings.val is None and settings.val_fraction:
         text += f", of which data.val_fraction={settings.val_fraction} is held out,"

@@ -251,6 +251,9 @@ class Tokens(Settings):
     dtype: Literal["uint16", "uint32"] = Field("uint16", description="of files without a header")
     vocab_size: Count | None = Field(None, description="null: as the headers of the files say it")
     seq_len: Count = 128
+    packing: Literal["windows", "best_fit", "single"] = Field(
+        "windows", description="cut as they come; documents whole, padded; one document, padded"
+    )
     document_mask: Flag = Field(False, description="attention within documents, positions restart")
     end_of_document: Annotated[int, Field(ge=0)] | None = Field(
         None, description="the token that ends each document; null: as the headers of the files say it"
@@ -264,6 +267,11 @@ class Tokens(Settings):
             given = "both are given" if self.sources else "neither is"
             raise ValueError(f"data.path or data.sources says what to read, and {given}; give one of them")
         return self
+
+    @property
+    def by_document(self) -> bool:
+        """Whether it matters where documents end."""
+        return self.document_mask or self.packing != "windows"
 
 
 def _kind(value: Any) -> str | None:

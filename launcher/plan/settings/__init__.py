@@ -35,12 +35,12 @@ from launcher.plan.settings import (
 from launcher.plan.settings.files import group_file, operator_strategy, param_strategy
 from launcher.plan.settings.numbers import (
     deterministic,
-    document_mask,
     ema,
     gradients_mean,
     loss,
     loss_repeated_mean,
     metrics,
+    packing,
     precision,
     watched_metrics,
 )
@@ -72,7 +72,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     found += transformer_opt.refused(job, got)
     found += local_norm.refused(job)
     found += compile.refused(job, got)
-    found += document_mask.refused(job)
+    found += packing.refused(job)
     found += metrics.refused(job)
     found += ema.refused(job)
     found += watched_metrics.refused(job, got)
@@ -96,7 +96,7 @@ def rows(
     again.
     """
     yield from deterministic.rows(job)
-    yield from document_mask.rows(job)
+    yield from packing.rows(job)
     yield from loss.rows(job)
     yield from metrics.rows(job)
     yield from pipeline.rows(job, sizes)

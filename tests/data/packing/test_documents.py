@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +49,62 @@ def test_documents_are_numbered_in_each_window_and_targets_stay_within_them(tmp_
     (x, documents), y = train.inputs(indices), train.targets(indices)
     want = by_hand(tokens, end, seq_len)
     assert [*zip(x.tolist(), documents.tolist(), y.tolist(), strict=True)] == [want[i] for i in indices]
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "single"])
+@given(st.lists(st.integers(0, 3), min_size=8, max_size=60).filter(lambda t: any(t[:-1])), st.integers(2, 9))
+def test_documents_are_whole_with_padding_after_them(tmp_path_factory, packing, tokens, seq_len):
+    path = tmp_path_factory.mktemp("of") / "a.tokens"
+    path.write_bytes(own(tokens, 4, end=0))
+    train = opened(path=str(path), seq_len=seq_len, packing=packing).train
+    indices = np.random.default_rng(0).permutation(len(train))
+    (x, documents), y = train.inputs(indices), train.targets(indices)
+    found = []
+    for row in zip(x.tolist(), documents.tolist(), y.tolist(), strict=True):
+        runs = [[*zip(*run, strict=True)] for _, run in groupby(zip(*row, strict=True), key=lambda cell: cell[1])]
+        if all(target == -100 for target in runs[-1][2]):  # no document is without a target
+            assert {*runs.pop()[0]} == {0}
+        found += [(inside, targets) for inside, _, targets in runs]
+        assert packing == "best_fit" or len(runs) == 1
+    assert Counter(found) == Counter(pieces(tokens, seq_len))
+
+
+def pieces(tokens: list[int], seq_len: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Of every document, with its end, up to ``seq_len`` tokens, and the next one of each in the document."""
+    text = "".join(map(str, tokens))
+    for document in re.findall("[^0]*0|[^0]+$", text):
+        for at in range(0, len(document), seq_len):
+            targets = [*map(int, document[at + 1 : at + seq_len + 1])]
+            if targets:
+                inside = (*map(int, document[at : at + seq_len]),)
+                yield inside, (*targets, *[-100] * (len(inside) - len(targets)))
+
+
+def test_one_document_a_window_needs_no_mask(tmp_path):
+    (tmp_path / "a.tokens").write_bytes(own([1, 2, 0, 3, 4, 5, 6, 7, 0, 0], 9, end=0))
+    train = opened(path=f"{tmp_path}/a.tokens", packing="single", document_mask=False).train
+    assert [t.tolist() for t in train.inputs(np.arange(3))] == [[[1, 2, 0, 0], [3, 4, 5, 6], [7, 0, 0, 0]]]
+    assert train.targets(np.arange(3)).tolist() == [[2, 0, -100, -100], [4, 5, 6, 7], [0, -100, -100, -100]]
+
+
+def test_held_out_windows_are_of_all_kinds(tmp_path):
+    """Not the short documents that are packed last."""
+    lengths = np.random.default_rng(0).integers(2, 20, 600)
+    tokens = [token for n in lengths.tolist() for token in [*[1] * (n - 1), 0]]
+    (tmp_path / "a.tokens").write_bytes(own(tokens, 9, end=0))
+    data = opened(path=f"{tmp_path}/a.tokens", packing="best_fit", seq_len=20, val_fraction=0.2)
+    held, train = ((s.inputs(np.arange(len(s)))[0] == 0).float().sum(1).mean().item() for s in (data.val, data.train))
+    assert held == pytest.approx(train, rel=0.15)
+
+
+def test_a_file_without_a_document_to_learn_from(tmp_path):
+    path = tmp_path / "a.tokens"
+    path.write_bytes(own([0, 0, 0, 1], 9, end=0))
+    with pytest.raises(RequestError) as refused:
+        opened(path=str(path), packing="single")
+    assert str(refused.value) == (
+        f"data.path: {path}: 4 tokens are too few documents of a token and the next one for data.packing=single"
+    )
 
 
 def test_each_file_of_a_mixture_has_the_end_that_it_says(tmp_path):

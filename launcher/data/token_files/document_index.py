@@ -1,0 +1,109 @@
+"""Where the documents of a file are, and which of them share a window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.data.shuffle import permutation
+from launcher.data.token_files.best_fit import best_fit
+from launcher.data.token_files.read import mapped
+from launcher.data.token_files.token_file import TokenFile
+
+CHUNK = 1 << 24
+"""Tokens that are looked at at once."""
+BLOCK = 1 << 20
+"""Pieces that are packed at once: more would leave hardly less, and take more memory meanwhile."""
+FILES = 4096  # whose index is kept, by the process that plans, for the ranks that it forks
+Packing = Literal["best_fit", "single"]
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentIndex:
+    """Window ``w`` has pieces ``[first[w], first[w + 1])``, piece ``p`` tokens ``[start[p], stop[p])``.
+
+    A piece is a document, or up to ``seq_len`` tokens of a longer one.
+    """
+
+    start: Numbers
+    stop: Numbers
+    first: Numbers
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def window(self, number: int) -> list[tuple[int, int]]:
+        """The pieces of one window."""
+        mine = slice(self.first[number], self.first[number + 1])
+        return [*zip(self.start[mine].tolist(), self.stop[mine].tolist(), strict=True)]
+
+
+@lru_cache(maxsize=FILES)
+def document_index(file: TokenFile, seq_len: int, packing: Packing) -> DocumentIndex:
+    """Reads all of the file once; 24 bytes a piece at most. The same wherever it is made."""
+    starts, stops, sizes = [], [], []
+    for block, (start, stop) in enumerate(_blocks(_pieces(file, seq_len))):
+        count = np.ones(len(start), np.int64)
+        if packing == "best_fit":
+            order, count = _packed(stop - start, seq_len, block)
+            start, stop = start[order], stop[order]
+        starts.append(start)
+        stops.append(stop)
+        sizes.append(count)
+    if not starts:
+        empty = np.zeros(0, np.int64)
+        return DocumentIndex(empty, empty, np.zeros(1, np.int64))
+    first = np.concatenate(([0], np.cumsum(np.concatenate(sizes))))
+    return DocumentIndex(np.concatenate(starts), np.concatenate(stops), first)
+
+
+def _packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers]:
+    """An order of pieces in which those of a window are together, and how many each window has.
+
+    Windows come as drawn, whatever the job's seed: the last ones, which are held out, are like all others.
+    """
+    bins = best_fit(lengths, seq_len)
+    places = permutation(0, block, int(bins.max()) + 1)[bins]
+    order = np.argsort(places, kind="stable").astype(np.int64)
+    return order, np.bincount(places).astype(np.int64)
+
+
+def _blocks(found: Iterator[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
+    """The same pieces, ``BLOCK`` at once."""
+    start, stop = np.zeros((2, 0), np.int64)
+    for more_start, more_stop in found:
+        start, stop = np.concatenate((start, more_start)), np.concatenate((stop, more_stop))
+        while len(start) >= BLOCK:
+            yield start[:BLOCK], stop[:BLOCK]
+            start, stop = start[BLOCK:], stop[BLOCK:]
+    if len(start):
+        yield start, stop
+
+
+def _pieces(file: TokenFile, seq_len: int) -> Iterator[tuple[Numbers, Numbers]]:
+    """Where pieces start and stop, in their order; none without a target: an end alone, or the last token."""
+    for start, stop in _documents(file):
+        count = -(-(stop - start) // seq_len)  # ceil
+        number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        at, end = np.repeat(start, count) + number * seq_len, np.repeat(stop, count)
+        until = np.minimum(at + seq_len, end)
+        learnt = (until < end) | (until - at > 1)
+        yield at[learnt], until[learnt]
+
+
+def _documents(file: TokenFile) -> Iterator[tuple[Numbers, Numbers]]:
+    """Where documents start and stop, the token that ends each counted; a chunk of the file at once."""
+    tokens, begun = mapped(file), 0
+    for at in range(0, file.tokens, CHUNK):
+        stop = np.flatnonzero(tokens[at : at + CHUNK] == file.end_of_document) + at + 1
+        if len(stop):
+            yield np.concatenate(([begun], stop[:-1])), stop
+            begun = int(stop[-1])
+    if begun < file.tokens:  # the last one has no end
+        yield np.array([begun]), np.array([file.tokens])

@@ -1,0 +1,46 @@
+"""``data.document_mask`` and ``data.packing``: documents that share a window, or are whole in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.job.schema.components import Tokens
+from launcher.job.schema.job import Job
+from launcher.job.schema.objectives import CrossEntropy
+from launcher.plan.values.facts import IGNORED
+from launcher.plan.values.setting import Setting
+
+MASK, PACKING = "data.document_mask", "data.packing"
+PIECES, IGNORE = "parallel.pipeline.seq_chunks", "loss.ignore_index"
+WHY = {
+    "best_fit": "documents whole in a window, several where they fit, and padding, which has no target",
+    "single": "one document a window, and padding, which has no target",
+}
+
+
+def refused(job: Job) -> Iterator[Problem]:
+    """What cannot keep documents apart, or counts targets that are of none."""
+    data = job.data
+    if not isinstance(data, Tokens) or not data.by_document:
+        return
+    pieces = job.parallel.pipeline.seq_chunks
+    if data.document_mask and isinstance(pieces, int) and pieces > 1:
+        text = f"{pieces}: positions restart and attention ends inside of a piece with {MASK}=true"
+        cure = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
+        yield Problem(PIECES, f"{text}, which pieces of a sequence do not carry over; use whole ones", cure)
+    if isinstance(job.loss, CrossEntropy) and job.loss.ignore_index != IGNORED:
+        asked = f"{MASK}=true" if data.document_mask else f"{PACKING}={data.packing}"
+        text = f"{job.loss.ignore_index}: with {asked} there are targets of {IGNORED}"
+        yield Problem(IGNORE, f"{text}, which have to count for nothing", f"{IGNORE}={IGNORED}")
+
+
+def rows(job: Job) -> Iterator[Setting]:
+    data = job.data
+    if not isinstance(data, Tokens):
+        return
+    if data.packing != "windows":
+        yield Setting(PACKING, data.packing, "applied", WHY[data.packing])
+    if data.document_mask:
+        why = "attention within documents, positions restart; a token that ends one has no target"
+        yield Setting(MASK, "true", "applied", why)
