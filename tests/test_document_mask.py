@@ -151,6 +151,14 @@ def test_positions_of_a_model_of_ones_own_restart(corpus):
     assert_same(got, unpacked(single, windows(single)), 1e-12)
 
 
+def test_each_stage_makes_its_own_mask(corpus):
+    """Of a few numbers that travel, not of (time, time) of them."""
+    plan = plan_job(asked(corpus, {"pipeline": {"stages": 2}}))
+    whole = [[c.name for c in crossing if c.specs[0].dtype == "int64"] for crossing in plan.boundaries]
+    assert whole == [["documents"], []]
+    assert len(plan.boundaries[0]) == 2
+
+
 def unpadded(source: Source, count: int) -> list[tuple[Tensor, Tensor]]:
     """Documents of the first samples, which tests/data/packing proves to be those of the file."""
     (xs, documents), ys = source.inputs(np.arange(count)), source.targets(np.arange(count))

@@ -9,6 +9,7 @@ from functools import lru_cache
 from launcher.errors import Problem
 from launcher.plan.partition import aliasing
 from launcher.plan.partition.inseparable import components, together, why
+from launcher.plan.partition.masks import masks
 from launcher.plan.partition.stage_config import KEY, owner
 from launcher.plan.values.facts import Graph, Node, Segment, Skeleton, TensorSpec
 
@@ -176,15 +177,20 @@ def cut(
     runs: list[set[str]] = [set() for _ in range(stages)]
     wants: list[set[str]] = [set() for _ in range(stages)]
     found: list[Problem] = []
+    again = masks(graph)
 
     def need(name: str, stage: int, user: Node) -> None:
         node = graph[name]
         if name in runs[stage]:
             return
 
-        # parameters are held, tensors of earlier stages received
+        # parameters are held, tensors of earlier stages received, but for masks
         if node.kind == "param":
             runs[stage].add(name)
+        elif at[name] < stage and name in again:
+            runs[stage].add(name)
+            for m in node.inputs:
+                need(m, stage, node)
         elif at[name] < stage and node.out is not None:
             wants[stage].add(name)
 

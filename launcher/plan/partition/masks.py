@@ -1,0 +1,42 @@
+"""Masks and positions that code between modules makes of a model's inputs: each stage makes its own."""
+
+from __future__ import annotations
+
+from launcher.plan.values.facts import Graph, Node
+
+EXACT = frozenset({
+    "unsqueeze", "squeeze", "getitem", "expand", "expand_as", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
+    "invert", "logical_and", "logical_or", "logical_not", "tril", "triu", "sum", "cumsum", "add", "sub",
+    "bool", "int", "long",
+})  # fmt: skip
+"""Functions, by name without underscores, that give the same whole numbers wherever they run."""
+
+
+def masks(graph: Graph) -> frozenset[str]:
+    """Values that are cheaper made again of the inputs of the model than sent: (time, time) of (time)."""
+    changed = frozenset[int]().union(*(n.writes for n in graph.nodes))
+    made: dict[str, frozenset[str]] = {}  # of which inputs
+    for node in graph.nodes:
+        if node.kind == "input":
+            made[node.name] = frozenset({node.name})
+        elif node.kind == "glue" and _exact(node, changed) and all(m in made for m in node.inputs):
+            made[node.name] = frozenset[str]().union(*(made[m] for m in node.inputs))
+    return frozenset(
+        name
+        for name, inputs in made.items()
+        if graph[name].kind == "glue"
+        and inputs
+        and _nbytes(graph[name]) >= sum(_nbytes(graph[i]) for i in inputs)
+    )
+
+
+def _exact(node: Node, changed: frozenset[int]) -> bool:
+    """Whether it gives whole numbers in memory that nothing writes to, of such."""
+    whole = node.out is not None and all(
+        not t.dtype.startswith(("float", "bfloat", "complex")) for t in node.out
+    )
+    return whole and node.target.strip("_") in EXACT and not (node.reads | node.lies) & changed
+
+
+def _nbytes(node: Node) -> int:
+    return sum(t.nbytes for t in node.out or ())

@@ -1,0 +1,34 @@
+"""What each stage makes again, and what travels."""
+
+from __future__ import annotations
+
+from launcher.plan.partition.masks import masks
+from launcher.plan.values.facts import Graph, Node, TensorSpec
+
+SHORT, SQUARE = TensorSpec((2, 8), "int64"), TensorSpec((2, 8, 8), "bool")
+
+
+def node(name: str, target: str, *inputs: str, out: TensorSpec = SQUARE, kind: str = "glue", **more) -> Node:
+    return Node(name, kind, target, inputs, (out,), **more)
+
+
+INPUT = node("documents", "documents", out=SHORT, kind="input", lies=frozenset({0}))
+EQUAL = node("eq", "eq", "documents", lies=frozenset({1}))
+
+
+def test_what_is_as_large_as_its_inputs_and_made_of_them_alone_is_made_again():
+    first = node("first", "getitem", "documents", out=TensorSpec((2, 1), "int64"))
+    module = node("layer", "layer", "documents", out=SHORT, kind="module")
+    nodes = (INPUT, EQUAL, node("tril", "tril", "eq"), first, module, node("late", "eq", "layer"))
+    assert masks(Graph(nodes)) == {"eq", "tril"}
+
+
+def test_what_is_drawn_or_rounded_is_made_once():
+    drawn = node("drawn", "bernoulli", "eq")
+    scores = node("scores", "masked_fill", "eq", out=TensorSpec((2, 8, 8), "float32"))
+    assert masks(Graph((INPUT, EQUAL, drawn, scores, node("not", "__invert__", "drawn")))) == {"eq"}
+
+
+def test_what_something_writes_to_is_made_once():
+    writer = node("tril_", "tril_", "eq", writes=frozenset({1}), reads=frozenset({1}))
+    assert masks(Graph((INPUT, EQUAL, writer))) == set()
