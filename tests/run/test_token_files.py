@@ -67,3 +67,21 @@ def test_evaluation_of_held_out_files_needs_no_share(files: Path, tmp_path: Path
     asked = (*words, "steps=[train,evaluate]", "train.steps=1", f"run_dir={tmp_path}/run")
     assert main([*TOKENS, *asked]) == 0
     assert "val_loss" in metrics(tmp_path / "run")[-1]
+
+
+def test_packed_documents_go_on_in_another_layout(tmp_path: Path) -> None:
+    """Whole documents, kept apart: on two stages for four steps; on one rank for two, and on two stages from there."""
+    rng = np.random.default_rng(0)
+    with TokenWriter(tmp_path / "a.tokens", 300, end_of_document=0) as file:
+        for n in rng.integers(1, 40, 300).tolist():
+            file.append([*rng.integers(1, 300, n).tolist(), 0])
+    packed = (f"data.path={tmp_path}/a.tokens", "data.packing=best_fit", "data.document_mask=true")
+    words = (*TOKENS, *packed, "optim=sgd", "schedule=constant", "train.precision=fp64")
+    two = ("launch.nproc=2", "parallel.pipeline.stages=2")
+    assert main([*words, *two, "steps=[train,evaluate]", "train.steps=4", f"run_dir={tmp_path}/straight"]) == 0
+    assert main([*words, "steps=[train,save]", "train.steps=2", f"run_dir={tmp_path}/first"]) == 0
+    resume = f"checkpoint.resume={tmp_path}/first/checkpoints/step-000002"
+    assert main([*words, *two, "steps=[train,evaluate]", "train.steps=4", f"run_dir={tmp_path}/again", resume]) == 0
+    assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path / "straight")[2:], rel=1e-12)
+    held = [metrics(tmp_path / name)[-1]["val_loss"] for name in ("again", "straight")]
+    assert held[0] == pytest.approx(held[1], rel=1e-12)

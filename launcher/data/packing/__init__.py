@@ -1,1 +1,1 @@
-"""Files of tokens as samples: windows, of one source or several that are mixed, and documents within them."""
+"""Files of tokens as samples: windows, or documents whole in padded ones; mixtures of sources."""
