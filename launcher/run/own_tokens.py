@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,8 +16,6 @@ from launcher.job.schema.steps import Prepare
 
 WINDOWS = 512
 """Samples of the tokens that stand for those that are not there yet."""
-UNKNOWN = 257
-"""Different tokens, where the tokenizer cannot be read: its own check says why."""
 
 
 def makers(job: Job) -> dict[str, Prepare]:
@@ -37,17 +36,22 @@ def supposed(job: Job) -> Iterator[tuple[Job, list[str]]]:
         path: name
         for name, step in makers(job).items()
         for path in _paths(job)
-        if _below(path, step.dst) and not os.path.exists(path)
+        if _below(path, step.dst) and not _there(path)
     }
     if not absent:
         yield job, []
         return
+    from launcher.data.prepare import stand_in  # imports tokenizers
+
+    assert isinstance(job.data, Tokens)
+    steps, files = makers(job), {}
     with TemporaryDirectory() as folder:
-        files = {
-            path: _written(Path(folder, f"{n}.tokens"), job, name)
-            for n, (path, name) in enumerate(absent.items())
-        }
-        yield _reading(job, files), [_said(path, name, job) for path, name in absent.items()]
+        for n, (path, name) in enumerate(absent.items()):
+            there = Path(folder, f"{n}.tokens")
+            stand_in.write(there, steps[name], WINDOWS * job.data.seq_len + 1)
+            files[path] = str(there)
+        said = [_said(path, name, stand_in.bound(steps[name]), job) for path, name in absent.items()]
+        yield _reading(job, files), said
 
 
 def make(job: Job, done: tuple[str, ...]) -> None:
@@ -76,29 +80,9 @@ def _below(path: str, dst: str) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(dst))
 
 
-def _vocabulary(step: Prepare) -> tuple[int, int]:
-    """How many tokens there are, at most, and the one that ends a document."""
-    from launcher.data.prepare.tokenizer_file import vocabulary
-
-    if step.vocab_size is not None:  # byte pairs that are still to be trained
-        return step.vocab_size, step.vocab_size - 1
-    try:
-        made = vocabulary(step)
-    except (ValueError, OSError):
-        return UNKNOWN, UNKNOWN - 1
-    return made.size, made.end
-
-
-def _written(path: Path, job: Job, name: str) -> str:
-    import numpy as np
-
-    from launcher.data.token_files.write import TokenWriter
-
-    assert isinstance(job.data, Tokens)
-    size, end = _vocabulary(makers(job)[name])
-    with TokenWriter(path, size, end) as file:
-        file.append(np.full(WINDOWS * job.data.seq_len + 1, end))
-    return str(path)
+def _there(path: str) -> bool:
+    """Whether anything has such a name; of a folder, whether anything is in it."""
+    return any(os.listdir(p) if os.path.isdir(p) else [p] for p in glob(path))
 
 
 def _reading(job: Job, files: dict[str, str]) -> Job:
@@ -115,10 +99,8 @@ def _reading(job: Job, files: dict[str, str]) -> Job:
     return job.model_copy(update={"data": data.model_copy(update=new)})
 
 
-def _said(path: str, name: str, job: Job) -> str:
-    """What a plan of them does not know."""
-    step = makers(job)[name]
-    size, _ = _vocabulary(step)
-    at_most = "at most " if step.tokenizer == "bpe" else ""
-    text = f"{path}: steps.{name} has yet to make it; planned with {at_most}{size} different tokens"
+def _said(path: str, name: str, bound: int, job: Job) -> str:
+    """What a plan of stand-ins does not know."""
+    at_most = "at most " if makers(job)[name].tokenizer == "bpe" else ""
+    text = f"{path}: steps.{name} has yet to make it; planned with {at_most}{bound} different tokens"
     return f"{text}; it is known then how many steps train.epochs are" if job.train.epochs else text
