@@ -67,8 +67,7 @@ class Estimate:
     """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it.
 
     ``flops``: of all ranks together. ``loads``: what ``memory`` comes of, a pipeline rank; ``room``: bytes of
-    a rank's device, if that is told. ``work``: all that has to be done;
-    ``step``: what that takes on the cluster, if that is told.
+    a rank's device, if that is told. ``work``: all that has to be done; ``step``: what that takes, likewise.
     """
 
     timeline: Timeline
@@ -116,10 +115,10 @@ class Plan:
     optimizer updates with which settings. ``operators``: how modules are spread over ``tp``; ``sharding``:
     how operators are cut over device matrices of all ranks of ``tp``, if they are; ``recomputed``: which run
     again in the backward; ``compilation``: which torch compiles; ``sums`` are the gradients to add up over
-    ``tp`` once a step. ``gathers``: of each pipeline rank, once a step. ``reduces_early``: what is reduced
-    once a step travels while the last backward goes on. ``overlaps``: what is sent beside the computation,
-    and what is waited for, in words. ``output`` is what a rank has of the model's output. ``deferred``:
-    parameters are made shard by shard; otherwise each rank builds the model once and keeps its shards.
+    ``tp``, and ``gathers`` what each pipeline rank gathers, once a step. ``reduces_early``: what is reduced
+    once a step travels while the last backward goes on. ``overlaps``: what is sent beside the computation, in
+    words. ``output``: a rank's part of the model's. ``deferred``: weights are made shard by shard, else with
+    the whole model. ``graph``: the calls of a forward, where they are to be shown.
     """
 
     name: str
@@ -165,6 +164,7 @@ class Plan:
     observed: Observed
     estimate: Estimate
     sharding: Sharding | None = None
+    graph: Graph | None = None
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""

@@ -26,7 +26,7 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
     Sizes: ("notes",),
     Estimate: ("loads", "work"),
     Prediction: ("timeline", "shares", "networks"),
-    Plan: ("sharding",),
+    Plan: ("sharding", "graph"),
     Operator: ("where",),
     Spread: ("dims",),
 }

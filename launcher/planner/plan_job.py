@@ -42,6 +42,7 @@ from launcher.planner import (
     own_classes,
     own_data,
 )
+from launcher.planner.drawn_graph import drawn_graph
 from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
@@ -383,6 +384,7 @@ def _planned(
         keeps_messages=kept if kept is not None else keeps_messages(),
     )
     made = plan(job, asked, traced, [*notes, *more], traits=traits)
+    made = replace(made, graph=drawn_graph(job, model, whole, specs, seen.graph))
     if over_device_matrix(job):
         with unmarked(model.marks):
             made = shard_operators(job, made, model, specs)

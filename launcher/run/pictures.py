@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.plan.cost import memory_curve, memory_svg
+from launcher.plan.partition import stage_graph, stage_graph_svg
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import chrome, svg
 
@@ -30,4 +31,17 @@ def pictures(plan: Plan) -> dict[str, str]:
             after=sum(n for _, n in after or ()),
         )
         out["memory.svg"] = memory_svg.svg(curves, found.room, seconds=after is not None)
+    return out | _graphs(plan)
+
+
+def _graphs(plan: Plan) -> dict[str, str]:
+    """What each stage runs, in words and drawn, where that is asked for."""
+    if plan.graph is None:
+        return {}
+    model = stage_graph.Staged(plan.stages, plan.boundaries, plan.params, whole=plan.leaves is None)
+    out = {}
+    for index, pp in enumerate(plan.sizes.places):
+        one = stage_graph.stage_graph(model, plan.graph, index, tuple(plan.sizes.grid.ranks(pp=pp)))
+        out[f"graphs/stage{index}.txt"] = stage_graph.text(one)
+        out[f"graphs/stage{index}.svg"] = stage_graph_svg.svg(one)
     return out

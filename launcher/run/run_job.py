@@ -25,6 +25,7 @@ from launcher.run import (
     launch,
     layout_files,
     memory_check,
+    own_tokens,
     preflight,
     resume,
     show,
@@ -128,19 +129,21 @@ def rehearse(request: Request, planned: bool = True) -> None:
     else:
         from launcher.job.cures.report import as_yaml
 
-        asked = settle(job, as_yaml(request.data), request.overrides, None)
-        if planned:
-            _decide(*_settled(asked))
-        elif layout_search.open_ended(asked.job):
-            layout_search.check(asked.job)
-        else:
-            refuse(impossible(before_torch(asked.job, preflight.before_plan(asked)).asked))
+        with own_tokens.supposed(job) as (supposed, _):
+            asked = settle(supposed, as_yaml(request.data), request.overrides, None)
+            if planned:
+                _decide(*_settled(asked))
+            elif layout_search.open_ended(asked.job):
+                layout_search.check(asked.job)
+            else:
+                refuse(impossible(before_torch(asked.job, preflight.before_plan(asked)).asked))
 
 
 def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
     """Returns the figures of the steps."""
     with stoppable(), _saved(request.job):
         # What is meant here, what can be refused, what will happen.
+        _make_tokens(request, others)
         settled = settle(request.job, request.config, request.overrides, others)
         asked, chosen = _settled(settled, measure=True, others=others)
         start, plan = _decide(asked, chosen)
@@ -161,6 +164,16 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
             else:
                 _already_done(record)
             return record.results
+
+
+def _make_tokens(request: RunRequest, others: Others | None) -> None:
+    """Those that the plan reads and a step makes, once there is nothing else to refuse the request for."""
+    if not own_tokens.makers(request.job):
+        return
+    with own_tokens.supposed(request.job) as (job, _):
+        asked = settle(job, request.config, request.overrides, others)
+        _decide(*_settled(asked))
+    own_tokens.make(request.job, asked.done)
 
 
 def _settled(

@@ -12,12 +12,18 @@ from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.show import SHORT, short, text
 from launcher.plan.step_order import alone
 from launcher.planner.plan_job import before_torch, plan_job, planning, settled
-from launcher.run import memory_check, preflight, resume
+from launcher.run import memory_check, own_tokens, preflight, resume
 from launcher.run.search import layout_search
 
 
 def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
     """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
+    with own_tokens.supposed(job) as (supposed, pending):
+        yield from _shown(supposed, overrides, pending)
+
+
+def _shown(job: Job, overrides: Sequence[str], pending: Sequence[str]) -> Iterator[str]:
+    """``pending``: what is said of tokens that are still to be made."""
     chosen = layout_search.settled(memory_check.told(job))
     job = chosen.job
     transforms = preflight.previews(job)
@@ -25,7 +31,7 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
         plan = plan_job(job)
         with planning():
             since = resume.shown(job, plan, overrides)
-            notes = preflight.pending(job, plan)
+            notes = [*preflight.pending(job, plan), *pending]
         plan = replace(plan, notes=(*plan.notes, *chosen.notes, *since))
 
         if job.show == "timeline":
@@ -41,7 +47,8 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
 
 def check(job: Job) -> None:
     """Raises ``RequestError`` for what would keep it from being shown, as far as is known without torch."""
-    if layout_search.open_ended(job) or job.show == "search":
-        layout_search.check(job)
-    elif not (preflight.previews(job) and alone(job.steps)):
-        refuse(impossible(before_torch(settled(memory_check.told(job))).asked))
+    with own_tokens.supposed(job) as (supposed, _):
+        if layout_search.open_ended(supposed) or job.show == "search":
+            layout_search.check(supposed)
+        elif not (preflight.previews(supposed) and alone(job.steps)):
+            refuse(impossible(before_torch(settled(memory_check.told(supposed))).asked))

@@ -128,6 +128,8 @@ def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool
         "plan.json": as_json(plan),
         **pictures(plan),
     }
+    if plan.graph is not None:
+        (run / "graphs").mkdir(exist_ok=True)
     for name, content in files.items():
         if _reads(run / name) != content:  # a run that goes on needs no room for what is there
             write_text(run / name, content)

@@ -89,11 +89,15 @@ def test_one_rank_trains_what_four_would(tmp_path):
     )
 
 
-def test_a_profile_of_each_rank(tmp_path):
-    folder = run(tmp_path / "run", "debug.profiler=true", "debug.limit=1", steps=4)
+def test_a_profile_of_each_rank_and_the_graph_of_each_stage(tmp_path):
+    folder = run(tmp_path / "run", "debug.profiler=true", "debug.graphs=true", "debug.limit=1", steps=4)
     names = {p.name for p in (folder / "profile").iterdir()}
     assert names == {f"rank{n}.json" for n in range(4)}
     assert json.loads((folder / "profile/rank0.json").read_text())["traceEvents"]
+
+    # and what each stage runs
+    drawn = {p.name for p in (folder / "graphs").iterdir()}
+    assert drawn == {f"stage{n}.{kind}" for n in range(2) for kind in ("svg", "txt")}
 
 
 def test_overfitting_reads_the_same_samples(tmp_path):

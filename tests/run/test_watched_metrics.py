@@ -103,13 +103,6 @@ def test_the_best_of_another_run_is_not_that_of_this_one(straight, tmp_path):
     assert f"step-{lowest(done):06d}" in checkpoints(done)
 
 
-def test_a_metric_that_no_validation_works_out_fails_by_name(tmp_path, capsys):
-    words = [*TINY, *shape(), *RISES, "checkpoint.best=val_nothing", "train.steps=4", f"run_dir={tmp_path}/run"]
-    assert main(words) == 1
-    first = capsys.readouterr().err.splitlines()[0]
-    assert first == "error: rank 0: checkpoint.best: there is no metric 'val_nothing'; there are loss, val_loss"
-
-
 @pytest.mark.parametrize(
     ("typed", "said", "cure"),
     [
@@ -127,9 +120,21 @@ def test_a_metric_that_no_validation_works_out_fails_by_name(tmp_path, capsys):
         ),
         (
             ["checkpoint.best=accuracy", "train.eval_every=2"],
-            "  checkpoint.best = accuracy: is none; there are loss, and those of validations, as val_loss\n"
+            "  checkpoint.best = accuracy: is none; there are loss, val_loss\n"
             "    set by: checkpoint.best=accuracy (command line)\n",
-            "checkpoint.best=val_accuracy",
+            "checkpoint.best=val_accuracy 'metrics=[accuracy]'",
+        ),
+        (
+            ["checkpoint.best=top_2", "train.eval_every=2", "metrics=[{name:top_k,k:2},perplexity]"],
+            "  checkpoint.best = top_2: is none; there are loss, val_loss, val_top_2, val_perplexity\n"
+            "    set by: checkpoint.best=top_2 (command line)\n",
+            "checkpoint.best=val_top_2",
+        ),
+        (
+            ["train.early_stop={metric:val_los}", "train.eval_every=2"],
+            "  train.early_stop.metric = val_los: is none; there are loss, val_loss\n"
+            "    set by: train.early_stop={metric:val_los} (command line)\n",
+            "'train.early_stop={metric:val_loss}'",
         ),
         (
             ["steps=[train,save,export]", "steps.export.src=best", "train.eval_every=5"],
@@ -138,7 +143,7 @@ def test_a_metric_that_no_validation_works_out_fails_by_name(tmp_path, capsys):
             "steps.export.src=best checkpoint.best=val_loss",
         ),
     ],
-    ids=["early stop", "best", "no metric", "nobody says which"],
+    ids=["early stop", "best", "no metric", "not of validations", "misspelt", "nobody says which"],
 )  # fmt: skip
 def test_what_nobody_works_out_is_refused(typed, said, cure, capsys):
     words = [*TINY, *shape(), "train.steps=20", "show=plan"]

@@ -4,4 +4,4 @@ One process reads and writes, in order, so that the tokens do not hang on how ma
 imports torch.
 """
 
-__all__ = ["checks", "prepare", "speed", "text_cache"]
+__all__ = ["checks", "prepare", "speed", "stand_in", "text_cache"]

@@ -144,13 +144,17 @@ class Logger(Settings):
 
 
 class Debug(Settings):
-    """``limit``: train this many steps only. ``overfit``: train on these first samples, over and over."""
+    """``limit``: train this many steps only. ``overfit``: train on these first samples, over and over.
+
+    ``graphs``: draw what each stage runs into the run folder.
+    """
 
     limit: Count | None = None
     overfit: Count | None = None
     anomaly: Flag = False
     profiler: Flag = False
     onerank: Flag = False
+    graphs: Flag = False
 
 
 class Security(Settings):

@@ -6,7 +6,8 @@ RUN = "run:"
 BEST = "best"
 """In place of a path: the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
 TAKEN = (
-    "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "logs",
+    "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "graphs",
+    "logs",
     "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json",
     "strategy", "timeline.json", "timeline.svg", "transformed",
 )  # fmt: skip

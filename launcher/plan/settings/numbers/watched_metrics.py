@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from shlex import quote
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
+from launcher.job.schema.objectives import figure
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import many
 from launcher.plan.verbs import of_best, verb
 
 STOP, BEST = "train.early_stop", "checkpoint.best"
+WORDS = ("accuracy", "perplexity")
+"""Metrics that a word asks for, of any data that has classes."""
 VALIDATIONS = 10
 """Of a training, where nobody says how many."""
 
@@ -25,14 +30,26 @@ def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     if job.checkpoint.best is not None:
         named[BEST] = job.checkpoint.best
 
+    known = ("loss", "val_loss", *(f"val_{figure(one)}" for one in job.metrics))
     for key, metric in named.items():
-        if metric != "loss" and not metric.startswith("val_"):
-            text = f"{metric}: is none; there are loss, and those of validations, as val_loss"
-            yield Problem(key, text, f"{key}=val_{metric}")
+        if metric not in known:
+            text = f"{metric}: is none; there are {', '.join(known)}"
+            yield Problem(key, text, _cure(job, key, metric, known))
         elif job.train.eval_every is None and _trains(job):
             every = max(1, (sizes.steps if sizes else VALIDATIONS) // VALIDATIONS)
             text = f"{metric}: is looked at after validations, and there are none while training"
             yield Problem(key, text, f"train.eval_every={every}")
+
+
+def _cure(job: Job, key: str, metric: str, known: Sequence[str]) -> str:
+    """The metric that was meant; one that ``metrics`` could have is asked for there."""
+    name = metric.removeprefix("val_")
+    near = f"val_{name}" if f"val_{name}" in known else ""
+    if near or name not in WORDS or any(figure(m) != getattr(m, "name", "") for m in job.metrics):
+        close = get_close_matches(metric, known, 1)
+        return f"{key}={near or close[0]}" if near or close else ""
+    every = ",".join((*map(figure, job.metrics), name))
+    return f"{key}=val_{name} {quote(f'metrics=[{every}]')}"
 
 
 def _unknown(job: Job) -> Iterator[Problem]:

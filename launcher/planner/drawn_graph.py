@@ -1,0 +1,37 @@
+"""The graph that ``debug.graphs`` shows: the one that stages are cut of, or of one stage its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.errors import RequestError
+from launcher.job.schema.components import foreign
+from launcher.job.schema.job import Job
+from launcher.plan.partition import stage_config
+from launcher.plan.values.facts import DTYPE, Graph, TensorSpec
+from launcher.planner.trace_model import ModelRead
+
+
+def drawn_graph(
+    job: Job, model: ModelRead, whole: Sequence[str] | None, specs: tuple[TensorSpec, ...], graph: Graph
+) -> Graph | None:
+    """``None`` where none is asked for; ``graph`` has been followed between the modules ``whole``.
+
+    A model that one stage runs as it is is followed once more, between the modules that stages would have;
+    where that cannot be done, ``graph`` says in which order they ran.
+    """
+    if not job.debug.graphs:
+        return None
+    if whole is not None:
+        return graph
+
+    from launcher.parallel.model_state.references import leaving, unmarked
+    from launcher.parallel.trace import model_facts
+
+    units = frozenset(stage_config.units(model.skeleton))
+    dtype = model_facts.dtype_of(DTYPE[job.train.precision])
+    try:
+        with model_facts.default_dtype(dtype), unmarked(model.marks), leaving(model.module):
+            return model_facts.graph(model.module, units, specs, ours=not foreign(job.model))
+    except RequestError:
+        return graph
