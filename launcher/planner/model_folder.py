@@ -25,17 +25,19 @@ from launcher.untrusted.files import read_json
 KEY, WEIGHTS = "model.path", "model.weights"
 CONFIG = "config.json"
 NEW = "model.weights=false"
+UNSAID = ("LABEL_0", "LABEL_1")
+"""Labels of a config that has none."""
 
 
-def check(job: Job, tokens: int | None) -> list[Problem]:
+def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
     """What can be told from the folder alone; nothing of transformers is imported.
 
-    ``tokens``: how many the data may have, where that is known.
+    ``tokens``, ``classes``: how many the data may have, where that is known.
     """
-    return list(_check(job.model, tokens)) if isinstance(job.model, HuggingFace) else []
+    return [*_check(job.model, tokens, classes)] if isinstance(job.model, HuggingFace) else []
 
 
-def _check(model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
+def _check(model: HuggingFace, tokens: int | None, classes: int | None) -> Iterator[Problem]:
     if find_spec("transformers") is None:
         text = "hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
         yield Problem("model", text)
@@ -46,7 +48,7 @@ def _check(model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
     if not (path / CONFIG).exists():
         yield Problem(KEY, f"{path}: there is no {CONFIG} in it, so nothing says what model it is")
         return
-    yield from _config(path / CONFIG, model, tokens)
+    yield from _config(path / CONFIG, model, tokens, classes)
     if model.weights:
         try:
             read_hf(path)
@@ -54,7 +56,7 @@ def _check(model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
             yield Problem(KEY, said(error), NEW)
 
 
-def _config(path: Path, model: HuggingFace, tokens: int | None) -> Iterator[Problem]:
+def _config(path: Path, model: HuggingFace, tokens: int | None, classes: int | None) -> Iterator[Problem]:
     try:
         data = read_json(path, unique=True)
     except (ValueError, OSError) as error:
@@ -67,6 +69,10 @@ def _config(path: Path, model: HuggingFace, tokens: int | None) -> Iterator[Prob
     if tokens is not None and isinstance(rows, int) and rows < tokens:
         text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"
         yield Problem(KEY, f"{text}: read them with the tokenizer of this model")
+    labels = (data | model.config).get("num_labels") or len(data.get("id2label") or UNSAID)
+    if model.task == "image_classification" and classes is not None and labels < classes:
+        text = f"{path}: {labels} labels are too few for the {classes} classes of the data"
+        yield Problem(KEY, text, f"model.config.num_labels={classes}")
 
 
 def misfits(job: Job, plan: Plan) -> list[Problem]:

@@ -35,7 +35,16 @@ DECODERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
     "t5": {"vocab_size": 64, "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8},
-    "vit": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+    "vit": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "image_size": 28,
+        "patch_size": 7,
+        "num_channels": 1,
+        "num_labels": 10,
+    },
 }
 
 

@@ -47,4 +47,6 @@ def texts(step: Export, job: Job, dtype: str) -> dict[str, str]:
     data = dict(parsed(path, read_bytes(path)))
     data |= {key: value for key, value in job.model.config.items() if key not in RUNNING}
     data.pop("torch_dtype", None)  # its name before transformers 5
+    if "num_labels" in job.model.config:  # which says the same, of others
+        data.pop("id2label", None), data.pop("label2id", None)
     return {CONFIG: json.dumps(data | {"dtype": dtype}, indent=2, sort_keys=True) + "\n"}
