@@ -7,9 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.checkpoint.foreign.cast import castable
+from launcher.checkpoint.foreign.experts import joined
 from launcher.checkpoint.foreign.hf_names import given, unknown
-from launcher.checkpoint.foreign.hf_read import read_hf
+from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, read_hf
 from launcher.checkpoint.foreign.mismatches import few
+from launcher.checkpoint.full_tensors import Blobs
 from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import described
@@ -23,7 +25,6 @@ from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json
 
 KEY, WEIGHTS = "model.path", "model.weights"
-CONFIG = "config.json"
 NEW = "model.weights=false"
 UNSAID = ("LABEL_0", "LABEL_1")
 """Labels of a config that has none."""
@@ -80,8 +81,9 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)
-    specs = read_hf(path).specs
-    found = [*_differences(specs, taken(plan, specs))]
+    whole = taken(plan, read_hf(path).specs)
+    source = joined(Blobs(read_hf(path)), model_type(path), {n: e.spec for n, e in whole.entries.items()})
+    found = [*_differences(source.specs, whole)]
     return [Problem(KEY, f"{path}: {text}") for text in found]
 
 

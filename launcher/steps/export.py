@@ -18,6 +18,7 @@ from launcher.checkpoint.foreign.adapters import (
     ours,
     write_peft,
 )
+from launcher.checkpoint.foreign.experts import Pieces, split
 from launcher.checkpoint.foreign.hf_write import (
     check_beside,
     check_folder,
@@ -43,7 +44,7 @@ from launcher.plan.values.trust import Trust
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
 from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.hf_folder import settled, texts, told
+from launcher.steps.files.hf_folder import settled, split_as, texts, told
 from launcher.steps.files.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -236,9 +237,18 @@ def read(run: RunFiles) -> Mapping[str, Tensor]:
         return load_file(path)
     entries = _entries(run.job, open_checkpoint(source(step, run), run.trust).strategy)
     back = {theirs: name for name, theirs in renamed(entries, from_ours(step.names)).names.items()}
-    return {
-        back[name]: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()
-    }
+    there = {name: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
+    for name, parts in split(split_as(step, run.job), {n: entries[back[n]].spec for n in back}).items():
+        there[name] = _one(there, parts, entries[back[name]].spec.shape)
+    return {back[name]: t for name, t in there.items() if name in back}
+
+
+def _one(there: dict[str, Tensor], parts: Pieces, shape: tuple[int, ...]) -> Tensor:
+    """The tensor of the model that was written in ``parts``."""
+    out = there[next(iter(parts))].new_empty(shape)
+    for piece, box in parts.items():
+        out[tuple(map(slice, box.lo, box.hi))] = there[piece]
+    return out
 
 
 def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -278,6 +288,7 @@ def _write(step: Export, run: RunFiles, path: Path) -> Report:
         trust=trusted,
         averaged=averaged,
         adapters=adapters,
+        split_as=split_as(step, run.job),
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from launcher.checkpoint.foreign.hf_read import CONFIG, model_type
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export
 
-CONFIG = "config.json"
 OTHERS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
@@ -37,6 +37,12 @@ def told(step: Export, job: Job) -> tuple[str, ...]:
     copied = any(Path(p).name == CONFIG for p in step.beside)
     own = isinstance(job.model, HuggingFace) and step.format == "hf"
     return (CONFIG,) if own and not copied else ()
+
+
+def split_as(step: Export, job: Job) -> object:
+    """The type of model whose folders have experts one by one; ``None`` where names are the user's own."""
+    own = isinstance(job.model, HuggingFace) and step.format == "hf" and step.names is None
+    return model_type(Path(job.model.path)) if own and isinstance(job.model, HuggingFace) else None
 
 
 def texts(step: Export, job: Job, dtype: str) -> dict[str, str]:
