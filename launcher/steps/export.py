@@ -139,12 +139,14 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     made = single_process.of(_exported_job(step, job), read(run))
-    loss = single_process.held_out_loss(made, job, _batches(job), terms)
     of = AVERAGED if step.weights == "ema" else ""
     if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
+        loss = single_process.held_out_loss(made, job, 1, terms)  # that it runs; more would tell no more
         alone = "no 'evaluate' of these weights to compare with"
-        run.say(f"export: validation loss {loss:.6f} in one process ({alone})")
+        run.say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
         return {"exported_loss": loss}
+
+    loss = single_process.held_out_loss(made, job, _batches(job), terms)
 
     was = before[f"val_loss{of}"]
     gap = abs(loss - was)

@@ -89,10 +89,8 @@ def write_hf(
         behind.wait()
         sync(new)
 
-    left = table.unmatched
-    return Report(
-        folder, len(files), bytes_read=reader.bytes_read, bytes_written=written, peak=PEAK, left=left
-    )
+    done, left = len(files), table.unmatched
+    return Report(folder, done, bytes_read=reader.bytes_read, bytes_written=written, peak=PEAK, left=left)
 
 
 def _pieces(
