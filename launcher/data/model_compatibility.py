@@ -30,8 +30,11 @@ OwnData = Text | Mnist5k | Idx | Cifar10 | ImageFolder | RandomTokens | Tokens
 
 def check_fit(model: Model, data: Data) -> list[Problem]:
     """Problems of the pair; few where either is a class of the user's own. Opens no file."""
-    if isinstance(model, Target | HuggingFace):
+    if isinstance(model, Target):
         return []
+    if isinstance(model, HuggingFace):
+        said, wants = f"hf of task {model.task}", model.task == "causal_lm"
+        return [] if isinstance(data, Target) else [*_kind(said, wants, data)]
     return list(_unsaid(model) if isinstance(data, Target) else _fit(model, data))
 
 
@@ -44,10 +47,8 @@ def _unsaid(model: OwnModel) -> Iterator[Problem]:
 
 def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
     tokens, wants = vocab(data), isinstance(model, LanguageModel | TiedPair)
-    if wants != isinstance(data, Text | RandomTokens | Tokens):
-        kinds = ("images", "tokens")
-        text = f"model {model.name} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}"
-        yield Problem("model", text)
+    if unlike := [*_kind(model.name, wants, data)]:
+        yield from unlike
     elif isinstance(data, Tokens) and data.document_mask and not isinstance(model, LanguageModel):
         text = f"true: model {model.name} takes tokens alone, and no documents to keep apart"
         yield Problem("data.document_mask", text, "data.document_mask=false")
@@ -56,6 +57,13 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
     else:
         yield from _images(model, data)
         yield from _enough("classes", model.classes, classes(data), what=f"classes of data {data.name}")
+
+
+def _kind(said: str, wants: bool, data: OwnData) -> Iterator[Problem]:
+    """Where ``said``, a model, reads tokens and the data are images, or the other way; ``wants`` tokens."""
+    if wants != isinstance(data, Text | RandomTokens | Tokens):
+        kinds = ("images", "tokens")
+        yield Problem("model", f"model {said} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}")
 
 
 def _enough(field: str, have: int | None, need: int | None, what: str) -> Iterator[Problem]:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.foreign.cast import castable
+from launcher.checkpoint.foreign.experts import joined
 from launcher.checkpoint.foreign.hf_names import given, unknown
-from launcher.checkpoint.foreign.hf_read import read_hf
+from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, read_hf
 from launcher.checkpoint.foreign.mismatches import few
+from launcher.checkpoint.full_tensors import Blobs
 from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import described
@@ -24,27 +26,28 @@ from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json
 
 KEY, WEIGHTS = "model.path", "model.weights"
-CONFIG = "config.json"
 NEW = "model.weights=false"
 APART = (
     "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "opt", "phi3",
     "qwen2", "qwen3",
 )  # fmt: skip
 """Families whose documents are exactly as if each were alone, which ``tests/real`` proves of each."""
+UNSAID = ("LABEL_0", "LABEL_1")
+"""Labels of a config that has none."""
 
 
-def check(job: Job, tokens: int | None) -> list[Problem]:
+def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
     """What can be told from the folder alone; nothing of transformers is imported.
 
-    ``tokens``: how many the data may have, where that is known.
+    ``tokens``, ``classes``: how many the data may have, where that is known.
     """
     if not isinstance(job.model, HuggingFace):
         return []
     apart = isinstance(job.data, Tokens) and job.data.document_mask
-    return list(_check(job.model, tokens, apart=apart))
+    return list(_check(job.model, tokens, classes, apart=apart))
 
 
-def _check(model: HuggingFace, tokens: int | None, *, apart: bool) -> Iterator[Problem]:
+def _check(model: HuggingFace, tokens: int | None, classes: int | None, *, apart: bool) -> Iterator[Problem]:
     if find_spec("transformers") is None:
         text = "hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
         yield Problem("model", text)
@@ -55,7 +58,7 @@ def _check(model: HuggingFace, tokens: int | None, *, apart: bool) -> Iterator[P
     if not (path / CONFIG).exists():
         yield Problem(KEY, f"{path}: there is no {CONFIG} in it, so nothing says what model it is")
         return
-    yield from _config(path / CONFIG, model, tokens, apart=apart)
+    yield from _config(path / CONFIG, model, tokens, classes, apart=apart)
     if model.weights:
         try:
             read_hf(path)
@@ -63,7 +66,9 @@ def _check(model: HuggingFace, tokens: int | None, *, apart: bool) -> Iterator[P
             yield Problem(KEY, said(error), NEW)
 
 
-def _config(path: Path, model: HuggingFace, tokens: int | None, *, apart: bool) -> Iterator[Problem]:
+def _config(
+    path: Path, model: HuggingFace, tokens: int | None, classes: int | None, *, apart: bool
+) -> Iterator[Problem]:
     try:
         data = read_json(path, unique=True)
     except (ValueError, OSError) as error:
@@ -78,6 +83,10 @@ def _config(path: Path, model: HuggingFace, tokens: int | None, *, apart: bool) 
     if tokens is not None and isinstance(rows, int) and rows < tokens:
         text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"
         yield Problem(KEY, f"{text}: read them with the tokenizer of this model")
+    labels = (data | model.config).get("num_labels") or len(data.get("id2label") or UNSAID)
+    if model.task == "image_classification" and classes is not None and labels < classes:
+        text = f"{path}: {labels} labels are too few for the {classes} classes of the data"
+        yield Problem(KEY, text, f"model.config.num_labels={classes}")
 
 
 def _mixed(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -97,8 +106,9 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)
-    specs = read_hf(path).specs
-    found = [*_differences(specs, taken(plan, specs))]
+    whole = taken(plan, read_hf(path).specs)
+    source = joined(Blobs(read_hf(path)), model_type(path), {n: e.spec for n, e in whole.entries.items()})
+    found = [*_differences(source.specs, whole)]
     return [Problem(KEY, f"{path}: {text}") for text in found]
 
 

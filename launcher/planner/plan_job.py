@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.data.checks import check
 from launcher.data.fallback import resolve as resolve_data
 from launcher.data.model_compatibility import check_fit
-from launcher.data.spec import vocab
+from launcher.data.spec import classes, vocab
 from launcher.data.vocabulary import note as vocabulary_note
 from launcher.data.vocabulary import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
@@ -102,7 +102,7 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     """
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    found += [*model_folder.check(job, vocab(job.data)), *recompute_auto.unknown(job)]
+    found += [*model_folder.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
     found += [*model_operators.refused(job), *own_classes.nowhere(job)]
     return Checked(job, ask(epochs.supposed(model_operators.supposed(job)), found))
 

@@ -18,6 +18,7 @@ from launcher.checkpoint.foreign.adapters import (
     ours,
     write_peft,
 )
+from launcher.checkpoint.foreign.experts import Pieces, split
 from launcher.checkpoint.foreign.hf_write import (
     check_beside,
     check_folder,
@@ -43,7 +44,7 @@ from launcher.plan.values.trust import Trust
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
 from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.hf_folder import settled, texts, told
+from launcher.steps.files.hf_folder import settled, split_as, texts, told
 from launcher.steps.files.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -138,12 +139,14 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     made = single_process.of(_exported_job(step, job), read(run))
-    loss = single_process.held_out_loss(made, job, _batches(job), terms)
     of = AVERAGED if step.weights == "ema" else ""
     if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
+        loss = single_process.held_out_loss(made, job, 1, terms)  # that it runs; more would tell no more
         alone = "no 'evaluate' of these weights to compare with"
-        run.say(f"export: validation loss {loss:.6f} in one process ({alone})")
+        run.say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
         return {"exported_loss": loss}
+
+    loss = single_process.held_out_loss(made, job, _batches(job), terms)
 
     was = before[f"val_loss{of}"]
     gap = abs(loss - was)
@@ -236,9 +239,18 @@ def read(run: RunFiles) -> Mapping[str, Tensor]:
         return load_file(path)
     entries = _entries(run.job, open_checkpoint(source(step, run), run.trust).strategy)
     back = {theirs: name for name, theirs in renamed(entries, from_ours(step.names)).names.items()}
-    return {
-        back[name]: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()
-    }
+    there = {name: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
+    for name, parts in split(split_as(step, run.job), {n: entries[back[n]].spec for n in back}).items():
+        there[name] = _one(there, parts, entries[back[name]].spec.shape)
+    return {back[name]: t for name, t in there.items() if name in back}
+
+
+def _one(there: dict[str, Tensor], parts: Pieces, shape: tuple[int, ...]) -> Tensor:
+    """The tensor of the model that was written in ``parts``."""
+    out = there[next(iter(parts))].new_empty(shape)
+    for piece, box in parts.items():
+        out[tuple(map(slice, box.lo, box.hi))] = there[piece]
+    return out
 
 
 def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -278,6 +290,7 @@ def _write(step: Export, run: RunFiles, path: Path) -> Report:
         trust=trusted,
         averaged=averaged,
         adapters=adapters,
+        split_as=split_as(step, run.job),
     )
 
 

@@ -8,6 +8,7 @@ from launcher.data.model_compatibility import check_fit
 from launcher.job.schema.components import (
     AutoParallelMLP,
     Cifar10,
+    HuggingFace,
     Idx,
     LanguageModel,
     Mnist5k,
@@ -46,6 +47,16 @@ def test_models_that_fit_their_data(model, data):
             "model.vocab_size: 100 are too few for the 256 tokens of data text (try: model.vocab_size=256)",
         ),
         (LanguageModel(name="lm", vocab_size=256), DIGITS, "model: model lm reads tokens, data mnist5k has images"),
+        (
+            HuggingFace(name="hf", path="x"),
+            DIGITS,
+            "model: model hf of task causal_lm reads tokens, data mnist5k has images",
+        ),
+        (
+            HuggingFace(name="hf", path="x", task="image_classification"),
+            TEXT,
+            "model: model hf of task image_classification reads images, data text has tokens",
+        ),
         (ResNet(name="resnet"), TEXT, "model: model resnet reads images, data text has tokens"),
         (
             ResNet(name="resnet", classes=3),
@@ -59,7 +70,7 @@ def test_models_that_fit_their_data(model, data):
             "model.features: 784 does not fit data cifar10, whose images are 3 x 32 x 32 (try: model.features=3072)",
         ),
     ],
-    ids=["vocabulary", "tokens", "images", "both", "features"],
+    ids=["vocabulary", "tokens", "hf tokens", "hf images", "images", "both", "features"],
 )
 def test_models_that_do_not_fit_their_data(model, data, said):
     assert "\n".join(map(str, check_fit(model, data))) == said

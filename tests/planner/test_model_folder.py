@@ -22,7 +22,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problems(folder: Path, *words: str) -> list[str]:
     typed = ["recipe=lm_single", "model=hf", f"model.path={folder}", "data=random_tokens", "data.vocab_size=64", *words]
-    return [str(p) for p in model_folder.check(compose([*typed, "steps=[train]"]).job, 64)]
+    return [str(p) for p in model_folder.check(compose([*typed, "steps=[train]"]).job, 64, 64)]
 
 
 def folder(path: Path, config: object = None) -> Path:
@@ -66,6 +66,13 @@ def test_a_vocabulary_that_is_too_small_for_the_data(tmp_path: Path) -> None:
     text = "vocab_size 63 is too small for the 64 tokens of the data: read them with the tokenizer of this model"
     assert problems(path) == [f"model.path: {path / 'config.json'}: {text}"]
     assert problems(path, "model.config={vocab_size: 64}") == []
+
+
+def test_labels_that_are_too_few_for_the_classes_of_the_data(tmp_path: Path) -> None:
+    path, task = folder(tmp_path / "m", {"model_type": "vit"}), "model.task=image_classification"
+    text = "2 labels are too few for the 64 classes of the data (try: model.config.num_labels=64)"
+    assert problems(path, task) == [f"model.path: {path / 'config.json'}: {text}"]
+    assert problems(path, task, "model.config.num_labels=64") == []
 
 
 def test_a_folder_without_weights_is_fine_for_a_new_model(tmp_path: Path) -> None:

@@ -33,9 +33,29 @@ DECODERS: dict[str, dict[str, Any]] = {
     },
     "bert": SMALL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "is_decoder": True},
 }  # fmt: skip
+MOE = GROUPED | {"num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen2_moe": MOE | {"shared_expert_intermediate_size": 16},
+    "qwen3_moe": MOE | {"head_dim": 8},
+    "olmoe": MOE,
+    "deepseek_v3": SMALL | {
+        "num_key_value_heads": 4, "n_routed_experts": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+        "v_head_dim": 8, "qk_nope_head_dim": 4, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+        "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
     "t5": {"vocab_size": 64, "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8},
-    "vit": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+    "vit": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "image_size": 28,
+        "patch_size": 7,
+        "num_channels": 1,
+        "num_labels": 10,
+    },
 }
 
 
@@ -51,7 +71,7 @@ def weighed(family: str, folder: Path) -> Path:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **DECODERS[family])
+    config = AutoConfig.for_model(family, **(DECODERS | EXPERTS)[family])
     config.experts_implementation = "eager"  # torch's grouped products are not for so small ones
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder

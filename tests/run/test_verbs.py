@@ -218,3 +218,10 @@ def test_two_transforms_and_two_exports_each_write_a_place_of_their_own(tmp_path
     first = (tmp_path / "run/exports/model.safetensors").read_bytes()
     assert (tmp_path / "run/exports/model-out.safetensors").read_bytes() == first
     assert (tmp_path / "other.safetensors").read_bytes() == first
+
+
+def test_an_export_with_nothing_to_compare_with_tries_one_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", "steps=[train,save,export]", steps=1)
+    assert "of one batch in one process (no 'evaluate' of these weights to compare with)\n" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 __all__ = [
     "adapters",
     "cast",
+    "experts",
     "hf_names",
     "hf_read",
     "hf_write",

@@ -15,6 +15,7 @@ from launcher.checkpoint.tensorfile.safetensors import blob_at, mapped
 from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import RefusedFile, read_json, stands
 
+CONFIG = "config.json"
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OPEN = 64  # shards mapped at once
@@ -75,6 +76,12 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
             f"{path}: only {', '.join(pickles)}, pickled, which is never loaded; save it as safetensors first"
         )
     raise ValueError(f"{path}: neither {ONE} nor {INDEX} is there")
+
+
+def model_type(folder: Path) -> object:
+    """What its ``config.json`` says. Raises as ``read_json``."""
+    data = read_json(folder / CONFIG, unique=True)
+    return data.get("model_type") if isinstance(data, dict) else None
 
 
 def _shards(index: Path) -> dict[Path, Header]:

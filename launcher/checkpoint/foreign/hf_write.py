@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_apart, check_destination, fresh
 from launcher.checkpoint.foreign.adapters import Adapters, chunks, merged
+from launcher.checkpoint.foreign.experts import Pieces, split
 from launcher.checkpoint.foreign.hf_read import INDEX, ONE
 from launcher.checkpoint.foreign.rename import Renamed, Table, renamed
 from launcher.checkpoint.layout.derived import sources
@@ -19,6 +20,7 @@ from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.layout import Box
 from launcher.plan.values.trust import ANYONE, Trust
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
@@ -42,6 +44,7 @@ def write_hf(
     trust: Trust = ANYONE,
     averaged: bool = False,
     adapters: Adapters | None = None,
+    split_as: object = None,
 ) -> Report:
     """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
 
@@ -50,7 +53,8 @@ def write_hf(
     in bytes, or text (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config,
     tokenizer) are copied along, ``texts`` are written by their names. ``trust`` says who must vouch for
     ``src``. ``averaged``: moving averages of weights in their place; ``adapters`` are added to the weights
-    that they are beside. Raises as ``transform`` does.
+    that they are beside. ``split_as``: a ``model_type`` whose experts are written one by one, as ``split``
+    has it. Raises as ``transform`` does.
     """
     # everything is checked first
     limit = size_in_bytes(max_shard_size)
@@ -61,15 +65,19 @@ def write_hf(
     strategy = reader.checkpoint.strategy
     entries = strategy.only("param", "buffer").entries if adapters is None else merged(strategy)
     table = to_theirs(src, entries, names, strict=strict)
-    ours = {theirs: name for name, theirs in table.names.items()}
+    parts = split(split_as, {theirs: entries[name].spec for name, theirs in table.names.items()})
+    ours = {piece: at for name, theirs in table.names.items() for piece, at in _pieces(name, theirs, parts)}
     read_from = sources(src, strategy, averaged)
     reader.check_headers()
 
     # which tensor goes into which file
-    files = named(shards({name: entries[ours[name]].spec for name in ours}, limit))
+    files = named(shards({n: _spec(entries[name].spec, part) for n, (name, part) in ours.items()}, limit))
 
-    def bytes_of(name: str) -> Iterator[memoryview]:
-        return chunks(reader, ours[name], adapters, read_from)
+    def bytes_of(piece: str) -> Iterator[memoryview]:
+        name, part = ours[piece]
+        if part is None:
+            return chunks(reader, name, adapters, read_from)
+        return reader.chunks(read_from[name], part)
 
     with fresh(folder) as new, WriteBehind() as behind:
         written = 0
@@ -77,17 +85,34 @@ def write_hf(
             written += write_stream(new / file, specs, bytes_of, METADATA, digested=False, behind=behind).size
         if len(files) > 1:
             write_text(new / INDEX, index(files))
-        for path in beside:
-            copy(path, new / path.name)
-        for name, text in texts.items():
-            write_text(new / name, text)
+        _write_beside(new, beside, texts)
         behind.wait()
         sync(new)
 
-    left = table.unmatched
-    return Report(
-        folder, len(files), bytes_read=reader.bytes_read, bytes_written=written, peak=PEAK, left=left
-    )
+    done, left = len(files), table.unmatched
+    return Report(folder, done, bytes_read=reader.bytes_read, bytes_written=written, peak=PEAK, left=left)
+
+
+def _pieces(
+    name: str, theirs: str, parts: Mapping[str, Pieces]
+) -> Iterator[tuple[str, tuple[str, Box | None]]]:
+    """What is written of the tensor ``name``: by its name there, which part of it; ``None`` all."""
+    if theirs not in parts:
+        yield theirs, (name, None)
+    for piece, box in parts.get(theirs, {}).items():
+        yield piece, (name, box if len(box.lo) == 3 else None)  # of a matrix the name alone is another
+
+
+def _spec(spec: TensorSpec, part: Box | None) -> TensorSpec:
+    """Of what is written: of an expert a matrix."""
+    return spec if part is None else TensorSpec(part.shape[-2:], spec.dtype)
+
+
+def _write_beside(new: Path, beside: Sequence[Path], texts: Mapping[str, str]) -> None:
+    for path in beside:
+        copy(path, new / path.name)
+    for name, text in texts.items():
+        write_text(new / name, text)
 
 
 def check_folder(folder: Path, beside: Sequence[Path], overwrite: bool) -> None:

@@ -114,7 +114,7 @@ class HuggingFace(ModelSettings):
     name: Literal["hf"]
     path: str
     weights: Flag = Field(True, description="train from the folder's; false: from new ones, drawn from seed")
-    task: Literal["causal_lm"] = "causal_lm"
+    task: Literal["causal_lm", "image_classification"] = "causal_lm"
     config: dict[str, Any] = Field({}, description="what is to be otherwise than in config.json")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from launcher.checkpoint.foreign.hf_read import CONFIG, model_type
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export
 
-CONFIG = "config.json"
 OTHERS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
@@ -39,6 +39,12 @@ def told(step: Export, job: Job) -> tuple[str, ...]:
     return (CONFIG,) if own and not copied else ()
 
 
+def split_as(step: Export, job: Job) -> object:
+    """The type of model whose folders have experts one by one; ``None`` where names are the user's own."""
+    own = isinstance(job.model, HuggingFace) and step.format == "hf" and step.names is None
+    return model_type(Path(job.model.path)) if own and isinstance(job.model, HuggingFace) else None
+
+
 def texts(step: Export, job: Job, dtype: str) -> dict[str, str]:
     """Files to be written: the settings of the model as it was trained, whose weights are ``dtype``."""
     if not isinstance(job.model, HuggingFace) or not told(step, job):
@@ -47,4 +53,6 @@ def texts(step: Export, job: Job, dtype: str) -> dict[str, str]:
     data = dict(parsed(path, read_bytes(path)))
     data |= {key: value for key, value in job.model.config.items() if key not in RUNNING}
     data.pop("torch_dtype", None)  # its name before transformers 5
+    if "num_labels" in job.model.config:  # which says the same, of others
+        data.pop("id2label", None), data.pop("label2id", None)
     return {CONFIG: json.dumps(data | {"dtype": dtype}, indent=2, sort_keys=True) + "\n"}

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from launcher.checkpoint.foreign.cast import Cast, differing
+from launcher.checkpoint.foreign.experts import joined
 from launcher.checkpoint.foreign.hf_names import given
-from launcher.checkpoint.foreign.hf_read import read_hf
+from launcher.checkpoint.foreign.hf_read import model_type, read_hf
 from launcher.checkpoint.foreign.import_tensors import held
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
 from launcher.checkpoint.layout.derived import taken
@@ -25,7 +26,9 @@ def read(s: Session, model: HuggingFace) -> None:
     """In the place of those that were drawn. Raises ``RunError`` for numbers that the model cannot hold."""
     blobs = Blobs(read_hf(Path(model.path)))
     target = taken(s.plan, blobs.specs)
-    source = RenamedTensors(blobs, given(blobs.specs, target.named))
+    specs = {name: entry.spec for name, entry in target.entries.items()}
+    whole = joined(blobs, model_type(Path(model.path)), specs)
+    source = RenamedTensors(whole, given(whole.specs, target.named))
     wanted = {name: target.entries[first].spec for name, first in target.named.items()}
     cast = Cast(source, differing(source.specs, wanted))
     mine = {p.name: local(t.detach()) for p, t in s.model.named()}
