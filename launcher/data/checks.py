@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from launcher.data.chat.checks import check_chat
 from launcher.data.fallback import resolve
 from launcher.data.files.image_checks import check_cifar10, check_idx, check_mnist5k
 from launcher.data.files.text_checks import check_absent, check_text
 from launcher.data.images.folder.checks import check_images
 from launcher.data.token_files.corpus import corpus
 from launcher.errors import Problem
-from launcher.job.schema.components import Cifar10, Data, Idx, ImageFolder, Mnist5k, Text, Tokens
+from launcher.job.schema.components import Chat, Cifar10, Data, Idx, ImageFolder, Mnist5k, Text, Tokens
 
 
 def check(settings: Data) -> list[Problem]:
@@ -27,6 +28,8 @@ def check(settings: Data) -> list[Problem]:
             return list(check_images(settings))
         case Tokens():
             return corpus(settings)[1]
+        case Chat():
+            return list(check_chat(settings))
         case _:
             return []
 

@@ -8,6 +8,7 @@ from launcher.data.spec import classes, input_specs, vocab
 from launcher.errors import Problem
 from launcher.job.schema.components import (
     AutoParallelMLP,
+    Chat,
     Cifar10,
     Data,
     HuggingFace,
@@ -25,7 +26,7 @@ from launcher.job.schema.components import (
 )
 
 OwnModel = LanguageModel | TiedPair | ResNet | AutoParallelMLP
-OwnData = Text | Mnist5k | Idx | Cifar10 | ImageFolder | RandomTokens | Tokens
+OwnData = Text | Mnist5k | Idx | Cifar10 | ImageFolder | RandomTokens | Tokens | Chat
 
 
 def check_fit(model: Model, data: Data) -> list[Problem]:
@@ -61,7 +62,7 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
 
 def _kind(said: str, wants: bool, data: OwnData) -> Iterator[Problem]:
     """Where ``said``, a model, reads tokens and the data are images, or the other way; ``wants`` tokens."""
-    if wants != isinstance(data, Text | RandomTokens | Tokens):
+    if wants != isinstance(data, Text | RandomTokens | Tokens | Chat):
         kinds = ("images", "tokens")
         yield Problem("model", f"model {said} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}")
 

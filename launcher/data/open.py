@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.data.chat.open import open_chat
 from launcher.data.checks import check
 from launcher.data.fallback import resolve
 from launcher.data.images.cifar import open_cifar10
@@ -15,6 +16,7 @@ from launcher.data.source import Dataset
 from launcher.data.torch_datasets.open import open_own
 from launcher.errors import RequestError
 from launcher.job.schema.components import (
+    Chat,
     Cifar10,
     Data,
     Idx,
@@ -44,6 +46,8 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
     match settings:
         case Text():
             return open_text(settings)
+        case Chat():
+            return open_chat(settings)
         case Mnist5k():
             return open_mnist5k(settings)
         case Idx():

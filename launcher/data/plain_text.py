@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from launcher.data.files import bpe, corpus
+from launcher.data.packing.row_windows import Windows
 from launcher.data.prepare import text_cache
 from launcher.data.prepare.text_cache import TextTokens
 from launcher.data.source import Dataset, entropy
-from launcher.data.tokens import Windows
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Text
 

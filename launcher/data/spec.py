@@ -8,6 +8,7 @@ from launcher.data.fallback import resolve
 from launcher.data.images.folder.listing import class_folders
 from launcher.errors import Problem, RequestError, owned
 from launcher.job.schema.components import (
+    Chat,
     Cifar10,
     Data,
     Idx,
@@ -31,7 +32,7 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
     """
     settings, _ = resolve(settings)
     match settings:
-        case Text() | RandomTokens():
+        case Text() | RandomTokens() | Chat():
             return (TensorSpec((batch, settings.seq_len), "int64"),)
         case Tokens():
             return (TensorSpec((batch, settings.seq_len), "int64"),) * (1 + settings.document_mask)
@@ -46,7 +47,7 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
 def target_spec(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> TensorSpec:
     """What the loss compares with, for ``batch`` samples."""
     match settings:
-        case Text() | RandomTokens() | Tokens():
+        case Text() | RandomTokens() | Tokens() | Chat():
             return TensorSpec((batch, settings.seq_len), "int64")
         case Target():
             return _sampled(settings, batch, allow)[1]
@@ -56,7 +57,7 @@ def target_spec(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> Tens
 
 def vocab(settings: Data) -> int | None:
     """Tokens a model must have rows for; ``None`` where inputs are no tokens, or not known."""
-    return settings.vocab_size if isinstance(settings, Text | RandomTokens | Tokens) else None
+    return settings.vocab_size if isinstance(settings, Text | RandomTokens | Tokens | Chat) else None
 
 
 def classes(settings: Data) -> int | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from launcher.data.chat.checks import vocabulary
 from launcher.data.spec import vocab
 from launcher.data.token_files.corpus import vocab_size
-from launcher.job.schema.components import LanguageModel, TiedPair, Tokens
+from launcher.job.schema.components import Chat, LanguageModel, TiedPair, Tokens
 from launcher.job.schema.job import Job
 
 
-class FromHeaders(int):
-    """A ``data.vocab_size`` that the files say."""
+class FromFiles(int):
+    """A ``data.vocab_size`` that files say: those of tokens in their headers, or a tokenizer."""
+
+    why = "as the headers of its files say"
 
 
 def with_vocabulary(job: Job) -> Job:
@@ -18,10 +21,10 @@ def with_vocabulary(job: Job) -> Job:
     What is wrong with the files is left to their checks.
     """
     data, model = job.data, job.model
-    if isinstance(data, Tokens) and data.vocab_size is None:
-        said = vocab_size(data)
+    if isinstance(data, Tokens | Chat) and data.vocab_size is None:
+        said = _said(data)
         if said is not None:
-            data = data.model_copy(update={"vocab_size": FromHeaders(said)})
+            data = data.model_copy(update={"vocab_size": said})
     tokens = vocab(data)
     if isinstance(model, LanguageModel | TiedPair) and model.vocab_size is None and tokens is not None:
         model = model.model_copy(update={"vocab_size": int(tokens)})
@@ -30,9 +33,19 @@ def with_vocabulary(job: Job) -> Job:
     return job.model_copy(update={"data": data, "model": model})
 
 
+def _said(data: Tokens | Chat) -> FromFiles | None:
+    found = vocab_size(data) if isinstance(data, Tokens) else vocabulary(data)
+    if found is None:
+        return None
+    out = FromFiles(found)
+    if isinstance(data, Chat):
+        out.why = "as many as its tokenizer has"
+    return out
+
+
 def note(job: Job) -> str | None:
     """The key, and what became of it."""
     said = vocab(job.data)
-    if not isinstance(said, FromHeaders):
+    if not isinstance(said, FromFiles):
         return None
-    return f"data.vocab_size null -> {said}: as the headers of its files say"
+    return f"data.vocab_size null -> {said}: {said.why}"

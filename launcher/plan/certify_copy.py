@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from launcher.job.schema.components import LanguageModel, RandomTokens, Schedule, Target, Text
+from launcher.job.schema.components import Chat, LanguageModel, RandomTokens, Schedule, Target, Text
 from launcher.job.schema.job import Debug, Ema, Job, Train
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.schedules import WSD, Constant, CosineRestarts
@@ -76,9 +76,10 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
             model = model.model_copy(update={"layers": layers})
 
     data = job.data
-    if isinstance(data, Text) and data.tokenizer == "file":
+    if isinstance(data, Text | Chat) and data.tokenizer == "file":
         changes.append(("data", f"{data.name} -> random_tokens"))
-        data = RandomTokens(name="random_tokens", vocab_size=data.vocab_size, seq_len=data.seq_len)
+        size = data.vocab_size or 1  # which the planner has settled
+        data = RandomTokens(name="random_tokens", vocab_size=size, seq_len=data.seq_len)
 
     train, lengths = _train(job, step, sizes)
     schedule, rates = _schedule(job.schedule, step.steps + MORE)

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.data.checks import absent
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.components import Text
+from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
@@ -37,10 +37,13 @@ def before_plan(run: Settled) -> list[Problem]:
 
 
 def _cache(job: Job) -> list[Problem]:
-    """Where the tokens of a text cannot be kept."""
-    if not isinstance(job.data, Text) or job.data.cache is None or job.data.tokenizer == "bytes":
+    """Where tokens that are made once cannot be kept."""
+    data = job.data
+    if not isinstance(data, Text | Chat) or data.cache is None:
         return []
-    problem = folder.check_writable(Path(job.data.cache), "data.cache", "the tokens of data.path")
+    if isinstance(data, Text) and data.tokenizer == "bytes":
+        return []
+    problem = folder.check_writable(Path(data.cache), "data.cache", "the tokens of data.path")
     return [problem] if problem else []
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.console import gone, say, tell
 from launcher.errors import DONE, refuse
-from launcher.job.schema.components import Text
+from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job, Launch
 from launcher.plan.plan import Plan, impossible
 from launcher.plan.show import short
@@ -261,6 +261,10 @@ def _prepare(job: Job) -> None:
     from launcher.data.prepare import text_cache
     from launcher.data.prepare.speed import Speed
 
+    if isinstance(job.data, Chat):
+        from launcher.data.chat import cache
+
+        cache.make(job.data, say)
     if isinstance(job.data, Text):
         with Speed(job.logger.progress, say) as speed:
             text_cache.make(job.data, say, speed)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import refuse
-from launcher.job.schema.components import Text
+from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import settled
 from launcher.run import launch, memory_check, resume, status
@@ -53,7 +53,7 @@ def home(job: Job) -> tuple[str, Path]:
 
 def _with_cache(job: Job) -> Job:
     """``job`` with the folder that keeps the tokens of its text, where it makes any."""
-    if not isinstance(job.data, Text) or job.data.tokenizer == "bytes":
+    if not isinstance(job.data, Text | Chat):
         return job
     from launcher.data.prepare.text_cache import with_cache  # imports tokenizers
 

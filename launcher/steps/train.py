@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from launcher.job.schema.components import RandomTokens, Target, Text, Tokens
+from launcher.job.schema.components import Chat, RandomTokens, Target, Text, Tokens
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Train
 from launcher.optim.build import scale_lr
@@ -29,7 +29,7 @@ def asked(s: Session, job: Job) -> loop.Loop:
     total = s.plan.sizes.steps
     factor = factors(job.schedule, total, job.security.allow)
     per_sample, unit = 1, "samples"
-    if isinstance(job.data, Text | RandomTokens | Tokens):
+    if isinstance(job.data, Text | RandomTokens | Tokens | Chat):
         per_sample, unit = job.data.seq_len, "tokens"
 
     return loop.Loop(

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import tokenizers
@@ -27,7 +27,7 @@ from launcher.data.prepare.worker import EncodeLines, TrainText
 from launcher.data.prepare.workers import cores, workers
 from launcher.data.token_files.read import mapped, token_file
 from launcher.data.token_files.write import TokenWriter
-from launcher.job.schema.components import Text
+from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 
 VERSION = 1  # of what is made of a text
@@ -44,10 +44,15 @@ class TextTokens:
     val: NDArray[Any]
 
 
+def makes_tokens(data: object) -> TypeGuard[Text | Chat]:
+    """Whether its tokens are made once, and kept."""
+    return isinstance(data, Chat) or (isinstance(data, Text) and data.tokenizer != "bytes")
+
+
 def with_cache(job: Job) -> Job:
     """``job`` with ``data.cache`` where tokens are made and it is null: beside the runs, if that can be."""
     data = job.data
-    if not isinstance(data, Text) or data.tokenizer == "bytes" or data.cache is not None:
+    if not makes_tokens(data) or data.cache is not None:
         return job
     beside = Path(job.runs) if job.run_dir is None else Path(job.run_dir).absolute().parent
     cache = beside / f".{FOLDER}"

@@ -274,6 +274,29 @@ class Tokens(Settings):
         return self.document_mask or self.packing != "windows"
 
 
+class Chat(Settings):
+    """Conversations of JSON lines, a sample each, of which what the assistant says is learnt."""
+
+    name: Literal["chat"]
+    path: Paths | None = Field(None, description="null: the conversations that ship with the launcher")
+    tokenizer: Literal["bytes", "file"] = "bytes"
+    tokenizer_file: str | None = Field(None, description="of tokenizer=file: a tokenizer.json")
+    template: str | None = Field(None, description="a .jinja file; null: the tokenizer's own")
+    vocab_size: Count | None = Field(None, description="null: as many as the tokenizer has")
+    seq_len: Count = 256
+    too_long: Literal["error", "cut", "skip"] = Field("error", description="a conversation of more tokens")
+    on_bad: Literal["error", "skip"] = Field("error", description="a row that is none")
+    val: Paths | None = Field(None, description="held-out conversations; null: the last val_fraction")
+    val_fraction: Fraction = 0.1
+    cache: str | None = Field(None, min_length=1, description="folder that keeps the tokens")
+
+    @model_validator(mode="after")
+    def _one_tokenizer(self) -> Self:
+        if (self.tokenizer == "file") != (self.tokenizer_file is not None):
+            raise ValueError("data.tokenizer=file and data.tokenizer_file go together: give both or neither")
+        return self
+
+
 def _kind(value: Any) -> str | None:
     """Tag of a union member: ``_target_`` for one of the user's own classes, else its ``name``."""
     own = "_target_" in value if isinstance(value, dict) else isinstance(value, Target)
@@ -305,6 +328,7 @@ Data = Annotated[
     | Annotated[ImageFolder, Tag("images")]
     | Annotated[RandomTokens, Tag("random_tokens")]
     | Annotated[Tokens, Tag("tokens")]
+    | Annotated[Chat, Tag("chat")]
     | _Own,
     Discriminator(_kind),
 ]

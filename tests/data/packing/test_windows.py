@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from launcher.data.open import open_data
 from launcher.data.packing.mixed import MixedSource
+from launcher.data.packing.row_windows import Windows
 from launcher.data.packing.windows import TokenWindows
 from launcher.data.shuffle import batch_indices
 from launcher.data.source import Source
 from launcher.data.token_files import read
 from launcher.data.token_files.mixture import Mixture
-from launcher.data.tokens import Windows
 from launcher.errors import RunError
 from launcher.job.schema.components import Tokens
 from tests.data.token_bytes import little, llm_c, megatron, own

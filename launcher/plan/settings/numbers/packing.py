@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Tokens
+from launcher.job.schema.components import Chat, Tokens
 from launcher.job.schema.job import Job
 from launcher.job.schema.objectives import CrossEntropy
 from launcher.plan.values.facts import IGNORED
@@ -22,6 +22,8 @@ WHY = {
 def refused(job: Job) -> Iterator[Problem]:
     """What cannot keep documents apart, or counts targets that are of none."""
     data = job.data
+    if isinstance(data, Chat):
+        yield from _ignored(job, "data=chat")
     if not isinstance(data, Tokens) or not data.by_document:
         return
     pieces = job.parallel.pipeline.seq_chunks
@@ -29,8 +31,12 @@ def refused(job: Job) -> Iterator[Problem]:
         text = f"{pieces}: positions restart and attention ends inside of a piece with {MASK}=true"
         cure = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
         yield Problem(PIECES, f"{text}, which pieces of a sequence do not carry over; use whole ones", cure)
+    yield from _ignored(job, f"{MASK}=true" if data.document_mask else f"{PACKING}={data.packing}")
+
+
+def _ignored(job: Job, asked: str) -> Iterator[Problem]:
+    """Targets that count for nothing are known by a number."""
     if isinstance(job.loss, CrossEntropy) and job.loss.ignore_index != IGNORED:
-        asked = f"{MASK}=true" if data.document_mask else f"{PACKING}={data.packing}"
         text = f"{job.loss.ignore_index}: with {asked} there are targets of {IGNORED}"
         yield Problem(IGNORE, f"{text}, which have to count for nothing", f"{IGNORE}={IGNORED}")
 

@@ -1,0 +1,71 @@
+"""What is wrong with conversations, as far as names, the tokenizer and the first rows tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from launcher.data.chat.conversations import BadRow, conversation, files, rows
+from launcher.data.chat.tokenizer import ChatTokenizer, chat_tokenizer
+from launcher.data.chat.tokens import FIT, SKIP
+from launcher.data.files.bad_file import BadFile
+from launcher.errors import Problem, said
+from launcher.job.schema.components import Chat, Paths
+
+LOOKED = 50
+"""Rows at the start of each path: a corpus of another form is seen at its first."""
+
+
+def check_chat(settings: Chat) -> Iterator[Problem]:
+    by = None
+    try:
+        by = chat_tokenizer(settings)
+    except (ValueError, OSError) as error:
+        key = "data.tokenizer_file"
+        if settings.template is not None and settings.template in str(error):
+            key = "data.template"
+        yield Problem(key, said(error))
+    for key, paths in (("data.path", settings.path), ("data.val", settings.val)):
+        if key == "data.path" or paths is not None:
+            yield from _of_path(settings, by, key, paths)
+
+
+def vocabulary(settings: Chat) -> int | None:
+    """Tokens of its tokenizer; ``None`` where that cannot be read."""
+    try:
+        return chat_tokenizer(settings).size
+    except (ValueError, OSError):
+        return None
+
+
+def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | None) -> Iterator[Problem]:
+    try:
+        found = files(paths)
+        first = list(islice(rows(settings, paths), LOOKED))
+    except BadFile as error:
+        yield Problem(key, str(error))
+        return
+    except OSError as error:
+        yield Problem(key, said(error))
+        return
+    if not first:
+        yield Problem(key, f"{found[0].path}: there is no row in it")
+        return
+    if by is None:
+        return
+    for row in first:
+        try:
+            ids, counted = by.labelled(conversation(row.line))
+            if not counted[1:].any():
+                raise BadRow("the assistant says nothing in it")
+        except BadRow as error:
+            if settings.on_bad == "error":
+                yield Problem(key, f"{row.place}: {error}; {SKIP}", "data.on_bad=skip")
+                return
+            continue
+        if settings.too_long == "error" and len(ids) > settings.seq_len + 1:
+            room = f"data.seq_len={settings.seq_len} has room for {settings.seq_len + 1}"
+            yield Problem(
+                "data.seq_len", f"{row.place}: {len(ids)} tokens, and {room}; {FIT}", "data.too_long=cut"
+            )
+            return

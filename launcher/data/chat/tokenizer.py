@@ -1,0 +1,132 @@
+"""The tokenizer of conversations, with its template and its special tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from launcher.data.chat.conversations import BadRow, Conversation
+from launcher.data.chat.template import ChatTemplate
+from launcher.data.files import bpe
+from launcher.job.schema.components import Chat
+from launcher.untrusted.files import TEXT, read_json, read_text
+
+CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+BYTES_END = 256
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Of bytes, which bring no template."""
+
+Labelled = tuple[NDArray[np.int64], NDArray[np.bool_]]
+"""Tokens, and which of them the assistant says."""
+
+
+@dataclass(frozen=True)
+class ChatTokenizer:
+    """``tokenizer``: ``None`` for bytes. ``end``: the token after a completion, where there is one."""
+
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    size: int
+    end: int | None
+
+    def labelled(self, said: Conversation) -> Labelled:
+        """A token belongs to whom its first character belongs. Raises ``BadRow``."""
+        if not said.messages:
+            return self._completed(said)
+        if self.template is None:
+            raise BadRow("it has messages, and the tokenizer has no chat template; give data.template=FILE")
+        text, spans = self.template.spans(said.messages, said.first)
+        ids, starts = self._encoded(text)
+        counted = np.zeros(len(ids), bool)
+        for a, b in spans:
+            counted |= (starts >= a) & (starts < b)
+        return ids, counted
+
+    def _completed(self, said: Conversation) -> Labelled:
+        """A prompt and its completion, each encoded by itself, as it is when a model is asked."""
+        if self.end is None:
+            raise BadRow("a completion has to end with a token, and the tokenizer's eos_token is not known")
+        before, after = (self._encoded(text)[0] for text in (said.prompt, said.completion))
+        ids = np.concatenate([before, after, [self.end]])
+        return ids, np.arange(len(ids)) >= len(before)
+
+    def _encoded(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens, and the place in ``text`` of the first character of each."""
+        if self.tokenizer is None:
+            widths = [len(c.encode("utf-8", "surrogatepass")) for c in text]
+            data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+            return data.astype(np.int64), np.repeat(np.arange(len(text)), widths)
+        found = self.tokenizer.encode(text, add_special_tokens=False)
+        starts = [a if b > a else -1 for a, b in found.offsets]
+        return np.array(found.ids, np.int64), np.array(starts, np.int64)
+
+
+def chat_tokenizer(settings: Chat) -> ChatTokenizer:
+    """Raises ``ValueError`` for a tokenizer or a template that is none, and ``OSError``."""
+    if settings.tokenizer_file is None:
+        plain = ChatTemplate(_template(settings, {}, CHATML), {})
+        plain.compile()
+        return ChatTokenizer(None, plain, BYTES_END + 1, BYTES_END)
+    path = Path(settings.tokenizer_file)
+    tokenizer = bpe.load(path)
+    config = _config(path)
+    special = _special(config)
+    source = _template(settings, config, _beside(path))
+    template = None
+    if source:
+        template = ChatTemplate(source, special)
+        template.compile()
+    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+    eos = special.get("eos_token")
+    return ChatTokenizer(tokenizer, template, size, None if eos is None else tokenizer.token_to_id(eos))
+
+
+def _template(settings: Chat, config: dict[str, Any], other: str) -> str:
+    """That of ``data.template``, of the tokenizer's config, or the ``other``."""
+    if settings.template is not None:
+        text = read_text(Path(settings.template), TEXT)
+        return text if not settings.template.endswith(".json") else _named(_json(Path(settings.template)))
+    return other or _named(config)
+
+
+def _named(config: dict[str, Any]) -> str:
+    """One template, or the one of several that is the default."""
+    found = config.get("chat_template") or ""
+    if isinstance(found, list):
+        by_name = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+        found = by_name.get("default") or ""
+    return found if isinstance(found, str) else ""
+
+
+def _beside(path: Path) -> str:
+    file = path.with_name(TEMPLATE)
+    return read_text(file, TEXT) if file.is_file() else ""
+
+
+def _config(path: Path) -> dict[str, Any]:
+    file = path.with_name(CONFIG)
+    return _json(file) if file.is_file() else {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: no object")
+    return found
+
+
+def _special(config: dict[str, Any]) -> dict[str, str]:
+    """Texts of special tokens, which a config has as they are or with their settings."""
+    texts = {
+        k: v.get("content") if isinstance(v, dict) else v for k, v in config.items() if k.endswith("_token")
+    }
+    return {k: v for k, v in texts.items() if isinstance(v, str)}

@@ -1,0 +1,88 @@
+"""The labelled tokens of many conversations: one after the other, each no longer than a sample."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.data.chat.conversations import BadRow, conversation, rows
+from launcher.data.chat.tokenizer import ChatTokenizer, Labelled
+from launcher.data.files.bad_file import BadFile
+from launcher.job.schema.components import Chat, Paths
+
+SKIP = "data.on_bad=skip leaves out what is bad, and counts it"
+FIT = "data.too_long=cut leaves off their ends, skip leaves them out"
+
+
+@dataclass
+class Counts:
+    """``bad`` and ``long``: left out; ``cut``: at their ends."""
+
+    conversations: int = 0
+    bad: int = 0
+    long: int = 0
+    cut: int = 0
+
+    def text(self) -> str:
+        """
+        >>> Counts(12, bad=2, cut=1).text()
+        '12 conversations, 1 cut, 2 bad rows left out'
+        """
+        more = [(self.cut, "cut"), (self.long, "too long and left out"), (self.bad, "bad rows left out")]
+        return ", ".join([f"{self.conversations} conversations", *(f"{n} {what}" for n, what in more if n)])
+
+
+@dataclass(frozen=True)
+class ChatTokens:
+    """``tokens`` of all, which of them are ``counted``, and where each conversation ``ends``."""
+
+    tokens: NDArray[np.uint32]
+    counted: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+def labelled(settings: Chat, by: ChatTokenizer, paths: Paths | None, counts: Counts) -> Iterator[Labelled]:
+    """Of each row that is trained on. Raises ``BadFile``."""
+    room = settings.seq_len + 1
+    for row in rows(settings, paths):
+        try:
+            ids, counted = by.labelled(conversation(row.line))
+            if len(ids) > room:
+                if settings.too_long == "error":
+                    text = f"{len(ids)} tokens, and data.seq_len={settings.seq_len} has room for {room}"
+                    raise BadFile(f"{row.place}: {text}; {FIT}")
+                if settings.too_long == "skip" or not counted[1:room].any():
+                    counts.long += 1
+                    continue
+                ids, counted = ids[:room], counted[:room]
+                counts.cut += 1
+            if not counted[1:].any():
+                raise BadRow("the assistant says nothing in it")
+        except BadRow as error:
+            if settings.on_bad == "error":
+                raise BadFile(f"{row.place}: {error}; {SKIP}") from error
+            counts.bad += 1
+            continue
+        counts.conversations += 1
+        yield ids, counted
+
+
+def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None, counts: Counts) -> ChatTokens:
+    """Raises ``BadFile``."""
+    tokens, counted, ends = array("I"), bytearray(), array("q")
+    for ids, mine in labelled(settings, by, paths, counts):
+        tokens.extend(ids.tolist())
+        counted += mine.astype(np.uint8).tobytes()
+        ends.append(len(tokens))
+    return ChatTokens(
+        np.frombuffer(tokens, np.uint32) if tokens else np.zeros(0, np.uint32),
+        np.frombuffer(bytes(counted), np.uint8),
+        np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64),
+    )
