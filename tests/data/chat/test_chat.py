@@ -1,0 +1,293 @@
+"""Conversations as tokens and targets: which tokens they are, which of them count, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from launcher.__main__ import main
+from launcher.data.chat import cache
+from launcher.data.chat.open import open_chat
+from launcher.data.files import bpe
+from launcher.job.schema.components import Chat
+from tests.run.launching import losses, shape
+
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "<s>", "</s>"]
+CHATML = """\
+{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+LLAMA = """\
+{{ bos_token }}{% for m in messages %}
+{{ '<|head|>' + m['role'] + '<|/head|>\n\n' + m['content'] | trim + '<|eot|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|head|>assistant<|/head|>\n\n' }}{% endif %}"""
+MISTRAL = """\
+{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}
+{%- elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}
+{%- else %}{{ raise_exception('only user and assistant roles are known') }}{% endif %}{% endfor %}"""
+MARKED = """\
+{% for m in messages %}{% if m['role'] == 'assistant' %}
+{{- '<|im_start|>assistant\n' }}{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
+{%- else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"""
+FORGETFUL = """\
+{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}
+{%- if loop.last or m['role'] == 'user' %}{{ m['content'] }}{% else %}{{ '...' }}{% endif %}{{ '<|im_end|>\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+TURNS = [("user", "Hi there"), ("assistant", "Hello, you."), ("user", "More?"), ("assistant", "No.")]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    """Byte pairs with the special tokens of all templates, in ``tokenizer.json``."""
+    made = bpe.train_on(["Hi there, you. Hello! More? No. user assistant system " * 9], 400, SPECIAL)
+    made.save(str(tmp_path / "tokenizer.json"))
+    return made
+
+
+def written(folder: Path, template: str, rows: list[Any]) -> Chat:
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Chat(
+        name="chat", path=str(folder / "rows.jsonl"), tokenizer="file", val_fraction=0.0, seq_len=64,
+        tokenizer_file=str(folder / "tokenizer.json"),
+    )  # fmt: skip
+
+
+def messages(turns: list[tuple[str, str]] = TURNS) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def expected(tokenizer: Tokenizer, parts: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
+    """Inputs and targets of texts that follow each other, each learnt or not."""
+    ids, counted = [], []
+    for text, learnt in parts:
+        found = tokenizer.encode(text, add_special_tokens=False).ids
+        ids += found
+        counted += [learnt] * len(found)
+    targets = [t if c else -100 for t, c in zip(ids[1:], counted[1:], strict=True)]
+    return ids[:-1], targets
+
+
+def read(settings: Chat) -> tuple[list[int], list[int]]:
+    """The first sample without its padding, which is looked at."""
+    data = open_chat(settings).train
+    (inputs,), targets = data.inputs(np.array([0])), data.targets(np.array([0]))
+    last = int((targets[0] != -100).nonzero().max()) + 1
+    assert inputs.shape == targets.shape == (1, settings.seq_len)
+    assert not inputs[0, last + 2 :].any()
+    return inputs[0, :last].tolist(), targets[0, :last].tolist()
+
+
+SHAPES: dict[str, tuple[str, list[tuple[str, bool]]]] = {
+    "chatml": (CHATML, [
+        ("<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n", False), ("Hello, you.<|im_end|>", True),
+        ("\n<|im_start|>user\nMore?<|im_end|>\n<|im_start|>assistant\n", False), ("No.<|im_end|>", True),
+    ]),
+    "llama": (LLAMA, [
+        ("<s><|head|>user<|/head|>\n\nHi there<|eot|><|head|>assistant<|/head|>\n\n", False),
+        ("Hello, you.<|eot|>", True),
+        ("<|head|>user<|/head|>\n\nMore?<|eot|><|head|>assistant<|/head|>\n\n", False), ("No.<|eot|>", True),
+    ]),
+    "mistral": (MISTRAL, [
+        ("<s>[INST] Hi there [/INST]", False), (" Hello, you.</s>", True), ("[INST] More? [/INST]", False),
+        (" No.</s>", True),
+    ]),
+    "marked": (MARKED, [
+        ("<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n", False), ("Hello, you.<|im_end|>", True),
+        ("\n<|im_start|>user\nMore?<|im_end|>\n<|im_start|>assistant\n", False), ("No.<|im_end|>", True),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_what_the_assistant_says_is_learnt(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    template, parts = SHAPES[kind]
+    inputs, targets = read(written(tmp_path, template, [messages()]))
+    want = expected(tokenizer, parts)
+    assert (inputs, targets) == (want[0][: len(inputs)], want[1])
+
+
+def test_a_template_of_its_own_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """``chat_template.jinja`` beside the tokenizer is stronger than its config, ``data.template`` than both."""
+    settings = written(tmp_path, CHATML, [messages()])
+    (tmp_path / "chat_template.jinja").write_text(LLAMA)
+    assert read(settings)[1] == expected(tokenizer, SHAPES["llama"][1])[1]
+    (tmp_path / "own.jinja").write_text(MISTRAL)
+    own = settings.model_copy(update={"template": str(tmp_path / "own.jinja")})
+    assert read(own)[1] == expected(tokenizer, SHAPES["mistral"][1])[1]
+
+
+def test_a_prompt_and_its_completion(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    settings = written(tmp_path, CHATML, [{"prompt": "Hi there", "completion": " Hello"}])
+    assert read(settings)[1] == expected(tokenizer, [("Hi there", False), (" Hello", True), ("</s>", True)])[1]
+
+    # as messages: of the prompt nothing is learnt, even what the assistant said
+    row = {"prompt": messages(TURNS[:3])["messages"], "completion": messages(TURNS[3:])["messages"]}
+    parts = SHAPES["chatml"][1]
+    unlearnt = [(text, learnt and i == 3) for i, (text, learnt) in enumerate(parts)]
+    assert read(written(tmp_path, CHATML, [row]))[1] == expected(tokenizer, unlearnt)[1]
+
+
+def test_bytes_bring_a_template(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(messages([("user", "é?"), ("assistant", "ü!")])) + "\n")
+    settings = Chat(name="chat", path=str(tmp_path / "rows.jsonl"), val_fraction=0.0, seq_len=128)
+    targets = read(settings)[1]
+    assert bytes(t for t in targets if t != -100).decode() == "ü!<|im_end|>"
+
+
+def test_what_is_too_long(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    settings = written(tmp_path, CHATML, [messages(), messages(TURNS[:2])])
+    inputs, targets = expected(tokenizer, SHAPES["chatml"][1])
+    length = len(inputs) - 4
+    short = settings.model_copy(update={"seq_len": length, "too_long": "cut"})
+    data = open_chat(short).train
+    assert len(data) == 2
+    assert data.inputs(np.array([0]))[0][0].tolist() == inputs[:length]
+    assert data.targets(np.array([0]))[0].tolist() == targets[:length]
+    assert len(open_chat(short.model_copy(update={"too_long": "skip"})).train) == 1
+
+
+def test_held_out_conversations_are_the_last_ones(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [messages([("user", f"{n}"), ("assistant", f"{n}")]) for n in range(10)]
+    data = open_chat(written(tmp_path, CHATML, rows).model_copy(update={"val_fraction": 0.2}))
+    assert (len(data.train), len(data.val)) == (8, 2)
+    targets = [data.val.targets(np.array([k])) for k in range(2)]
+    assert [tokenizer.decode(t[t != -100].tolist()) for t in targets] == ["8", "9"]
+
+
+def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    settings = written(tmp_path, CHATML, [messages(), messages(TURNS[:2])])
+    kept = settings.model_copy(update={"cache": str(tmp_path / "kept")})
+    said: list[str] = []
+    cache.make(kept, said.append)
+    cache.make(kept, said.append)
+    (line,) = said
+    assert line.startswith("data: 2 conversations, as tokens, once: ")
+    parts = cache.opened(kept)
+    assert parts is not None
+    assert isinstance(parts["train"].tokens, np.memmap)
+    at = np.arange(2)
+    for one, other in ((open_chat(settings).train, open_chat(kept).train),):
+        assert torch.equal(one.inputs(at)[0], other.inputs(at)[0])
+        assert torch.equal(one.targets(at), other.targets(at))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(messages(TURNS[:2])) + "\n")
+    assert cache.opened(kept) is None  # of other conversations
+
+
+BAD = {
+    "no JSON": ('{"messages": ', "no JSON: Expecting value at character 14"),
+    "keys": ('{"conversations": []}', "a row has 'messages', or 'prompt' and 'completion' (keys: conversations)"),
+    "no list": ('{"messages": "hi"}', "'messages' is no list of messages"),
+    "from": (
+        '{"messages": [{"from": "human", "value": "hi"}]}', "messages[0] has no text 'role' (keys: from, value)",
+    ),
+    "no answer": (json.dumps(messages(TURNS[:1])), "the assistant says nothing in it"),
+    "no question": (
+        json.dumps(messages(TURNS[1:2])), "the first message is the assistant's: nothing says what it answers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_row_is_named_or_left_out(
+    kind: str, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line, why = BAD[kind]
+    settings = written(tmp_path, CHATML, [messages()])
+    path = Path(str(settings.path))
+    path.write_text(path.read_text() + line + "\n")
+    words = asked(settings)
+    assert main([*words, "show=plan"]) == 2
+    assert capsys.readouterr().err == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        f"  data.path: {path}:2: {why}; data.on_bad=skip leaves out what is bad, and counts it\n"
+        f"    set by: data.path={path} (command line)\n"
+        f"    try:    data.path={path} data.on_bad=skip\n"
+    )
+    assert len(open_chat(settings.model_copy(update={"on_bad": "skip"})).train) == 1
+
+
+def asked(settings: Chat) -> list[str]:
+    return [
+        "recipe=chat_lm_pp2", f"data.path={settings.path}", "data.tokenizer=file", "data.val_fraction=0",
+        f"data.tokenizer_file={settings.tokenizer_file}", "data.seq_len=64", "train.steps=2", "steps=[train]",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "why"),
+    [
+        (MISTRAL, [("system", "Be kind."), *TURNS], "the template refuses it: only user and assistant roles are known"),
+        (
+            FORGETFUL, TURNS,
+            "message 1: the template writes it otherwise once other messages follow; mark it in the template with "
+            "{% generation %}",
+        ),
+        (
+            CHATML.replace("assistant\n' }}{% endif", "model\n' }}{% endif"), TURNS,
+            "message 1: the template writes its turn otherwise than it asks for one (add_generation_prompt); mark it "
+            "in the template with {% generation %}",
+        ),
+    ],
+    ids=["raises", "rewrites", "asks otherwise"],
+)  # fmt: skip
+def test_a_template_that_cannot_say_what_is_learnt(
+    template: str,
+    turns: list[tuple[str, str]],
+    why: str,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = written(tmp_path, template, [messages(turns)])
+    assert main([*asked(settings), "show=plan"]) == 2
+    assert f"  data.path: {settings.path}:1: {why}; data.on_bad=skip" in capsys.readouterr().err
+
+
+def test_tokenizers_and_templates_that_are_none(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = written(tmp_path, "{% for m in messages %}", [messages()])
+    assert main([*asked(settings), "show=plan"]) == 2
+    assert "data.tokenizer_file: no template: Unexpected end of template." in capsys.readouterr().err
+    settings = written(tmp_path, "", [messages()])
+    assert main([*asked(settings), "show=plan"]) == 2
+    assert (
+        f"data.path: {settings.path}:1: it has messages, and the tokenizer has no chat template; give "
+        "data.template=FILE; data.on_bad=skip leaves out what is bad, and counts it"
+    ) in capsys.readouterr().err
+    settings = written(tmp_path, CHATML, [messages()])
+    assert main([*asked(settings), "model.vocab_size=100", "show=plan"]) == 2
+    size = tokenizer.get_vocab_size()
+    assert f"model.vocab_size: 100 are too few for the {size} tokens of data chat" in capsys.readouterr().err
+    (tmp_path / "rows.jsonl").write_text("\n")
+    assert main([*asked(settings), "show=plan"]) == 2
+    assert f"data.path: {settings.path}: there is no row in it" in capsys.readouterr().err
+
+
+def test_a_bad_row_far_down_ends_the_run_by_its_line(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = written(tmp_path, CHATML, [messages()] * 60 + [{"messages": []}])
+    assert main([*asked(settings), f"run_dir={tmp_path}/run"]) == 1
+    assert capsys.readouterr().err.splitlines()[0] == (
+        f"error: data.path: {settings.path}:61: 'messages' is no list of messages; "
+        "data.on_bad=skip leaves out what is bad, and counts it"
+    )
+
+
+def test_layouts_train_the_same(tmp_path: Path) -> None:
+    """Micro batches count other numbers of tokens each."""
+    words = ["recipe=chat_lm_pp2", "train.precision=fp64", "train.steps=3", "steps=[train]", "logger=plain"]
+    found = []
+    for name, layout in {"one": shape(), "two": shape(pp=2), "four": shape(pp=2, shard=2)}.items():
+        assert main([*words, *layout, f"run_dir={tmp_path}/{name}"]) == 0
+        found.append(losses(tmp_path / name))
+    assert found[1] == pytest.approx(found[0], rel=1e-12)
+    assert found[2] == pytest.approx(found[0], rel=1e-12)
