@@ -22,6 +22,7 @@ SMALLER = {  # what two steps of it need not take so long
     "lm_tied_pp2_hsdp2": (*LM, "steps.sample.tokens=8"),
     "lm_single": (*LM, "steps.sample.tokens=8"),
     "lora_lm_pp2": (*LM, "steps.sample.tokens=8"),
+    "chat_lm_pp2": ("steps.evaluate.batches=1",),
     "lm_pp4_interleaved": LM,
     "lm_tp2": (*LM, "steps.sample.tokens=8"),
     "broadcast_after_load": ("steps.evaluate.batches=1",),
