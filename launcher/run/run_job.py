@@ -33,6 +33,7 @@ from launcher.run import (
 )
 from launcher.run.search import layout_search
 from launcher.run.settle import Settled, home, settle
+from launcher.run.slurm import batch_file, submit
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.interrupts import check, stoppable
@@ -145,6 +146,8 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
         # What is meant here, what can be refused, what will happen.
         _make_tokens(request, others)
         settled = settle(request.job, request.config, request.overrides, others)
+        if settled.job.launch.slurm is not None:
+            return _submit(settled, request)
         asked, chosen = _settled(settled, measure=True, others=others)
         start, plan = _decide(asked, chosen)
 
@@ -164,6 +167,29 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
             else:
                 _already_done(record)
             return record.results
+
+
+def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
+    """Plan the run and hand it to Slurm."""
+    asked, chosen = _settled(settled)
+    checked = before_torch(asked.job, preflight.before_plan(asked))
+    with planning():
+        plan = plan_checked(checked)
+        found, notes = preflight.after_plan(asked, plan)
+        refuse([*found, *submit.mismatched(asked.job, plan)])
+    plan = replace(plan, notes=(*plan.notes, *chosen.notes, *notes))
+
+    with _opened(asked, None) as at:
+        record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
+        status.write(at, plan, request.command, request.config, anew=not record.steps)
+        number = submit.submit(asked.job, plan, at)
+        record.say("submitted" if number else "written", **({"slurm": number} if number else {}))
+    say(short(plan))
+    if number:
+        say(f"job {number} of Slurm, {at / batch_file.NAME}; it says: tail -F {at}/slurm-{number}.log")
+    else:
+        say(f"not submitted: sbatch {at / batch_file.NAME}")
+    return {}
 
 
 def _make_tokens(request: RunRequest, others: Others | None) -> None:

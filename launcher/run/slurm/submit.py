@@ -1,0 +1,92 @@
+"""A run that is handed to Slurm: planned here, frozen in its run folder, submitted."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.errors import Problem
+from launcher.job.schema import redact
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.run.search import best_recipe
+from launcher.run.slurm import batch_file, cluster
+from launcher.run.slurm.batch_file import Place, Ranks
+
+KEY = cluster.KEY
+
+
+def refused(job: Job, outer: int | None) -> list[Problem]:
+    """What can be said before there is a plan; ``outer``: ranks that torchrun or srun has started."""
+    slurm = job.launch.slurm
+    assert slurm is not None
+    if outer is not None:
+        text = "this process is a rank of torchrun or srun already, and would submit a job of its own"
+        return [Problem(KEY, text, "launch=auto")]
+    found = [*cluster.problems(slurm)]
+    if job.launch.mode in ("spawn", "inproc"):
+        text = f"{job.launch.mode}: the ranks of a job of Slurm are started by srun"
+        found.append(Problem("launch.mode", text, "launch.mode=auto"))
+    values = job.model_dump(mode="json", by_alias=True)
+    if redact.values(values) != values:
+        text = "a secret would be written into the request of the job; say where it is: env:NAME or file:PATH"
+        found.append(Problem("checkpoint.encrypt" if job.checkpoint.encrypt else KEY, text))
+    seconds = None if slurm.time is None else time_s(slurm.time)
+    if seconds is not None and seconds <= slurm.signal_s:
+        text = f"{slurm.time}: is over before the {slurm.signal_s} s that a save may take have begun"
+        found.append(Problem(f"{KEY}.time", f"{text}; give more, or a shorter {KEY}.signal_s"))
+    return found
+
+
+def mismatched(job: Job, plan: Plan) -> list[Problem]:
+    """Ranks that do not fill the nodes."""
+    size, nodes = plan.sizes.grid.size, job.launch.nnodes
+    if size % nodes:
+        text = f"{nodes}: the {size} ranks of the plan are not as many on each node"
+        return [Problem("launch.nnodes", text)]
+    return []
+
+
+def submit(job: Job, plan: Plan, run: Path) -> str:
+    """Write the job into the folder of its run, and hand it to Slurm.
+
+    Returns its number, "" where it is only written. Raises ``RunError``.
+    """
+    slurm = job.launch.slurm
+    assert slurm is not None
+    at = Place(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)))
+    nodes = job.launch.nnodes
+    each = plan.sizes.grid.size // nodes
+    ranks = Ranks(nodes, each, gpus=job.launch.device != "cpu")
+    write_text(run / batch_file.REQUEST, best_recipe.text(_inside(job, each), ("The request of this run.",)))
+    write_text(run / batch_file.NAME, batch_file.text(job, ranks, at))
+    if not slurm.submit:
+        return ""
+    return cluster.ask(["sbatch", "--parsable", str(at.run / batch_file.NAME)]).strip().partition(";")[0]
+
+
+def _inside(job: Job, each: int) -> Job:
+    """What the tasks of srun do."""
+    launch = job.launch.model_copy(update={"slurm": None, "mode": "external", "nproc": each})
+    return job.model_copy(update={"launch": launch})
+
+
+def time_s(text: str) -> float:
+    """Seconds of a time as Slurm writes it: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+
+    >>> time_s("30"), time_s("1:30"), time_s("02:00:00"), time_s("1-12")
+    (1800.0, 90.0, 7200.0, 129600.0)
+    """
+    days, dash, clock = text.rpartition("-")
+    parts = [int(n) for n in re.split(":", clock)]
+    if dash:
+        parts += [0] * (3 - len(parts))
+    elif len(parts) == 1:
+        parts = [0, parts[0], 0]
+    elif len(parts) == 2:
+        parts = [0, *parts]
+    hours, minutes, seconds = parts
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
