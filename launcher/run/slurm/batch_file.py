@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from signal import SIGUSR2
 
+from launcher.errors import REQUEUE
 from launcher.job.schema.job import Job, Slurm
 
 NAME, REQUEST = "job.sbatch", "request.yaml"
+KILLED = 128 + SIGUSR2
+"""What a shell says of a process that a signal has ended."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,11 @@ def _body(slurm: Slurm, at: Place) -> Iterator[str]:
         yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05'
     yield from slurm.setup
     yield ""
-    yield f"# {slurm.signal_s} s before the end of its time every task is told to save, and exits with 75."
+    yield f"# {slurm.signal_s} s before its time is up every task is told to save, and exits with {REQUEUE};"
+    yield f"# one that is still starting is ended by the signal itself ({KILLED})."
     yield f"srun {_container(slurm)}{_command(at)}"
     yield "code=$?"
-    yield 'if [ "$code" -eq 75 ]; then'
+    yield f'if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
     yield '    scontrol requeue "$SLURM_JOB_ID"'
     yield "fi"
     yield 'exit "$code"'

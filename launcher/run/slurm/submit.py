@@ -17,6 +17,8 @@ from launcher.run.slurm import batch_file, cluster
 from launcher.run.slurm.batch_file import Place, Ranks
 
 KEY = cluster.KEY
+EARLY_S = 60
+"""How much earlier than it is asked to Slurm may send a signal, as the manual of sbatch says."""
 
 
 def refused(job: Job, outer: int | None) -> list[Problem]:
@@ -35,9 +37,10 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
         text = "a secret would be written into the request of the job; say where it is: env:NAME or file:PATH"
         found.append(Problem("checkpoint.encrypt" if job.checkpoint.encrypt else KEY, text))
     seconds = None if slurm.time is None else time_s(slurm.time)
-    if seconds is not None and seconds <= slurm.signal_s:
-        text = f"{slurm.time}: is over before the {slurm.signal_s} s that a save may take have begun"
-        found.append(Problem(f"{KEY}.time", f"{text}; give more, or a shorter {KEY}.signal_s"))
+    if seconds is not None and seconds <= slurm.signal_s + EARLY_S:
+        text = f"{slurm.time}: ranks would be told to save when they have hardly begun: {KEY}.signal_s is"
+        text += f" {slurm.signal_s} s before the end, and Slurm may send it {EARLY_S} s earlier"
+        found.append(Problem(f"{KEY}.time", text))
     return found
 
 
