@@ -9,7 +9,6 @@ from typing import Literal
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
-from launcher.run.slurm import submit
 from launcher.runtime.cluster.launch_env import place
 
 Mode = Literal["spawn", "external", "inproc"]
@@ -54,8 +53,8 @@ def mode(job: Job, outer: int | None) -> Mode:
 
 def refused(job: Job, outer: int | None) -> list[Problem]:
     """What can be said before there is a plan."""
-    if job.launch.slurm is not None:
-        return submit.refused(job, outer)
+    if job.launch.slurm is not None:  # they start elsewhere
+        return []
     asked, found = job.launch.mode, []
     if asked == "external" and outer is None:
         text = "external: neither torchrun nor srun has started this process"

@@ -132,7 +132,9 @@ def rehearse(request: Request, planned: bool = True) -> None:
 
         with own_tokens.supposed(job) as (supposed, _):
             asked = settle(supposed, as_yaml(request.data), request.overrides, None)
-            if planned:
+            if planned and asked.job.launch.slurm is not None:
+                _plan(*_settled(asked))
+            elif planned:
                 _decide(*_settled(asked))
             elif layout_search.open_ended(asked.job):
                 layout_search.check(asked.job)
@@ -172,13 +174,7 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
 def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
     """Plan the run and hand it to Slurm."""
     asked, chosen = _settled(settled)
-    checked = before_torch(asked.job, preflight.before_plan(asked))
-    with planning():
-        plan = plan_checked(checked)
-        found, notes = preflight.after_plan(asked, plan)
-        refuse([*found, *submit.mismatched(asked.job, plan)])
-    plan = replace(plan, notes=(*plan.notes, *chosen.notes, *notes))
-
+    plan = _plan(asked, chosen)
     with _opened(asked, None) as at:
         record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
         status.write(at, plan, request.command, request.config, anew=not record.steps)
@@ -190,6 +186,16 @@ def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
     else:
         say(f"not submitted: sbatch {at / batch_file.NAME}")
     return {}
+
+
+def _plan(asked: Settled, chosen: layout_search.Chosen) -> Plan:
+    """Of a run that starts elsewhere. Raises ``RequestError``; starts nothing, writes nothing."""
+    checked = before_torch(asked.job, preflight.before_plan(asked))
+    with planning():
+        plan = plan_checked(checked)
+        found, notes = preflight.after_plan(asked, plan)
+        refuse(found)
+    return replace(plan, notes=(*plan.notes, *chosen.notes, *notes))
 
 
 def _make_tokens(request: RunRequest, others: Others | None) -> None:

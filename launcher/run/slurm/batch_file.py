@@ -59,7 +59,7 @@ def options(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
     yield f"signal=USR2@{slurm.signal_s}"  # without "B:", which would tell the shell of this file alone
     yield "requeue"
     yield "open-mode=append"
-    yield f"output={at.run}/slurm-%j.log"
+    yield f"output={quote(str(at.run).replace('%', '%%') + '/slurm-%j.log')}"
     yield from (option.removeprefix("--") for option in slurm.extra)
 
 

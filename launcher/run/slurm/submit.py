@@ -12,7 +12,7 @@ from launcher.errors import Problem
 from launcher.job.schema import redact
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.run.search import best_recipe
+from launcher.run import recipe_of_job
 from launcher.run.slurm import batch_file, cluster
 from launcher.run.slurm.batch_file import Place, Ranks
 
@@ -24,7 +24,8 @@ EARLY_S = 60
 def refused(job: Job, outer: int | None) -> list[Problem]:
     """What can be said before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     slurm = job.launch.slurm
-    assert slurm is not None
+    if slurm is None:
+        return []
     if outer is not None:
         text = "this process is a rank of torchrun or srun already, and would submit a job of its own"
         return [Problem(KEY, text, "launch=auto")]
@@ -32,25 +33,16 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
     if job.launch.mode in ("spawn", "inproc"):
         text = f"{job.launch.mode}: the ranks of a job of Slurm are started by srun"
         found.append(Problem("launch.mode", text, "launch.mode=auto"))
-    values = job.model_dump(mode="json", by_alias=True)
+    values = job.model_dump(mode="json", by_alias=True, exclude={"checkpoint"})  # which takes places only
     if redact.values(values) != values:
-        text = "a secret would be written into the request of the job; say where it is: env:NAME or file:PATH"
-        found.append(Problem("checkpoint.encrypt" if job.checkpoint.encrypt else KEY, text))
+        text = "the request is written into the run folder, and a secret that it has would be too"
+        found.append(Problem(KEY, f"{text}; give it as env:NAME or file:PATH"))
     seconds = None if slurm.time is None else time_s(slurm.time)
     if seconds is not None and seconds <= slurm.signal_s + EARLY_S:
         text = f"{slurm.time}: ranks would be told to save when they have hardly begun: {KEY}.signal_s is"
         text += f" {slurm.signal_s} s before the end, and Slurm may send it {EARLY_S} s earlier"
         found.append(Problem(f"{KEY}.time", text))
     return found
-
-
-def mismatched(job: Job, plan: Plan) -> list[Problem]:
-    """Ranks that do not fill the nodes."""
-    size, nodes = plan.sizes.grid.size, job.launch.nnodes
-    if size % nodes:
-        text = f"{nodes}: the {size} ranks of the plan are not as many on each node"
-        return [Problem("launch.nnodes", text)]
-    return []
 
 
 def submit(job: Job, plan: Plan, run: Path) -> str:
@@ -64,7 +56,8 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
     nodes = job.launch.nnodes
     each = plan.sizes.grid.size // nodes
     ranks = Ranks(nodes, each, gpus=job.launch.device != "cpu")
-    write_text(run / batch_file.REQUEST, best_recipe.text(_inside(job, each), ("The request of this run.",)))
+    request = recipe_of_job.text(_inside(job, each), ("The request of this run.",))
+    write_text(run / batch_file.REQUEST, request)
     write_text(run / batch_file.NAME, batch_file.text(job, ranks, at))
     if not slurm.submit:
         return ""
