@@ -1,19 +1,17 @@
-"""``launch=slurm``: what is refused, what is written, what the job does; on a real Slurm with SLURM_TEST=1."""
+"""``launch=slurm``: what is refused, what is written, what the job does."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launcher.__main__ import main
 from tests.ports import free_port
-from tests.run.launching import ROOT, TINY, checkpoints, losses, run, shape, status, steps, until, whole
+from tests.run.launching import ROOT, TINY, checkpoints, status, steps, until, whole
 
 SRUN = """#!/bin/bash
 # The tasks of one step on two nodes, as srun starts them; it ends with the highest of their codes.
@@ -170,34 +168,3 @@ def test_told_to_stop_before_it_hears_it_is_requeued_too(place: Path) -> None:
     assert main(words()) == 0
     assert started(place, 0, "1").wait(60) == 140
     assert (place / "asked").read_text() == "requeue 77\n"
-
-
-@pytest.mark.skipif(
-    "SLURM_TEST" not in os.environ, reason="SLURM_TEST=1 would submit jobs to the Slurm of this machine"
-)
-def test_a_real_slurm_runs_stops_and_requeues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # its nodes may be names that only Slurm knows
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    job = tmp_path / "job"
-    assert main([*words(n=60), "launch.nproc=2", *shape(pp=2, shard=2)[:1]]) == 0
-    number = status(job)["slurm"]
-    try:
-        waited(lambda: (job / "metrics.jsonl").exists() and max(whole(job), default=0) >= 2)
-        subprocess.run(["scancel", "--signal=USR2", number], check=True)
-        waited(lambda: status(job)["status"] == "preempted")
-        waited(lambda: status(job)["status"] == "running" and max(whole(job), default=0) >= 30)
-        subprocess.run(["scontrol", "requeue", number], check=True)
-        waited(lambda: status(job)["status"] == "done")
-    finally:
-        subprocess.run(["scancel", number], check=True)
-    log = (job / f"slurm-{number}.log").read_text()
-    assert log.count("going on from step-") == 2
-    assert losses(job) == losses(run(tmp_path / "alone", *shape(pp=2, shard=2), steps=60))
-
-
-def waited(done: Callable[[], bool], within_s: float = 200) -> None:
-    end = time.monotonic() + within_s
-    while not done():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.1)
