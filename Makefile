@@ -4,6 +4,7 @@
 # A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: fifty minutes, two at a time.
 # A sixth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it: half an hour.
 # A seventh, `make test-gpu`, runs the tests that need a GPU, on a machine that has one.
+# An eighth, `make test-slurm`, starts a Slurm of two nodes here and stops jobs of it in every way: seven minutes.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \
@@ -17,7 +18,7 @@ export OMP_NUM_THREADS := 1
 # Hundreds of processes import the same modules: compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-real test-zoo test-gpu drills check clean
+.PHONY: demo test test-all test-real test-zoo test-gpu test-slurm drills check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -40,6 +41,10 @@ test-real: .venv/installed-real
 # One GPU is enough, so one test at a time. Without any, each is skipped and says why (-rs).
 test-gpu: .venv/installed-dev
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
+
+test-slurm: .venv/installed-dev
+	@tests/slurm/install.sh
+	SLURM_TEST=1 $(BIN)/python -m pytest -rs tests/slurm
 
 drills: .venv/installed-dev
 	$(BIN)/python -m tests.drills

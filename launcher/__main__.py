@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 UNSAID = 120
 """As Python ends when nobody can be told."""
+OF_A_RUN = ("status", "logs", "cancel")
+"""First words that are no settings: a run folder follows."""
 
 
 class _Told(RequestError):
@@ -46,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(words: list[str], rank: int | None) -> int:
     try:
+        if words and words[0] in OF_A_RUN:
+            from launcher.run.commands import carry_out
+
+            return carry_out(words)
         args = parse(words)
         if args.help or args.version:
             if not rank:

@@ -10,6 +10,7 @@ HEAD = """\
 launcher: one YAML file plans, trains and checkpoints a parallel model on torch.distributed.
 
 usage: python -m launcher [recipe=NAME|FILE.yaml] [key=value ...] [flags]
+       python -m launcher status|logs|cancel RUN
 """
 
 EXAMPLES = """\

@@ -1,3 +1,3 @@
 """One request from its plan to its last step: checks before anything starts, the run folder, the phases."""
 
-__all__ = ["cures", "launch", "outer_ranks", "run_job", "show"]
+__all__ = ["commands", "cures", "launch", "outer_ranks", "run_job", "show"]

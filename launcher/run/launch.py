@@ -53,6 +53,8 @@ def mode(job: Job, outer: int | None) -> Mode:
 
 def refused(job: Job, outer: int | None) -> list[Problem]:
     """What can be said before there is a plan."""
+    if job.launch.slurm is not None:  # they start elsewhere
+        return []
     asked, found = job.launch.mode, []
     if asked == "external" and outer is None:
         text = "external: neither torchrun nor srun has started this process"

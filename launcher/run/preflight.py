@@ -15,6 +15,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.verbs import output, verb, writes
 from launcher.run import launch, layout_files, resume
 from launcher.run.settle import Settled, home
+from launcher.run.slurm import submit
 from launcher.runtime import folder
 from launcher.steps import module
 from launcher.steps.files.checks import FileChecks
@@ -28,6 +29,7 @@ def before_plan(run: Settled) -> list[Problem]:
     return [
         *([writable] if writable else []),
         *launch.refused(job, run.outer),
+        *submit.refused(job, run.outer),
         *resume.named(job, run.overrides, run.done),
         *_step_problems(run),
         *(absent(job.data) if _reads(job) else []),

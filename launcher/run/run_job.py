@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.console import gone, say, tell
-from launcher.errors import DONE, refuse
+from launcher.errors import DONE, Problem, RequestError, refuse
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job, Launch
 from launcher.plan.plan import Plan, impossible
@@ -33,6 +33,7 @@ from launcher.run import (
 )
 from launcher.run.search import layout_search
 from launcher.run.settle import Settled, home, settle
+from launcher.run.slurm import batch_file, submit
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.interrupts import check, stoppable
@@ -131,7 +132,9 @@ def rehearse(request: Request, planned: bool = True) -> None:
 
         with own_tokens.supposed(job) as (supposed, _):
             asked = settle(supposed, as_yaml(request.data), request.overrides, None)
-            if planned:
+            if planned and asked.job.launch.slurm is not None:
+                _plan(*_settled(asked))
+            elif planned:
                 _decide(*_settled(asked))
             elif layout_search.open_ended(asked.job):
                 layout_search.check(asked.job)
@@ -145,6 +148,8 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
         # What is meant here, what can be refused, what will happen.
         _make_tokens(request, others)
         settled = settle(request.job, request.config, request.overrides, others)
+        if settled.job.launch.slurm is not None:
+            return _submit(settled, request)
         asked, chosen = _settled(settled, measure=True, others=others)
         start, plan = _decide(asked, chosen)
 
@@ -166,10 +171,40 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
             return record.results
 
 
+def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
+    """Plan the run and hand it to Slurm."""
+    asked, chosen = _settled(settled)
+    plan = _plan(asked, chosen)
+    with _opened(asked, None) as at:
+        record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
+        status.write(at, plan, request.command, request.config, anew=not record.steps)
+        number = submit.submit(asked.job, plan, at)
+        record.say("submitted" if number else "written", **({"slurm": number} if number else {}))
+    say(short(plan))
+    if number:
+        say(f"job {number} of Slurm, {at / batch_file.NAME}; it says: tail -F {at}/slurm-{number}.log")
+    else:
+        say(f"not submitted: sbatch {at / batch_file.NAME}")
+    return {}
+
+
+def _plan(asked: Settled, chosen: layout_search.Chosen) -> Plan:
+    """Of a run that starts elsewhere. Raises ``RequestError``; starts nothing, writes nothing."""
+    checked = before_torch(asked.job, preflight.before_plan(asked))
+    with planning():
+        plan = plan_checked(checked)
+        found, notes = preflight.after_plan(asked, plan)
+        refuse(found)
+    return replace(plan, notes=(*plan.notes, *chosen.notes, *notes))
+
+
 def _make_tokens(request: RunRequest, others: Others | None) -> None:
     """Those that the plan reads and a step makes, once there is nothing else to refuse the request for."""
     if not own_tokens.makers(request.job):
         return
+    if request.job.launch.slurm is not None:
+        text = "the plan is made here, and reads tokens that a step of the job would make; make them first"
+        raise RequestError((Problem("launch.slurm", text, "launch=auto 'steps=[prepare]'"),))
     with own_tokens.supposed(request.job) as (job, _):
         asked = settle(job, request.config, request.overrides, others)
         _decide(*_settled(asked))

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from launcher.checkpoint.tensorfile.disk_space import unwritten
 from launcher.checkpoint.tensorfile.durable import write_text
-from launcher.errors import RunError
+from launcher.errors import INTERRUPTED, REQUEUE, RunError
 from launcher.runtime.cluster import flight_recorder
 
 _log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class Preempted(Interrupted):
     @property
     def code(self) -> int:
         """That of Ctrl-C is known to shells; the other is ``EX_TEMPFAIL``: try again later."""
-        return 130 if self.signum == signal.SIGINT else 75
+        return INTERRUPTED if self.signum == signal.SIGINT else REQUEUE
 
 
 def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fault:

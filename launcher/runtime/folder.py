@@ -41,8 +41,9 @@ FOLDERS = (
     "profile", "strategy", "tokens", "transformed",
 )  # fmt: skip
 FILES = (
-    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "memory.svg",
-    "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", STATUS, "timeline.json", "timeline.svg",
+    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "job.sbatch",
+    "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "request.yaml", STATUS,
+    "timeline.json", "timeline.svg",
 )  # fmt: skip
 
 

@@ -95,6 +95,28 @@ class Train(Settings):
         return epochs
 
 
+SlurmTime = Annotated[
+    str,
+    BeforeValidator(lambda given: str(given) if type(given) is int else given),  # minutes
+    Field(pattern=r"^(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2})$"),
+]
+
+
+class Slurm(Settings):
+    """A job of Slurm. Nodes and ranks are those of ``launch``."""
+
+    partition: str | None = None
+    account: str | None = None
+    time: SlurmTime | None = None
+    gpus_per_node: Index | None = None
+    cpus_per_task: Count | None = None
+    signal_s: Count = Field(300, description="seconds before the end of its time that ranks save")
+    extra: tuple[str, ...] = Field((), description="more options of sbatch")
+    setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")
+    container: str | None = None
+    submit: Flag = Field(True, description="false: write the batch file only")
+
+
 class Launch(Settings):
     """``nproc`` is ranks a node; null: as many as the layout needs."""
 
@@ -111,6 +133,7 @@ class Launch(Settings):
     threads: Count = Field(1, description="CPU threads a rank")
     check_memory: Flag = Field(True, description="refuse what does not fit the memory of this machine")
     signal_save: Flag = Field(True, description="a signal that asks to stop: save a checkpoint first")
+    slurm: Slurm | None = Field(None, description="a job of Slurm in place of ranks here")
 
 
 class Checkpoint(Settings):

@@ -7,9 +7,8 @@ BEST = "best"
 """In place of a path: the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
 TAKEN = (
     "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "graphs",
-    "logs",
-    "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json",
-    "strategy", "timeline.json", "timeline.svg", "transformed",
+    "job.sbatch", "logs", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile",
+    "request.yaml", "status.json", "strategy", "timeline.json", "timeline.svg", "transformed",
 )  # fmt: skip
 """What a run and its steps themselves write there."""
 

@@ -16,6 +16,10 @@ NODES = 100_000
 DIGITS = 4300  # what Python reads, and a number of a recipe never has
 
 
+SIXTIES = re.compile(r"[-+]?\d+(:[0-5]?\d)+(\.\d*)?")
+"""12:00:00 would be 43200, of whatever unit the setting has."""
+
+
 class Hostile(Exception):
     """A file that is refused, and why."""
 
@@ -68,6 +72,9 @@ def _walked(path: Path, text: str) -> Problem | None:
             sizes[event.anchor] = 1
             if event.style is None and len(event.value) > DIGITS and re.fullmatch(r"[-+\d_]+", event.value):
                 return _problem(path, event, f"a number of {len(event.value)} digits")
+            if event.style is None and SIXTIES.fullmatch(event.value):
+                why = f"{event.value} is a number to base 60 in YAML; in quotes it is text: '{event.value}'"
+                return _problem(path, event, why)
 
         # either would take for ever, or all memory
         if len(open_nodes) > DEPTH:

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from launcher.checkpoint.tensorfile.durable import write_bytes
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import Search
+from launcher.run import recipe_of_job
 from launcher.runtime import folder
 
 KEY = "search.best"
 WRITTEN = "# Written by a search."
-GROUPS = ("model", "data", "loss", "optim", "schedule", "steps")
-"""Sections that are one option out of several: all of their keys are written."""
-ASIDE = {"recipe", "show", "run_dir", "search"}
-
-
-def text(job: Job, said: tuple[str, ...]) -> str:
-    """All that is not at its default; ``said``: of the search, as comments."""
-    whole = job.model_dump(mode="json", by_alias=True)
-    changed = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    data: dict[str, Any] = {"defaults": [{f"override /{group}": None} for group in GROUPS]}
-    for section, value in whole.items():
-        if section in ASIDE:
-            continue
-        if section in GROUPS:
-            data[section] = value
-        elif section in changed:
-            data[section] = changed[section]
-    lines = [WRITTEN, *(f"# {line}" for line in said)]
-    return "\n".join([*lines, yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)])
 
 
 def unwritable(path: Path) -> Problem | None:
@@ -51,4 +30,4 @@ def write(path: Path, job: Job, said: tuple[str, ...] = ()) -> None:
     """In one piece."""
     path.parent.mkdir(parents=True, exist_ok=True)
     settled = job.model_copy(update={"search": Search()})
-    write_bytes(path, text(settled, said).encode())
+    write_bytes(path, recipe_of_job.text(settled, (WRITTEN.removeprefix("# "), *said)).encode())

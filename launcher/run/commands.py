@@ -1,0 +1,111 @@
+"""``status``, ``logs`` and ``cancel`` of a run folder: what became of a run that was started elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.console import say
+from launcher.errors import DONE, Problem, RequestError, RunError
+from launcher.plan.values.text import scaled, seconds_text
+from launcher.run.slurm import cluster
+from launcher.runtime import folder
+from launcher.runtime.lock import at_work
+
+LINES = 40
+"""Of a log: a page."""
+ALIVE = ("submitted", "running", "preempted")
+SLURM_SAYS = "%T on %N, %M of %l, %r"
+
+
+def carry_out(words: Sequence[str]) -> int:
+    """``words``: what to do, and a run folder. Raises ``RequestError``, ``RunError``."""
+    name, *rest = words
+    if len(rest) != 1 or rest[0].startswith("-"):
+        text = f"{name}: takes one run folder, as launcher {name} runs/NAME/0001"
+        raise RequestError((Problem("", text, "", tuple(words)),))
+    run = Path(rest[0])
+    said = folder.read_status(run)
+    if said is None:
+        text = f"{name} {run}: is no folder of a run: there is no {folder.STATUS}"
+        raise RequestError((Problem("", text, "", tuple(words)),))
+    lines = {"status": _status, "logs": _logs, "cancel": _cancel}[name](run, said)
+    say("\n".join(lines))
+    return DONE
+
+
+def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
+    """How far it is, what Slurm says of its job, and what it would go on from."""
+    state = str(said.get("status"))
+    if state == "running" and at_work(run, patience_s=0) is None and _job(said) is None:
+        state = "killed: it goes on with the same command and run_dir"
+    yield f"{run}: {state}" + (f": {said['error']}" if "error" in said else "")
+    row = _last_row(run / "metrics.jsonl")
+    if row is not None:
+        speed = "".join(scaled(row["tokens_per_s"])) + " tokens/s, " if "tokens_per_s" in row else ""
+        took = seconds_text(row.get("step_ms", 0.0) / 1e3)
+        yield f"step {row['step']} of {row.get('steps', '?')}, loss {row['loss']:.4f}, {speed}{took} a step"
+    saved = sorted(p.name for p in (run / "checkpoints").glob("step-*"))
+    if saved:
+        yield f"newest checkpoint: {saved[-1]}"
+    if (number := _job(said)) is not None:
+        yield f"job {number} of Slurm: {_asked(number)}"
+
+
+def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
+    """The end of what it printed, and how to go on reading."""
+    number = _job(said)
+    path = run / (f"slurm-{number}.log" if number is not None else "logs/rank0.log")
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from (line.rstrip("\n") for line in deque(file, LINES))
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}: it has not said anything yet") from error
+    yield f"more as it comes: tail -F {path}"
+
+
+def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
+    """As ``scancel`` does: what is running saves first, and is not requeued."""
+    number, state = _job(said), said.get("status")
+    if state not in ALIVE:
+        raise RunError(f"{run}: it is {state}, and there is nothing to cancel")
+    if number is None:
+        who = at_work(run, patience_s=0)
+        cure = f"{who}: end that process, and it saves" if who else "it was killed"
+        raise RunError(f"{run}: it is no job of Slurm, and {cure}")
+    cluster.ask(["scancel", number])
+    yield f"job {number} of Slurm is cancelled; where it was training it saves, and the same command goes on"
+
+
+def _job(said: dict[str, Any]) -> str | None:
+    """The number that Slurm gave it, at the submission or at its last start."""
+    name = str(said.get("job", ""))
+    number = said.get("slurm") or (name.rpartition(" ")[2] if name.startswith("slurm ") else None)
+    return None if number is None else str(number)
+
+
+def _asked(number: str) -> str:
+    if shutil.which("squeue") is None:
+        return "there is no squeue on this machine to ask"
+    try:
+        found = cluster.ask(["squeue", "--noheader", f"--jobs={number}", f"--format={SLURM_SAYS}"]).strip()
+    except RunError:  # it forgets jobs some minutes after their end
+        found = ""
+    return found or "is not in its queue any more"
+
+
+def _last_row(path: Path) -> dict[str, Any] | None:
+    """The last whole row of a step."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    for line in reversed(text[: text.rfind("\n") + 1].splitlines()):
+        row: dict[str, Any] = json.loads(line)
+        if "loss" in row and "step" in row:
+            return row
+    return None

@@ -1,0 +1,1 @@
+"""A run as a job of Slurm: its batch file, and what Slurm is asked. Inside, ranks join as under any srun."""

@@ -1,0 +1,97 @@
+"""The batch file of one run: what it asks of Slurm, and how it goes on when it is told to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from signal import SIGUSR2
+
+from launcher.errors import REQUEUE
+from launcher.job.schema.job import Job, Slurm
+
+NAME, REQUEST = "job.sbatch", "request.yaml"
+KILLED = 128 + SIGUSR2
+"""What a shell says of a process that a signal has ended."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Its run folder, the folder that it was asked for in, and Python. All absolute."""
+
+    run: Path
+    folder: Path
+    python: Path
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """``each``: on a node, of which there are ``nodes``; ``gpus``: whether each has a GPU of its own."""
+
+    nodes: int
+    each: int
+    gpus: bool
+
+
+def text(job: Job, ranks: Ranks, at: Place) -> str:
+    """It runs ``REQUEST`` of the run folder in this very folder, as often as Slurm starts it."""
+    slurm = job.launch.slurm
+    assert slurm is not None
+    head = [f"#SBATCH --{option}" for option in options(job.name, slurm, ranks, at)]
+    return "\n".join(["#!/bin/bash", *_about(at), *head, *_body(slurm, at)]) + "\n"
+
+
+def options(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
+    """Of sbatch, without the dashes; those of the user come last, for Slurm takes the last of two."""
+    yield f"job-name={name}"
+    yield f"nodes={ranks.nodes}"
+    yield f"ntasks-per-node={ranks.each}"
+    gpus = slurm.gpus_per_node if slurm.gpus_per_node is not None else ranks.each if ranks.gpus else 0
+    if gpus:
+        yield f"gpus-per-node={gpus}"
+    if slurm.cpus_per_task is not None:
+        yield f"cpus-per-task={slurm.cpus_per_task}"
+    for option in ("partition", "account", "time"):
+        value = getattr(slurm, option)
+        if value is not None:
+            yield f"{option}={value}"
+    yield f"signal=USR2@{slurm.signal_s}"  # without "B:", which would tell the shell of this file alone
+    yield "requeue"
+    yield "open-mode=append"
+    yield f"output={quote(str(at.run).replace('%', '%%') + '/slurm-%j.log')}"
+    yield from (option.removeprefix("--") for option in slurm.extra)
+
+
+def _about(at: Place) -> Iterator[str]:
+    yield "# Written by launcher, for the run folder that it is in. A job that was stopped is requeued;"
+    yield f"# one that has failed goes on with: sbatch {quote(str(at.run / NAME))}"
+
+
+def _body(slurm: Slurm, at: Place) -> Iterator[str]:
+    yield "set -u"
+    yield ""
+    yield f"cd {quote(str(at.folder))} || exit 1"
+    if slurm.cpus_per_task is not None:
+        yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05'
+    yield from slurm.setup
+    yield ""
+    yield f"# {slurm.signal_s} s before its time is up every task is told to save, and exits with {REQUEUE};"
+    yield f"# one that is still starting is ended by the signal itself ({KILLED})."
+    yield f"srun {_container(slurm)}{_command(at)}"
+    yield "code=$?"
+    yield f'if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
+    yield '    scontrol requeue "$SLURM_JOB_ID"'
+    yield "fi"
+    yield 'exit "$code"'
+
+
+def _container(slurm: Slurm) -> str:
+    return "" if slurm.container is None else f"--container-image={quote(slurm.container)} "
+
+
+def _command(at: Place) -> str:
+    words: Sequence[str] = (
+        str(at.python), "-m", "launcher", f"recipe={at.run / REQUEST}", f"run_dir={at.run}",
+    )  # fmt: skip
+    return " ".join(map(quote, words))

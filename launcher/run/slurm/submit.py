@@ -1,0 +1,88 @@
+"""A run that is handed to Slurm: planned here, frozen in its run folder, submitted."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.errors import Problem
+from launcher.job.schema import redact
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.run import recipe_of_job
+from launcher.run.slurm import batch_file, cluster
+from launcher.run.slurm.batch_file import Place, Ranks
+
+KEY = cluster.KEY
+EARLY_S = 60
+"""How much earlier than it is asked to Slurm may send a signal, as the manual of sbatch says."""
+
+
+def refused(job: Job, outer: int | None) -> list[Problem]:
+    """What can be said before there is a plan; ``outer``: ranks that torchrun or srun has started."""
+    slurm = job.launch.slurm
+    if slurm is None:
+        return []
+    if outer is not None:
+        text = "this process is a rank of torchrun or srun already, and would submit a job of its own"
+        return [Problem(KEY, text, "launch=auto")]
+    found = [*cluster.problems(slurm)]
+    if job.launch.mode in ("spawn", "inproc"):
+        text = f"{job.launch.mode}: the ranks of a job of Slurm are started by srun"
+        found.append(Problem("launch.mode", text, "launch.mode=auto"))
+    values = job.model_dump(mode="json", by_alias=True, exclude={"checkpoint"})  # which takes places only
+    if redact.values(values) != values:
+        text = "the request is written into the run folder, and a secret that it has would be too"
+        found.append(Problem(KEY, f"{text}; give it as env:NAME or file:PATH"))
+    seconds = None if slurm.time is None else time_s(slurm.time)
+    if seconds is not None and seconds <= slurm.signal_s + EARLY_S:
+        text = f"{slurm.time}: ranks would be told to save when they have hardly begun: {KEY}.signal_s is"
+        text += f" {slurm.signal_s} s before the end, and Slurm may send it {EARLY_S} s earlier"
+        found.append(Problem(f"{KEY}.time", text))
+    return found
+
+
+def submit(job: Job, plan: Plan, run: Path) -> str:
+    """Write the job into the folder of its run, and hand it to Slurm.
+
+    Returns its number, "" where it is only written. Raises ``RunError``.
+    """
+    slurm = job.launch.slurm
+    assert slurm is not None
+    at = Place(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)))
+    nodes = job.launch.nnodes
+    each = plan.sizes.grid.size // nodes
+    ranks = Ranks(nodes, each, gpus=job.launch.device != "cpu")
+    request = recipe_of_job.text(_inside(job, each), ("The request of this run.",))
+    write_text(run / batch_file.REQUEST, request)
+    write_text(run / batch_file.NAME, batch_file.text(job, ranks, at))
+    if not slurm.submit:
+        return ""
+    return cluster.ask(["sbatch", "--parsable", str(at.run / batch_file.NAME)]).strip().partition(";")[0]
+
+
+def _inside(job: Job, each: int) -> Job:
+    """What the tasks of srun do."""
+    launch = job.launch.model_copy(update={"slurm": None, "mode": "external", "nproc": each})
+    return job.model_copy(update={"launch": launch})
+
+
+def time_s(text: str) -> float:
+    """Seconds of a time as Slurm writes it: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+
+    >>> time_s("30"), time_s("1:30"), time_s("02:00:00"), time_s("1-12")
+    (1800.0, 90.0, 7200.0, 129600.0)
+    """
+    days, dash, clock = text.rpartition("-")
+    parts = [int(n) for n in re.split(":", clock)]
+    if dash:
+        parts += [0] * (3 - len(parts))
+    elif len(parts) == 1:
+        parts = [0, parts[0], 0]
+    elif len(parts) == 2:
+        parts = [0, *parts]
+    hours, minutes, seconds = parts
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -1,0 +1,124 @@
+"""The batch file that is written for Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job.compose import compose
+from launcher.run.slurm.batch_file import Place, Ranks, text
+
+AT = Place(Path("/shared/me/runs/big/0001"), Path("/shared/me"), Path("/shared/me/.venv/bin/python"))
+WHOLE = """\
+#!/bin/bash
+# Written by launcher, for the run folder that it is in. A job that was stopped is requeued;
+# one that has failed goes on with: sbatch /shared/me/runs/big/0001/job.sbatch
+#SBATCH --job-name=big
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=12
+#SBATCH --partition=gpu
+#SBATCH --account=us
+#SBATCH --time=1-12
+#SBATCH --signal=USR2@600
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/me/runs/big/0001/slurm-%j.log
+#SBATCH --constraint=h100
+set -u
+
+cd /shared/me || exit 1
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05
+module load cuda
+export NCCL_SOCKET_IFNAME=ib0
+
+# 600 s before its time is up every task is told to save, and exits with 75;
+# one that is still starting is ended by the signal itself (140).
+srun --container-image=/images/us.sqsh /shared/me/.venv/bin/python -m launcher \
+recipe=/shared/me/runs/big/0001/request.yaml run_dir=/shared/me/runs/big/0001
+code=$?
+if [ "$code" -eq 75 ] || [ "$code" -eq 140 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+ALL = [
+    "cpus_per_task=12", "partition=gpu", "account=us", "time=1-12", "signal_s=600", "extra=['--constraint=h100']",
+    'setup=["module load cuda","export NCCL_SOCKET_IFNAME=ib0"]', "container=/images/us.sqsh",
+]  # fmt: skip
+
+
+def written(*slurm: str, ranks: Ranks = Ranks(8, 8, gpus=True), at: Place = AT) -> str:  # noqa: B008
+    words = ["recipe=lm_single", "name=big", "launch=slurm", *(f"launch.slurm.{word}" for word in slurm)]
+    return text(compose(words).job, ranks, at)
+
+
+def options(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_everything_that_can_be_asked_for() -> None:
+    assert written(*ALL) == WHOLE
+
+
+def test_what_nobody_asks_for_is_left_to_the_cluster() -> None:
+    assert options(written(ranks=Ranks(1, 2, gpus=False))) == [
+        "job-name=big", "nodes=1", "ntasks-per-node=2", "signal=USR2@300", "requeue", "open-mode=append",
+        "output=/shared/me/runs/big/0001/slurm-%j.log",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "gpus"), [("gpus_per_node=4", "4"), ("gpus_per_node=null", "8")])
+def test_a_gpu_a_rank_unless_told_otherwise(asked: str, gpus: str) -> None:
+    assert f"gpus-per-node={gpus}" in options(written(asked))
+    assert not [o for o in options(written("gpus_per_node=0")) if o.startswith("gpus")]
+
+
+def test_a_path_with_a_blank_and_a_percent_sign(tmp_path: Path) -> None:
+    """Slurm reads quotes as a shell does, and replaces %."""
+    at = Place(Path("/my runs/50%/0001"), Path("/my runs"), Path("/my runs/.venv/bin/python"))
+    found = written(at=at)
+    assert "output='/my runs/50%%/0001/slurm-%j.log'" in options(found)
+    assert "cd '/my runs' || exit 1" in found
+    (tmp_path / "job").write_text(found)
+    done = subprocess.run(["bash", "-n", tmp_path / "job"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_slurm_reads_options_before_the_first_command_only() -> None:
+    head, body = written(*ALL).split("\nset -u\n")
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert "#SBATCH" not in body
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("30", 1800), ("1:30", 90), ("02:00:00", 7200), ("1-12", 129600), ("1-12:30", 131400), ("1-0:0:1", 86401)],
+)
+def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
+    from launcher.run.slurm.submit import time_s
+
+    assert time_s(time) == seconds
+
+
+def test_minutes_may_be_a_number(tmp_path: Path) -> None:
+    assert "time=30" in options(written("time=30"))
+
+
+def test_a_number_to_base_60_is_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from launcher.__main__ import main
+
+    recipe: Any = tmp_path / "mine.yaml"
+    recipe.write_text("launch:\n  slurm: {time: 12:00:00}\n")
+    assert main([f"recipe={recipe}", "launch=slurm", "show=config"]) == 2
+    assert capsys.readouterr().err == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        f"  {recipe}:2:17: 12:00:00 is a number to base 60 in YAML; in quotes it is text: '12:00:00'\n"
+    )
+    recipe.write_text("launch:\n  slurm: {time: '12:00:00'}\ntrain: {steps: 1, batch_size: 1}\n")
+    assert main([f"recipe={recipe}", "launch=slurm", "show=config"]) == 0
+    assert "time: '12:00:00'" in capsys.readouterr().out

@@ -1,0 +1,20 @@
+"""A job written as a recipe is that job again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.job.compose import compose
+from launcher.job.yaml.config_files import ConfigFiles
+from launcher.run import recipe_of_job
+
+
+@pytest.mark.parametrize("recipe", ConfigFiles().options("recipe"))
+def test_every_recipe_comes_back(recipe: str, tmp_path: Path) -> None:
+    job = compose([f"recipe={recipe}"]).job
+    file = tmp_path / "mine.yaml"
+    file.write_text(recipe_of_job.text(job, ("What this is.",)))
+    again = compose([f"recipe={file}"]).job
+    assert again.model_copy(update={"recipe": job.recipe}) == job

@@ -1,0 +1,137 @@
+"""A real Slurm on this machine: a controller and two nodes, all of theirs below one folder. Needs root."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.ports import free_port
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+NODES = ("n1", "n2")
+KEY = Path("/etc/munge/munge.key")
+CONF = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+SlurmdParameters=config_overrides
+AuthType=auth/munge
+AuthInfo=cred_expire=5
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+SlurmctldPidFile={at}/slurmctld.pid
+SlurmdPidFile={at}/slurmd.%n.pid
+StateSaveLocation={at}/state
+SlurmdSpoolDir={at}/%n
+SlurmctldLogFile={at}/slurmctld.log
+SlurmdLogFile={at}/slurmd.%n.log
+MpiDefault=none
+JobRequeue=1
+KillWait=20
+AccountingStorageType=accounting_storage/none
+SchedulerParameters=sched_interval=2,batch_sched_delay=0
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=1000 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000 State=UNKNOWN
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+"""A requeued job would wait two minutes, but for cred_expire; nodes have more CPUs than the machine."""
+
+
+def missing() -> str:
+    """Why there is to be none here, in words; "" where there is."""
+    if "SLURM_TEST" not in os.environ:
+        return "make test-slurm starts a Slurm of its own"
+    if os.geteuid():
+        return "the daemons of Slurm are started as root"
+    lacking = [name for name in DAEMONS if _where(name) is None]
+    return f"not installed: {', '.join(lacking)}; make test-slurm installs them" if lacking else ""
+
+
+@contextmanager
+def slurm(at: Path) -> Iterator[Path]:
+    """Its configuration file, for ``SLURM_CONF``. What was started ends with the block."""
+    at.mkdir()
+    for name in ("state", *NODES):
+        (at / name).mkdir()
+    conf = at / "slurm.conf"
+    conf.write_text(CONF.format(host=_host(), at=at, ports=[free_port() for _ in range(3)]))
+    env = os.environ | {"SLURM_CONF": str(conf)}
+
+    started = [*_munged(at)]
+    try:
+        for words in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", node] for node in NODES)):
+            started.append(_daemon(words, at, env))
+        until(lambda: _idle(env) == len(NODES), 60, "the nodes are not idle")
+        yield conf
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+            process.wait()
+
+
+def until(done: Callable[[], bool], within_s: float, what: str) -> None:
+    end = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+def _where(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+
+
+def _host() -> str:
+    """Our name, which has to lead to this machine."""
+    host = socket.gethostname()
+    hosts = Path("/etc/hosts")
+    if host not in hosts.read_text().split():
+        with hosts.open("a") as file:
+            file.write(f"127.0.0.1 {host}\n")
+    return host
+
+
+def _munged(at: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """None where one is at work already."""
+    if subprocess.run(["munge", "-n"], stdin=subprocess.DEVNULL, capture_output=True).returncode == 0:
+        return
+    for folder in ("/run/munge", "/var/log/munge", "/var/lib/munge", KEY.parent):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        shutil.chown(folder, "munge", "munge")
+    if not KEY.is_file() or not KEY.stat().st_size:
+        KEY.write_bytes(secrets.token_bytes(1024))
+    shutil.chown(KEY, "munge", "munge")
+    KEY.chmod(0o400)
+    Path("/run/munge").chmod(0o755)
+    yield _daemon(["runuser", "-u", "munge", "--", str(_where("munged")), "--foreground"], at, dict(os.environ))
+    works = ["munge", "-n"]
+    until(
+        lambda: subprocess.run(works, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0,
+        20,
+        "munged does not answer",
+    )
+
+
+def _daemon(words: list[str], at: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    with (at / f"{'-'.join(words[:1] + words[3:])}.out".replace("/", "_")).open("w") as out:
+        return subprocess.Popen([str(_where(words[0])), *words[1:]], env=env, stdout=out, stderr=out)
+
+
+def _idle(env: dict[str, str]) -> int:
+    done = subprocess.run(["sinfo", "-hN", "-o", "%T"], env=env, capture_output=True, text=True)
+    return done.stdout.split().count("idle")

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Debian's Slurm, without starting it: tests start their own. Says so where that cannot be done.
+set -euo pipefail
+if command -v /usr/sbin/slurmctld /usr/sbin/slurmd /usr/sbin/munged >/dev/null; then
+    exit
+fi
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "no Slurm here, and Debian's packages cannot be installed: the tests that need it say why they are skipped"
+    exit
+fi
+refuse=/usr/sbin/policy-rc.d  # keeps dpkg from starting services
+if [ ! -e $refuse ]; then
+    printf '#!/bin/sh\nexit 101\n' >$refuse
+    chmod +x $refuse
+    trap 'rm -f $refuse' EXIT
+fi
+apt-get install -y -qq --no-install-recommends slurm-wlm slurm-wlm-basic-plugins munge >/dev/null

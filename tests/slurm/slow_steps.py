@@ -1,0 +1,13 @@
+"""A callback that takes its time."""
+
+from __future__ import annotations
+
+import time
+
+
+class SlowSteps:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_step(self, *_: object) -> None:
+        time.sleep(self.seconds)

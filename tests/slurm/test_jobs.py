@@ -1,0 +1,114 @@
+"""Jobs on a real Slurm of two nodes: stopped in every way it has, they end as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+from tests.run.launching import ROOT, TINY, last, losses, run, shape, status, tensors, whole
+from tests.slurm.cluster import missing, slurm, until
+
+pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(900)]
+PP2_HSDP2 = shape(pp=2, shard=2)
+SLOW_S = 300
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where jobs of these tests go, and what its commands and the jobs need to know."""
+    with slurm(tmp_path_factory.mktemp("slurm") / "at") as conf, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(conf))
+        patch.setenv("MASTER_ADDR", "127.0.0.1")  # nodes have names that only Slurm knows
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
+
+
+def submitted(job: Path, n: int, *more: str) -> str:
+    """2 x 2 ranks; returns the number of the job."""
+    nodes = ["launch=slurm", "launch.device=cpu", *PP2_HSDP2, "launch.nnodes=2", "launch.nproc=2"]
+    assert main([*TINY, *nodes, f"train.steps={n}", f"run_dir={job}", "checkpoint.every=10", *more]) == 0
+    return str(status(job)["slurm"])
+
+
+def trained(job: Path, step: int) -> bool:
+    return (job / "metrics.jsonl").exists() and max(whole(job), default=0) >= step
+
+
+def is_(job: Path, state: str) -> bool:
+    return status(job)["status"] == state
+
+
+def undisturbed(tmp_path: Path, n: int) -> Path:
+    return run(tmp_path / "alone", *PP2_HSDP2, "checkpoint.every=10", steps=n)
+
+
+def same(job: Path, alone: Path, n: int) -> None:
+    """To the last bit: losses, weights, optimizer state."""
+    assert losses(job) == losses(alone)
+    assert tensors(job, n) == tensors(alone, n)
+
+
+def test_told_to_save_and_requeued_by_hand(cluster: None, tmp_path: Path) -> None:
+    job, n = tmp_path / "job", 60
+    number = submitted(job, n)
+    until(lambda: trained(job, 2), SLOW_S, "it does not start")
+    subprocess.run(["scancel", "--signal=USR2", number], check=True)
+    until(lambda: is_(job, "preempted"), SLOW_S, "it does not stop")
+    until(lambda: is_(job, "running") and trained(job, 30), SLOW_S, "it does not go on")
+    subprocess.run(["scontrol", "requeue", number], check=True)
+    until(lambda: is_(job, "done"), SLOW_S, "it does not end")
+    assert (job / f"slurm-{number}.log").read_text().count("going on from step-") == 2
+    same(job, undisturbed(tmp_path, n), n)
+
+
+def test_its_time_is_up(cluster: None, tmp_path: Path) -> None:
+    """Two minutes, of which Slurm leaves it one or two less the 20 s that it asks for."""
+    job, n = tmp_path / "job", 40
+    slow = "callbacks=[{_target_: tests.slurm.slow_steps.SlowSteps, seconds: 3}]"
+    more = ["launch.slurm.time=2", "launch.slurm.signal_s=20", slow, "security.allow=[tests.slurm.slow_steps]"]
+    number = submitted(job, n, *more)
+    until(lambda: is_(job, "done"), 2 * SLOW_S, "it does not end")
+    log = (job / f"slurm-{number}.log").read_text()
+    assert log.count("preempted by SIGUSR2: saved step-") == log.count("going on from step-") >= 1
+    same(job, undisturbed(tmp_path, n), n)
+
+
+def test_a_node_is_lost(cluster: None, tmp_path: Path) -> None:
+    """All of its processes at once, as when its power is gone; nothing is requeued, for it has failed."""
+    job, n = tmp_path / "job", 60
+    number = submitted(job, n)
+    until(lambda: trained(job, 15), SLOW_S, "it does not start")
+    for pid in on_node(1):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not queued(number), SLOW_S, "it does not end")
+    assert last(job).name == "step-000010"
+
+    # the same file again
+    subprocess.run(["sbatch", job / "job.sbatch"], check=True, capture_output=True)
+    until(lambda: is_(job, "done"), SLOW_S, "it does not go on")
+    same(job, undisturbed(tmp_path, n), n)
+
+
+def on_node(index: int) -> list[int]:
+    """The ranks there."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            env, words = (folder / "environ").read_bytes(), (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"\0SLURM_NODEID={index}\0".encode() in env and b"\0launcher\0" in words:
+            found.append(int(folder.name))
+    assert len(found) >= 2
+    return found
+
+
+def queued(number: str) -> bool:
+    done = subprocess.run(["squeue", "-h", "-o", "%i"], check=True, capture_output=True, text=True)
+    return number in done.stdout.split()
