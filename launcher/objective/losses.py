@@ -21,7 +21,7 @@ class Loss(Protocol):
     So both must add up, over samples and, where sequences pass in pieces, over positions.
     """
 
-    def __call__(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def __call__(self, output: Any, target: Tensor, parts: Parts | None = None) -> Tensor:
         """The sum over these samples, 0-d; ``parts``: ``output`` has this rank's part of its last dim."""
 
     def count(self, target: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isnan, log
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class Metric(Protocol):
     def name(self) -> str:
         """Its key in ``metrics.jsonl``; of held-out samples behind ``val_``."""
 
-    def sums(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def sums(self, output: Any, target: Tensor, parts: Parts | None = None) -> Tensor:
         """Sum and count, (2,) float64; what they are over all samples is the same however these are cut."""
 
     def value(self, total: float, count: float) -> float:

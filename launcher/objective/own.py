@@ -14,6 +14,7 @@ from launcher.job.schema.components import Target
 from launcher.job.schema.objectives import figure
 from launcher.job.targets import build
 from launcher.objective.cross_entropy import Parts
+from launcher.objective.structure import Output, at_least_float32, each, tensors
 
 Pair = tuple[Tensor, Tensor]
 
@@ -31,7 +32,7 @@ class OwnLoss:
             raise RequestError((Problem(key, text),))
         self._apart: Tensor | None = None
 
-    def __call__(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def __call__(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
         assert parts is None, "the planner lets no output be cut for a loss that it cannot read"
         total, count = self.pair(output, target)
 
@@ -40,7 +41,7 @@ class OwnLoss:
         self._apart = apart if self._apart is None else self._apart + apart
         return torch.where(apart == 0, total, torch.nan)
 
-    def pair(self, output: Tensor, target: Tensor) -> Pair:
+    def pair(self, output: Output, target: Tensor) -> Pair:
         """What the instance itself says. Raises ``RunError`` for what is none."""
         return pair(self._made, output, target, self._name)
 
@@ -59,12 +60,12 @@ class OwnMetric:
         self._target = settings.target
         self._made = made(settings, allow, "metrics", device)
 
-    def sums(self, output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
+    def sums(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
         assert parts is None, "the planner lets no output be cut for a metric that it cannot read"
         total, count = self.pair(output, target)
         return torch.stack([total.double(), count])
 
-    def pair(self, output: Tensor, target: Tensor) -> Pair:
+    def pair(self, output: Output, target: Tensor) -> Pair:
         """As a loss has it."""
         return pair(self._made, output, target, self._target)
 
@@ -84,13 +85,14 @@ def made(settings: Target, allow: tuple[str, ...], key: str, device: torch.devic
     return instance.to(device)
 
 
-def pair(call: Callable[[Tensor, Tensor], object], output: Tensor, target: Tensor, name: str) -> Pair:
+def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tensor, name: str) -> Pair:
     """A sum and a count, 0-d, as they must be. Raises ``RunError``.
 
     It is given outputs in float32 at least, numbers to compare with in the same dtype.
     """
-    near = output.to(torch.promote_types(output.dtype, torch.float32))
-    found = call(near, target.to(near.dtype) if target.is_floating_point() else target)
+    wide = each(output, at_least_float32)
+    near = next(t for t in tensors(wide) if t.is_floating_point())
+    found = call(wide, target.to(near.dtype) if target.is_floating_point() else target)
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise RunError(f"{name}: it gives {type(found).__name__} where a sum and a count were expected")
     total, count = found

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from launcher.errors import Problem, RunError, owned
+from launcher.objective.structure import Output, each, formed
+from launcher.plan.values.facts import TensorSpec
 
 FEW = 1 << 24
 """Numbers of an output that are tried at most: a larger one is left to the run."""
@@ -17,19 +19,23 @@ CLOSE = 1e-9
 """Relative: what is added up in another order differs by roundings of float64."""
 SAMPLES = 4
 
-Call = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Call = Callable[[Output, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Tried:
-    """``call`` gives a sum and a count; ``shape``: of the output of one sample; ``pieces``: of a sequence."""
+    """``call`` gives a sum and a count; ``made``: of one sample the output, by ``keys`` where it is several.
+
+    ``pieces``: of a sequence.
+    """
 
     key: str
     name: str
     call: Call
-    shape: tuple[int, ...]
+    made: tuple[TensorSpec, ...]
     targets: Tensor
     pieces: bool
+    keys: tuple[str | int, ...] = ()
 
 
 def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Problem | None:
@@ -38,11 +44,13 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
     Raises ``RequestError`` where it cannot be called.
     """
     n = len(tried.targets)
-    if n * prod(tried.shape) > FEW:
+    if n * sum(prod(t.shape) for t in tried.made) > FEW:
         return None
     stream = torch.Generator().manual_seed(0)
-    output = torch.rand((n, *tried.shape), generator=stream, dtype=torch.float64)
-    said = f"{tried.name}: it cannot be called with an output of shape {tuple(output.shape)}"
+    drawn = [_drawn(t, n, stream) for t in tried.made]
+    output = formed(drawn if tried.keys else drawn[0], tried.keys)
+    shapes = ", ".join(str(tuple(t.shape)) for t in drawn)
+    said = f"{tried.name}: it cannot be called with an output of shape {shapes}"
     with owned(tried.key, f"{said} and targets of shape {tuple(tried.targets.shape)}"):
         try:
             return next(_wrong(tried, output, count), None)
@@ -50,9 +58,17 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
             return Problem(tried.key, str(error))
 
 
-def _wrong(tried: Tried, output: Tensor, count: Callable[[Tensor], Tensor] | None) -> Iterator[Problem]:
+def _drawn(made: TensorSpec, n: int, stream: torch.Generator) -> Tensor:
+    """Of the first ``n`` samples: numbers from 0 to 1, whole ones are 0 or 1."""
+    shape = (n, *made.shape)
+    if made.dtype.startswith(("float", "bfloat")):
+        return torch.rand(shape, generator=stream, dtype=torch.float64)
+    return torch.randint(0, 2, shape, generator=stream).to(getattr(torch, made.dtype))
+
+
+def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | None) -> Iterator[Problem]:
     # of all samples
-    trained = output.clone().requires_grad_(count is not None)
+    trained = each(output, lambda t: _trained(t) if count is not None else t)
     total, counted = tried.call(trained, tried.targets)
     if count is not None:
         if not total.requires_grad:
@@ -78,9 +94,18 @@ def _wrong(tried: Tried, output: Tensor, count: Callable[[Tensor], Tensor] | Non
                     yield Problem(tried.key, f"{tried.name}: {text}; {why}")
 
 
-def _cuts(output: Tensor, targets: Tensor, dim: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+def _trained(t: Tensor) -> Tensor:
+    return t.clone().requires_grad_() if t.is_floating_point() else t
+
+
+def _cuts(output: Output, targets: Tensor, dim: int) -> Iterator[list[tuple[Output, Tensor]]]:
     """In two parts, in several ways: what counts for nothing may be all of a part."""
     size = targets.shape[dim]
     for first in sorted({1, size // 2, size - 1}):
         lengths = [first, size - first]
-        yield list(zip(output.split(lengths, dim), targets.split(lengths, dim), strict=True))
+        halves = [_part(output, dim, 0, first), _part(output, dim, first, size - first)]
+        yield list(zip(halves, targets.split(lengths, dim), strict=True))
+
+
+def _part(output: Output, dim: int, start: int, length: int) -> Output:
+    return each(output, lambda t: t.narrow(dim, start, length))

@@ -16,6 +16,7 @@ from launcher.parallel.checks.placement import check
 from launcher.parallel.checks.rank_agreement import check_agreement
 from launcher.parallel.deferred_init.fill import fill
 from launcher.parallel.forward.compile import compile_modules
+from launcher.parallel.forward.flat_output import flatten
 from launcher.parallel.fsdp.gather_order import GatherOrder, agree
 from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
 from launcher.parallel.fsdp.prefetch import Prefetch
@@ -144,6 +145,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     drawn.axis.join(meshes.coords["tp"], meshes.tp)
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
     check_agreement(parts, drawn.whole)
+    flatten(parts, plan)
 
     cut_parameters(parts, plan)
 

@@ -59,7 +59,6 @@ from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
 VERSION = 1
-GB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,7 @@ class Plan:
     again in the backward; ``compilation``: which torch compiles; ``sums`` are the gradients to add up over
     ``tp``, and ``gathers`` what each pipeline rank gathers, once a step. ``reduces_early``: what is reduced
     once a step travels while the last backward goes on. ``overlaps``: what is sent beside the computation, in
-    words. ``output``: a rank's part of the model's. ``deferred``: weights are made shard by shard, else with
-    the whole model. ``graph``: the calls of a forward, where they are to be shown.
+    words. ``output``: a rank's part of the model's, by ``output_keys`` several. ``graph``: calls to be shown.
     """
 
     name: str
@@ -134,6 +132,7 @@ class Plan:
     pieces: tuple[int, ...]
     inputs: tuple[TensorSpec, ...]
     output: tuple[TensorSpec, ...]
+    output_keys: tuple[str | int, ...]
     params: tuple[Placed, ...]
     param_groups: tuple[ParamGroup, ...]
     ties: tuple[Tie, ...]
@@ -241,6 +240,7 @@ def plan(
         pieces=model.lengths,
         inputs=tuple(t for n in model.graph.nodes if n.kind == "input" for t in n.out or ()),
         output=model.graph.nodes[-1].out or (),
+        output_keys=model.graph.nodes[-1].keys,
         params=at.params,
         param_groups=param_groups.param_groups(job.optim, at.params),
         ties=at.ties,

@@ -47,6 +47,8 @@ def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
     ``own``: a model of the user's own.
     """
     output = plan.output[0]
+    if plan.output_keys:  # which a loss of the user's own takes, whatever they are
+        return
     if not output.dtype.startswith(("float", "bfloat")):
         text = f"its forward returns {output.dtype}, and the loss takes logits: floating numbers, one a class"
         yield Problem(MODEL, text)

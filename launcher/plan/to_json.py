@@ -34,8 +34,8 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
 
 ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
-    "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "param_groups", "ties",
-    "groups", "visits", "gathers", "buckets", "scatters", "reduces_early", "overlaps",
+    "leaves", "stages", "boundaries", "pieces", "inputs", "output", "output_keys", "params",
+    "param_groups", "ties", "groups", "visits", "gathers", "buckets", "scatters", "reduces_early", "overlaps",
     "operators", "sharding", "recomputed", "compilation", "sums",
     "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room", "step",
     "phases", "settings", "notes",

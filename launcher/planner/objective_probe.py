@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.errors import Problem
@@ -22,17 +23,20 @@ def problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Problem]:
     from launcher.objective.own import OwnLoss, OwnMetric
     from launcher.objective.probe import Tried, problem
 
-    allow, (output,) = job.security.allow, made.output
+    allow = job.security.allow
+    output = tuple(replace(t, shape=t.shape[1:]) for t in made.output)
     pieces, targets, cpu = bool(made.pieces), _targets(job, target), torch.device("cpu")
     if isinstance(job.loss, Target):
         loss = OwnLoss(job.loss, allow, cpu)
-        tried = Tried("loss._target_", job.loss.target, loss.pair, output.shape[1:], targets, pieces)
+        tried = Tried("loss._target_", job.loss.target, loss.pair, output, targets, pieces, made.output_keys)
         found = problem(tried, loss.count)
         yield from [found] if found else []
     for one in job.metrics:
         if isinstance(one, Target):
             metric = OwnMetric(one, allow, cpu)
-            found = problem(Tried("metrics", one.target, metric.pair, output.shape[1:], targets, pieces))
+            found = problem(
+                Tried("metrics", one.target, metric.pair, output, targets, pieces, made.output_keys)
+            )
             yield from [found] if found else []
 
 

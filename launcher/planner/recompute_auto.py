@@ -10,7 +10,7 @@ from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.capacity import lighter
 from launcher.plan.cost.device_memory import tightest
-from launcher.plan.plan import GB, Plan
+from launcher.plan.plan import Plan
 from launcher.plan.recompute_auto import (
     NONE,
     POLICIES,
@@ -21,6 +21,7 @@ from launcher.plan.recompute_auto import (
     too_little,
     under,
 )
+from launcher.plan.values.text import GB
 
 TRIES = 4
 """A plan may hold a little more than its blocks one by one: that is a margin for the next choice."""

@@ -11,7 +11,7 @@ from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import StateSize
 from launcher.plan.operators.resolve import unwrapped
-from launcher.plan.plan import GB, Plan
+from launcher.plan.plan import Plan
 from launcher.plan.refusals import recorded_forward
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
@@ -21,6 +21,7 @@ from launcher.plan.sharding.stage_sharding import Sharding, StageGraphs, StageSh
 from launcher.plan.sharding.step_memory import StageBytes
 from launcher.plan.sharding.strategies.known_params import KnownParams, over_stage
 from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
+from launcher.plan.values.text import GB
 from launcher.planner.param_layouts import laid_out
 from launcher.planner.sharded_plan import onto
 from launcher.planner.trace_model import ModelRead

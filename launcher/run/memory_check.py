@@ -15,9 +15,10 @@ from launcher.plan.capacity import HEAP, KEY, Fit, Free, LighterLayout, fit, lea
 from launcher.plan.cost.device_memory import KEY as ROOM
 from launcher.plan.cost.device_memory import tightest
 from launcher.plan.cost.memory import StateSize
-from launcher.plan.plan import GB, Plan
+from launcher.plan.plan import Plan
 from launcher.plan.settings import recompute
 from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from launcher.run.launch import Start, mode, outer_size
 from launcher.runtime import free_memory

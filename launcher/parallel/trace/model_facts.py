@@ -197,7 +197,8 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
     for n in tracer.graph.nodes:
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
 
-        specs, packed = _specs(tracer.values[n])
+        value = tracer.values[n]
+        specs, packed = _output_specs(value) if n.op == "output" else _specs(value)
         saved, flops, operations = tracer.costs.get(n, NO_COST)
 
         node = Node(
@@ -216,6 +217,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
             trains=gradients[n],
             text=said(n),
             operations=operations,
+            keys=_keys(value) if n.op == "output" else (),
         )
         out.append(node)
 
@@ -360,7 +362,7 @@ def _single(
 
 
 def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: Meter, watch: Watch) -> Graph:
-    specs, packed = _specs(value)
+    specs, packed = _output_specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
     ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))
 
@@ -384,8 +386,19 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: M
         ),
         operations=done,
     )
-    out = Node("output", "output", "output", ("model",), out=specs, packed=packed)
+    out = Node("output", "output", "output", ("model",), out=specs, packed=packed, keys=_keys(value))
     return Graph((*ins, body, out), **watched, segments=segments)
+
+
+def _keys(value: Any) -> tuple[str | int, ...]:
+    """Of what a model returns: where in it each tensor is, if it is no tensor itself."""
+    if type(value) is dict and value and all(isinstance(k, str) for k in value):
+        return tuple(value) if all(isinstance(v, torch.Tensor) for v in value.values()) else ()
+    return tuple(range(len(value))) if _specs(value)[1] else ()
+
+
+def _output_specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:
+    return _specs([*value.values()]) if type(value) is dict else _specs(value)
 
 
 def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:

@@ -99,15 +99,13 @@ def _pasteable(problem: Problem, config: Config) -> Problem:
 
 
 def _output(graph: Graph) -> list[Problem]:
-    """The last stage returns one tensor, which the loss takes."""
+    """The last stage returns what a loss can take."""
     last = graph.nodes[-1]
-    if last.out is not None and not last.packed:
+    if last.out is not None and (last.keys or not last.packed):
         return []
-    what = "something that is no tensor"
-    if last.out is not None:
-        what = f"a tuple of {many(len(last.out), 'tensor')}"
-    cure = "return the logits alone, those of a dict or an object by their name, as in out.logits"
-    return [Problem("model", f"its forward returns {what}, and the loss takes one tensor; {cure}")]
+    text = "its forward returns something that is no tensor, nor a tuple or dict of tensors"
+    cure = "return the logits alone, those of an object by their name, as in out.logits"
+    return [Problem("model", f"{text}; {cure}")]
 
 
 def automatic(

@@ -152,7 +152,8 @@ class Node:
     those of ``saved`` that later pieces read. Memory is numbered: what it ``reads`` (its inputs and the
     tensors of its module), the memory its value ``lies`` in, what it ``writes`` in place. ``trains`` are the
     inputs that get a gradient through
-    it. ``text``: the call with all its constants.
+    it. ``text``: the call with all its constants. ``keys``: of an output of several tensors, where each is in
+    a dict or a tuple.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Node:
     trains: frozenset[str] = frozenset()
     text: str = ""
     operations: Operations = NOTHING
+    keys: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+GB = 1 << 30
+
 
 def many(n: int, noun: str) -> str:
     """

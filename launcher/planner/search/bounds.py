@@ -9,11 +9,12 @@ from math import inf
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import AUTO
 from launcher.plan import recompute_auto
-from launcher.plan.plan import GB, Plan
+from launcher.plan.plan import Plan
 from launcher.plan.prediction.speeds import Speeds, together
 from launcher.plan.prediction.step_seconds import collectives
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.text import GB
 from launcher.planner.search.layout import Layout
 
 

@@ -10,10 +10,11 @@ from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan import recompute_auto
 from launcher.plan.cost.device_memory import tightest
-from launcher.plan.plan import GB, Plan
+from launcher.plan.plan import Plan
 from launcher.plan.prediction.prediction import predict
 from launcher.plan.prediction.speeds import Speeds
 from launcher.plan.prediction.step_work import StepWork
+from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job, plan_like
 from launcher.planner.search.bounds import CLOSE, NEAR, Bound, Policies
 from launcher.planner.search.layout import Candidates, Layout, Trace, job_of

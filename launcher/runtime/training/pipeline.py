@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from launcher.errors import RunError
 from launcher.objective.losses import Loss
 from launcher.objective.metrics import Metric
+from launcher.objective.structure import Output, each, float64, formed
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
 from launcher.parallel.parallel_model import ParallelModel
@@ -191,15 +193,17 @@ class Pipeline:
                 text = f"the data returned inputs of shape {shape} a sample where {first} was planned"
                 raise RunError(f"{text}, that of the first one; all samples must have one shape")
 
-    def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    def _training_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
+        output = formed(output, self.model.plan.output_keys)
         targets = self.share.targets(self.targets[int(number)])
         loss = self.loss(output, targets, *self.share.parts)
         self.raw.append(loss.detach())
-        self._measure(output.detach(), targets, self.share.parts, counts=self.share.counts)
+        self._measure(each(output, torch.Tensor.detach), targets, self.share.parts, counts=self.share.counts)
         whole = self.count.whole()
         return loss * (self.scale * self.scaled / torch.where(whole == 0, 1, whole)).to(loss.dtype)
 
-    def _evaluation_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    def _evaluation_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
+        output = formed(output, self.model.plan.output_keys)
         if self.keep:
             self.outputs.append(output)
         if not self.targets:
@@ -209,16 +213,14 @@ class Pipeline:
             return torch.zeros((), device=self.device)
         # float64: over 50000 classes torch's float32 log_softmax is 1e-5 too low on a CPU
         parts = () if self.model.plan.sharding is not None else self.share.parts  # evaluated whole
-        output, targets = output[:n].double(), self.targets[int(number)][:n]
+        output, targets = each(output, lambda t: float64(t[:n])), self.targets[int(number)][:n]
         loss = self.loss(output, targets, *parts)
         self.raw.append(loss)
         self._measure(output, targets, parts, counts=self.first_of_stage)
         return loss
 
     @torch.no_grad()
-    def _measure(
-        self, output: torch.Tensor, targets: torch.Tensor, parts: tuple[Axis, ...], counts: bool
-    ) -> None:
+    def _measure(self, output: Output, targets: torch.Tensor, parts: tuple[Axis, ...], counts: bool) -> None:
         """All ranks that have parts of an output come here; ``counts``: this one's figures are added up."""
         if not self.measuring or not self.metrics:
             return

@@ -16,6 +16,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.objectives import BCE, CrossEntropy
 from launcher.objective.build import build_loss, build_metrics
 from launcher.objective.metrics import values
+from launcher.objective.structure import Output, each, float64
 from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.stages.half_model import narrowed
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
@@ -81,9 +82,10 @@ def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int =
     for start in range(0, n, piece):
         indices = torch.arange(start, min(start + piece, n)).numpy()
         y = val.targets(indices)
-        output = model(*(_in(dtype, x) for x in val.inputs(indices)))
-        _check(job.loss, output, y, indices)
-        wide = output.double()  # as the run does
+        output: Output = model(*(_in(dtype, x) for x in val.inputs(indices)))
+        if isinstance(output, torch.Tensor):
+            _check(job.loss, output, y, indices)
+        wide = each(tuple(output) if isinstance(output, list) else output, float64)  # as the run does
         sums[0] += torch.stack([loss(wide, y).double(), loss.count(y)])
         for row, metric in zip(sums[1:], metrics, strict=True):
             row += metric.sums(wide, y)

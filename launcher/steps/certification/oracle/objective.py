@@ -12,6 +12,8 @@ from launcher.job.schema.components import Loss, Target
 from launcher.job.schema.objectives import MSE, CrossEntropy
 from launcher.job.targets import build
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 class Objective:
     """``summed`` over a whole batch, divided by what is ``counted`` of it, is the loss."""
@@ -29,9 +31,12 @@ class Objective:
             return int((target != self._settings.ignore_index).sum())
         return target.numel()
 
-    def summed(self, output: Tensor, target: Tensor) -> Tensor:
+    def summed(self, output: Any, target: Tensor) -> Tensor:
         """Half-precision outputs are widened first."""
-        output = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+        if not isinstance(output, Tensor):
+            several: Tensor = self._of_several(output, target)
+            return several
+        output = output.float() if output.dtype in HALF else output
         target = target.to(output.dtype) if target.is_floating_point() else target
         if isinstance(self._settings, Target):
             total: Tensor = self._own(output, target)[0]
@@ -39,10 +44,19 @@ class Objective:
         if isinstance(self._settings, CrossEntropy):
             return _of_classes(self._settings, output, target)
         if isinstance(self._settings, MSE):
-            return ((output - target) ** 2).sum()
+            squares: Tensor = ((output - target) ** 2).sum()
+            return squares
         # -y log s(x) - (1 - y) log(1 - s(x)), and log(1 - s(x)) is log s(-x)
         logs, others = torch.nn.functional.logsigmoid(output), torch.nn.functional.logsigmoid(-output)
         return -(target * logs + (1 - target) * others).sum()
+
+    def _of_several(self, output: Any, target: Tensor) -> Any:
+        """A dict or a tuple, as the model has returned it; targets are as wide as its first numbers."""
+        pairs = output.items() if isinstance(output, dict) else enumerate(output)
+        wide = {key: t.float() if t.dtype in HALF else t for key, t in pairs}
+        numbers = [t for t in wide.values() if t.is_floating_point()]
+        target = target.to(numbers[0].dtype) if target.is_floating_point() else target
+        return self._own(wide if isinstance(output, dict) else tuple(wide.values()), target)[0]
 
 
 def _of_classes(settings: CrossEntropy, output: Tensor, target: Tensor) -> Tensor:

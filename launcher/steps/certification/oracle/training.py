@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -276,7 +277,7 @@ class Training:
                 indices = np.arange(start, min(start + size, len(held)))
                 output = models.computing(model, self._precision)(*self._moved(held.inputs(indices)))
                 y = self._targets(held.targets(indices))
-                total += self.objective.summed(output.double(), y).item()
+                total += self.objective.summed(_double(output), y).item()
                 count += self.objective.counted(y)
         return total / count
 
@@ -352,3 +353,12 @@ def _put(to: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> None:
 def _kept(tensors: Mapping[str, Tensor], but: Mapping[str, Tensor] | None = None) -> Numbers:
     """Copies in host memory."""
     return {n: t.detach().to("cpu", copy=True) for n, t in tensors.items() if n not in (but or {})}
+
+
+def _double(output: Any) -> Any:
+    """Of a tensor, or of those that are in a tuple or a dict."""
+    if isinstance(output, Tensor):
+        return output.double() if output.is_floating_point() else output
+    if isinstance(output, dict):
+        return {key: _double(value) for key, value in output.items()}
+    return tuple(map(_double, output))

@@ -1,0 +1,44 @@
+"""What a model returns: a tensor, or several in a tuple or a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Output: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+
+
+def formed(output: Any, keys: Sequence[str | int]) -> Output:
+    """Tensors in the order of ``keys`` as the model has returned them; one tensor is as it is."""
+    if not keys:
+        assert isinstance(output, Tensor)
+        return output
+    if all(isinstance(key, int) for key in keys):
+        return tuple(output)
+    return {str(key): t for key, t in zip(keys, output, strict=True)}
+
+
+def tensors(output: Output) -> tuple[Tensor, ...]:
+    if isinstance(output, Tensor):
+        return (output,)
+    return tuple(output.values()) if isinstance(output, dict) else output
+
+
+def each(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
+    """``change`` of every tensor."""
+    if isinstance(output, Tensor):
+        return change(output)
+    if isinstance(output, dict):
+        return {key: change(value) for key, value in output.items()}
+    return tuple(map(change, output))
+
+
+def at_least_float32(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32)) if t.is_floating_point() else t
+
+
+def float64(t: Tensor) -> Tensor:
+    return t.double() if t.is_floating_point() else t

@@ -1,0 +1,24 @@
+"""The last stage of a model that returns several tensors hands them on one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from launcher.parallel.stages.split import StagePart
+from launcher.plan.plan import Plan
+
+
+def flatten(parts: Sequence[StagePart], plan: Plan) -> None:
+    """In the order of ``plan.output_keys``."""
+    if not plan.output_keys:
+        return
+
+    def flat(module: nn.Module, args: Any, output: Any) -> tuple[Tensor, ...]:
+        return tuple(output[key] for key in plan.output_keys)
+
+    for part in parts:
+        if part.stage.index == len(plan.stages) - 1:
+            part.module.register_forward_hook(flat)

@@ -1,0 +1,69 @@
+"""Models that return several tensors, and losses of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Heads(nn.Module):
+    """A trunk of layers and two heads, one of class numbers and one of a number; ``kind`` of what they are in."""
+
+    positionwise = True
+
+    def __init__(self, kind: str, vocab: int = 64, dim: int = 16, layers: int = 4) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embed = nn.Embedding(vocab, dim)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.GELU()) for _ in range(layers)
+        )
+        self.head, self.value = nn.Linear(dim, vocab), nn.Linear(dim, 1)
+
+    def forward(self, tokens: Tensor) -> Any:
+        h = self.embed(tokens)
+        for layer in self.layers:
+            h = h + layer(h)
+        logits, value = self.head(h), self.value(h).squeeze(-1)
+        if self.kind == "dict":
+            return {"value": value, "logits": logits}
+        return [logits, value] if self.kind == "list" else (logits, value)
+
+
+class Both:
+    """Cross entropy of the logits, and the square of how far the value is from the loss of the last token."""
+
+    def parts(self, output: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(output, dict):
+            assert [*output] == ["value", "logits"]
+            return output["logits"], output["value"]
+        assert type(output) is tuple
+        return output[0], output[1]
+
+    def __call__(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+        logits, value = self.parts(output)
+        each = F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=-100, reduction="none")
+        far = (value.flatten() - target.flatten() / 64) ** 2
+        return torch.where(target.flatten() != -100, each + 0.3 * far, 0).sum(), self.count(target)
+
+    def count(self, target: Tensor) -> Tensor:
+        return (target != -100).sum()
+
+
+class Far(Both):
+    """How far values are off."""
+
+    def __call__(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+        _, value = self.parts(output)
+        return torch.where(target != -100, (value - target / 64).abs(), 0).sum(), self.count(target)
+
+
+class Odd(Heads):
+    """What it returns is neither."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        logits, value = super().forward(tokens)
+        return {"logits": logits, "inner": {"value": value}}
