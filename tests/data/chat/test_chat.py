@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from launcher.__main__ import main
 from launcher.data.chat import cache
@@ -123,6 +123,21 @@ def test_a_template_of_its_own_file(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert read(own)[1] == expected(tokenizer, SHAPES["mistral"][1])[1]
 
 
+def test_blanks_are_learnt_and_nothing_is_cut_whatever_comes_with_the_tokenizer(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Of GPT-2 and Llama 3 a token of blanks has no offsets; what a trainer saved may cut and pad."""
+    parts = [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False), ("  a:   1\n    2<|im_end|>", True)]
+    inputs, targets = expected(tokenizer, parts)
+    assert tokenizer.encode("a   1").tokens.count("Ġ") > 1
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer.enable_truncation(12)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    settings = written(tmp_path, CHATML, [messages([("user", "Hi"), ("assistant", "  a:   1\n    2")])])
+    assert read(settings) == (inputs, targets)
+
+
 def test_a_prompt_and_its_completion(tokenizer: Tokenizer, tmp_path: Path) -> None:
     settings = written(tmp_path, CHATML, [{"prompt": "Hi there", "completion": " Hello"}])
     assert read(settings)[1] == expected(tokenizer, [("Hi there", False), (" Hello", True), ("</s>", True)])[1]
@@ -186,6 +201,10 @@ BAD = {
     "no list": ('{"messages": "hi"}', "'messages' is no list of messages"),
     "from": (
         '{"messages": [{"from": "human", "value": "hi"}]}', "messages[0] has no text 'role' (keys: from, value)",
+    ),
+    "no text": (
+        json.dumps(messages([("user", "Hi"), ("assistant", "\ud800")])),
+        "it has half a surrogate pair, which no UTF-8 can have",
     ),
     "no answer": (json.dumps(messages(TURNS[:1])), "the assistant says nothing in it"),
     "no question": (
