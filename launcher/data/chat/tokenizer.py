@@ -44,7 +44,7 @@ class ChatTokenizer:
             return self._completed(said)
         if self.template is None:
             raise BadRow("it has messages, and the tokenizer has no chat template; give data.template=FILE")
-        text, spans = self.template.spans(said.messages, said.first)
+        text, spans = self.template.spans(said)
         ids, starts = self._encoded(text)
         counted = np.zeros(len(ids), bool)
         for a, b in spans:

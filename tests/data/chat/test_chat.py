@@ -156,6 +156,15 @@ def test_bytes_bring_a_template(tmp_path: Path) -> None:
     assert bytes(t for t in targets if t != -100).decode() == "ü!<|im_end|>"
 
 
+def test_a_template_has_the_tools_and_the_filters_of_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """What stands in a comment is no mark."""
+    shown = "{# {% generation %} #}{% if tools %}{{ tools | tojson(separators=(',', ':'), sort_keys=true) }}{% endif %}"
+    row = messages(TURNS[:2]) | {"tools": [{"name": "é", "a": 1}]}
+    first, *others = SHAPES["chatml"][1][:2]
+    want = expected(tokenizer, [('[{"a":1,"name":"é"}]' + first[0], False), *others])
+    assert read(written(tmp_path, shown + CHATML, [row])) == (want[0], want[1])
+
+
 def test_what_is_too_long(tokenizer: Tokenizer, tmp_path: Path) -> None:
     settings = written(tmp_path, CHATML, [messages(), messages(TURNS[:2])])
     inputs, targets = expected(tokenizer, SHAPES["chatml"][1])
@@ -202,6 +211,11 @@ BAD = {
     "from": (
         '{"messages": [{"from": "human", "value": "hi"}]}', "messages[0] has no text 'role' (keys: from, value)",
     ),
+    "role": (
+        json.dumps(messages([("user", "Hi"), ("asistant", "Hello")])),
+        "messages[1] has the role 'asistant'; there are system, developer, user, assistant, tool",
+    ),
+    "tools": (json.dumps(messages() | {"tools": "search"}), "'tools' is no list"),
     "no text": (
         json.dumps(messages([("user", "Hi"), ("assistant", "\ud800")])),
         "it has half a surrogate pair, which no UTF-8 can have",
@@ -253,8 +267,13 @@ def asked(settings: Chat) -> list[str]:
             "message 1: the template writes its turn otherwise than it asks for one (add_generation_prompt); mark it "
             "in the template with {% generation %}",
         ),
+        ("{{ 1 / 0 }}", TURNS, "the template refuses it: division by zero"),
+        (
+            "{% set x %}{% generation %}{{ messages[1]['content'] }}{% endgeneration %}{% endset %}{{ x | length }}",
+            TURNS, "the template changes what it has written in {% generation %}",
+        ),
     ],
-    ids=["raises", "rewrites", "asks otherwise"],
+    ids=["raises", "rewrites", "asks otherwise", "fails", "changes what is marked"],
 )  # fmt: skip
 def test_a_template_that_cannot_say_what_is_learnt(
     template: str,
