@@ -301,8 +301,16 @@ def test_tokenizers_and_templates_that_are_none(
         "data.template=FILE; data.on_bad=skip leaves out what is bad, and counts it"
     ) in capsys.readouterr().err
     settings = written(tmp_path, CHATML, [messages()])
-    assert main([*asked(settings), "model.vocab_size=100", "show=plan"]) == 2
     size = tokenizer.get_vocab_size()
+    words = [*asked(settings), "data.vocab_size=200", "show=plan"]
+    assert main(words) == 2
+    assert capsys.readouterr().err == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        f"  data.vocab_size = 200: the tokenizer has {size} tokens\n"
+        "    set by: data.vocab_size=200 (command line)\n"
+        f"    try:    data.vocab_size={size}\n"
+    )
+    assert main([*asked(settings), "model.vocab_size=100", "show=plan"]) == 2
     assert f"model.vocab_size: 100 are too few for the {size} tokens of data chat" in capsys.readouterr().err
     (tmp_path / "rows.jsonl").write_text("\n")
     assert main([*asked(settings), "show=plan"]) == 2
@@ -317,6 +325,23 @@ def test_a_bad_row_far_down_ends_the_run_by_its_line(
     assert capsys.readouterr().err.splitlines()[0] == (
         f"error: data.path: {settings.path}:61: 'messages' is no list of messages; "
         "data.on_bad=skip leaves out what is bad, and counts it"
+    )
+
+
+def test_where_no_row_is_left_nothing_starts(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = written(tmp_path, CHATML, [{"messages": []}] * 3)
+    words = [*asked(settings), "data.on_bad=skip", f"run_dir={tmp_path}/run"]
+    first = f"{settings.path}:1: 'messages' is no list of messages"
+    assert main(words) == 2
+    assert f"  data.path: none of its rows can be trained on: {first}\n" in capsys.readouterr().err
+
+    # what the first rows do not tell
+    written(tmp_path, CHATML, [{"messages": []}] * 60)
+    assert main(words) == 1
+    assert capsys.readouterr().err.splitlines()[0] == (
+        f"error: data.path: nothing is left to train on: 0 conversations, 60 bad rows left out (the first: {first})"
     )
 
 
