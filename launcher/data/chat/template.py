@@ -107,7 +107,8 @@ class ChatTemplate:
         if not whole.startswith(after):
             text = "the template writes it otherwise once other messages follow"
             raise BadRow(f"message {i}: {text}; mark it in the template with {{% generation %}}")
-        if after.endswith(said.messages[i]["content"]):
+        content = said.messages[i]["content"]
+        if content and after.endswith(content):
             return len(before), len(after)
         return len(before), max(len(before), len(after.rstrip()))
 
