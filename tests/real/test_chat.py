@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from launcher.data.chat.open import open_chat
 from launcher.data.files import bpe
@@ -28,7 +29,7 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 CHATS = [
     [("user", "Hi there"), ("assistant", "Hello, you."), ("user", "More?"), ("assistant", " Né, non. ")],
-    [("system", "Be brief."), ("user", "2 + 2?"), ("assistant", "4")],
+    [("system", "Be brief."), ("user", "2 + 2?"), ("assistant", "4:   2 + 2\n    = 4")],
     [("user", "日本?"), ("assistant", "東京です。\n\nOK?"), ("user", "Ja"), ("assistant", "👍🏽")],
 ]
 
@@ -39,7 +40,9 @@ def test_tokens_and_the_mask_of_the_assistant(marked: bool, tmp_path: Path) -> N
 
     path = tmp_path / "tokenizer.json"
     text = "Hi there, you. Hello! More? No. OK you help be brief. " * 9
-    bpe.train_on([text], 420, ["<|im_start|>", "<|im_end|>"]).save(str(path))
+    tokenizer = bpe.train_on([text], 420, ["<|im_start|>", "<|im_end|>"])
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # as GPT-2 and Llama 3 have it
+    tokenizer.save(str(path))
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), eos_token="<|im_end|>", chat_template=TEMPLATE)
     plain = TEMPLATE.replace("generation %}{{ m", "if true %}{{ m").replace("endgeneration", "endif")
     config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE if marked else plain}

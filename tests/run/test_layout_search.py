@@ -10,7 +10,7 @@ import yaml
 from launcher.__main__ import main
 from launcher.job.compose import compose
 from launcher.job.schema.search import Search
-from launcher.run.search.best_recipe import text
+from launcher.run.recipe_of_job import text
 from tests.run.launching import TINY, losses, run, shape, steps
 
 OPEN = ("parallel=auto", "parallel.hsdp=[null,{shard_size: 2}]", "cluster=here", "launch.nproc=2")
@@ -36,7 +36,7 @@ def test_what_show_search_writes_is_a_recipe_that_runs_and_is_certified(tmp_path
 
     written = Path("plan/best.yaml").read_text()
     job = compose(["recipe=plan/best.yaml"]).job
-    assert text(job, ()).partition("\n")[2] == written[written.index("defaults:") :]
+    assert text(job, ()) == written[written.index("defaults:") :]
     assert job.search == Search()
     assert main(["recipe=plan/best.yaml", "run_dir=best", "logger=plain"]) == 0
     assert "certify: holds: " in capsys.readouterr().out

@@ -59,7 +59,7 @@ def test_it_trains_two_steps_and_does_the_rest(recipe, tmp_path, capsys):
     n = len(list((run / "logs").glob("rank*.log")))
     assert sorted(p.name for p in (run / "logs").iterdir()) == [f"rank{k}.log" for k in range(n)]
     check_files(run, n)
-    check_metrics(run, "tokens_per_s" if job.data.name in ("text", "random_tokens") else "samples_per_s")
+    check_metrics(run, "tokens_per_s" if job.data.name in ("text", "random_tokens", "chat") else "samples_per_s")
     check_steps(run, list(job.steps), said["metrics"])
     assert any(isinstance(s, Evaluate) for s in job.steps.values())
 

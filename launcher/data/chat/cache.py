@@ -20,7 +20,7 @@ from launcher.data.prepare.prepare import content_digest, writing
 from launcher.errors import RunError
 from launcher.job.schema.components import Chat
 
-VERSION = 1
+VERSION = 2
 """Of what is made of conversations."""
 PARTS = {"train": "path", "val": "val"}
 ARRAYS = ("tokens", "counted", "ends")

@@ -25,6 +25,9 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
         if settings.template is not None and settings.template in str(error):
             key = "data.template"
         yield Problem(key, said(error))
+    if by is not None and settings.vocab_size is not None and by.size > settings.vocab_size:
+        text = f"{settings.vocab_size}: the tokenizer has {by.size} tokens"
+        yield Problem("data.vocab_size", text, f"data.vocab_size={by.size}")
     for key, paths in (("data.path", settings.path), ("data.val", settings.val)):
         if key == "data.path" or paths is not None:
             yield from _of_path(settings, by, key, paths)
@@ -41,7 +44,7 @@ def vocabulary(settings: Chat) -> int | None:
 def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | None) -> Iterator[Problem]:
     try:
         found = files(paths)
-        first = list(islice(rows(settings, paths), LOOKED))
+        first = list(islice(rows(settings, paths), LOOKED + 1))
     except BadFile as error:
         yield Problem(key, str(error))
         return
@@ -53,7 +56,8 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
         return
     if by is None:
         return
-    for row in first:
+    bad = []
+    for row in first[:LOOKED]:
         try:
             ids, counted = by.labelled(conversation(row.line))
             if not counted[1:].any():
@@ -62,6 +66,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
             if settings.on_bad == "error":
                 yield Problem(key, f"{row.place}: {error}; {SKIP}", "data.on_bad=skip")
                 return
+            bad.append(f"{row.place}: {error}")
             continue
         if settings.too_long == "error" and len(ids) > settings.seq_len + 1:
             room = f"data.seq_len={settings.seq_len} has room for {settings.seq_len + 1}"
@@ -69,3 +74,5 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
                 "data.seq_len", f"{row.place}: {len(ids)} tokens, and {room}; {FIT}", "data.too_long=cut"
             )
             return
+    if len(bad) == len(first):
+        yield Problem(key, f"none of its rows can be trained on: {bad[0]}")

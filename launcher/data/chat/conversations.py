@@ -15,7 +15,10 @@ from launcher.job.schema.components import Chat, Paths
 SHIPPED = Path(__file__).parents[1] / "text" / "conversations.jsonl"
 LONGEST = 8 << 20
 """Bytes of a row."""
-MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
+MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
+ASSISTANT = "assistant"
+ROLES = ("system", "developer", "user", ASSISTANT, "tool")
+"""Another one may be one of these misspelt, and nothing of it would be learnt."""
 FORMS = f"a row has {MESSAGES!r}, or {PROMPT!r} and {COMPLETION!r}"
 
 Message = Mapping[str, Any]
@@ -27,12 +30,16 @@ class BadRow(ValueError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """``messages``, those before ``first`` not to be learnt; or a ``prompt`` and its ``completion``."""
+    """``messages``, those before ``first`` not to be learnt; or a ``prompt`` and its ``completion``.
+
+    ``tools``: what the assistant may call, as templates take it.
+    """
 
     messages: tuple[Message, ...] = ()
     first: int = 0
     prompt: str = ""
     completion: str = ""
+    tools: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,11 @@ def conversation(line: bytes) -> Conversation:
     if not isinstance(said, dict):
         raise BadRow(f"no object; {FORMS}")
 
+    tools = said.get(TOOLS) or None
+    if tools is not None and not isinstance(tools, list):
+        raise BadRow(f"{TOOLS!r} is no list")
     if MESSAGES in said:
-        return Conversation(messages=_messages(said[MESSAGES], MESSAGES))
+        return Conversation(messages=_messages(said[MESSAGES], MESSAGES), tools=tools)
     if PROMPT not in said or COMPLETION not in said:
         keys = ", ".join(map(str, list(said)[:8])) or "none"
         raise BadRow(f"{FORMS} (keys: {keys})")
@@ -93,7 +103,8 @@ def conversation(line: bytes) -> Conversation:
     if isinstance(prompt, str) and isinstance(completion, str):
         return Conversation(prompt=prompt, completion=completion)
     before = _messages(prompt, PROMPT)
-    return Conversation(messages=(*before, *_messages(completion, COMPLETION)), first=len(before))
+    after = _messages(completion, COMPLETION)
+    return Conversation(messages=(*before, *after), first=len(before), tools=tools)
 
 
 def _messages(found: Any, key: str) -> tuple[Message, ...]:
@@ -106,4 +117,6 @@ def _messages(found: Any, key: str) -> tuple[Message, ...]:
             if not isinstance(message.get(name), str):
                 there = ", ".join(map(str, message)) or "none"
                 raise BadRow(f"{key}[{i}] has no text {name!r} (keys: {there})")
+        if message["role"] not in ROLES:
+            raise BadRow(f"{key}[{i}] has the role {message['role']!r}; there are {', '.join(ROLES)}")
     return tuple(found)

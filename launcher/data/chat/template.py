@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from launcher.data.chat.conversations import BadRow, Message
+from launcher.data.chat.conversations import ASSISTANT, BadRow, Conversation, Message
 
 START, END = "\ufdd0", "\ufdd1"
 """Around what is generated, while a template is rendered: code points that no text has."""
-_GENERATION = re.compile(r"\{%-?\s*generation\b")
-ASSISTANT = "assistant"
 
 Span = tuple[int, int]
 
@@ -28,14 +26,17 @@ class _Generation(Extension):
     """``{% generation %}``, which transformers has for what the assistant says."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 has it so)
+    found = False  # by the parser, so not in comments and not in texts
+    marks = True
 
     def parse(self, parser: Parser) -> nodes.Node:
+        self.found = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
 
     def _marked(self, caller: Macro) -> str:
-        return f"{START}{caller()}{END}"
+        return f"{START}{caller()}{END}" if self.marks else str(caller())
 
 
 class ChatTemplate:
@@ -48,71 +49,89 @@ class ChatTemplate:
         self.source, self._special = source, special
 
     @cached_property
-    def _template(self) -> Any:
+    def _compiled(self) -> tuple[Template, _Generation]:
         """Raises ``ValueError`` for what is no template."""
         env = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
-        env.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
+        env.filters["tojson"] = _as_json
         env.globals["raise_exception"] = _refuse
         try:
-            return env.from_string(self.source)
+            template = env.from_string(self.source)
         except TemplateError as error:
             raise ValueError(f"no template: {error.message}") from error
+        generation = env.extensions[_Generation.identifier]
+        assert isinstance(generation, _Generation)
+        return template, generation
 
     def compile(self) -> None:
         """Raises ``ValueError``."""
-        _ = self._template
+        _ = self._compiled
 
-    def spans(self, messages: Sequence[Message], first: int = 0) -> tuple[str, list[Span]]:
-        """The whole text, and where in it the assistant's messages from ``first`` on are.
+    def spans(self, said: Conversation) -> tuple[str, list[Span]]:
+        """The whole text, and where in it the assistant's messages from ``said.first`` on are.
 
         A span has the content and the token that ends the turn, without blanks after it. Raises ``BadRow``.
         """
-        for message in messages:
-            if START in message["content"] or END in message["content"]:
-                raise BadRow("a message has a code point that no text has (U+FDD0 or U+FDD1)")
-        whole = self._rendered(messages)
-        if _GENERATION.search(self.source):
-            return _unmarked(whole, len(self._plain(messages[:first])) if first else 0)
+        whole = self._rendered(said, said.messages)
+        if START in whole or END in whole:
+            raise BadRow("it has a code point that no text has (U+FDD0 or U+FDD1)")
+        if self._compiled[1].found:
+            return whole, self._marked(said, whole)
         spans = [
-            self._span(whole, messages, i)
-            for i, message in enumerate(messages)
-            if i >= first and message["role"] == ASSISTANT
+            self._span(whole, said, i)
+            for i, message in enumerate(said.messages)
+            if i >= said.first and message["role"] == ASSISTANT
         ]
         return whole, spans
 
-    def _span(self, whole: str, messages: Sequence[Message], i: int) -> Span:
+    def _marked(self, said: Conversation, whole: str) -> list[Span]:
+        """Where ``{% generation %}`` is; marks must not have changed what a template does."""
+        text, spans = _unmarked(self._rendered(said, said.messages, marks=True))
+        if text != whole:
+            raise BadRow("the template changes what it has written in {% generation %}")
+        before = self._rendered(said, said.messages[: said.first], prompt=True) if said.first else ""
+        if not whole.startswith(before):
+            raise BadRow("the template writes the prompt otherwise once its completion follows")
+        return [(a, b) for a, b in spans if a >= len(before)]
+
+    def _span(self, whole: str, said: Conversation, i: int) -> Span:
         """Found by what the template makes of the messages before, and of those with it."""
         if not i:
             raise BadRow("the first message is the assistant's: nothing says what it answers")
-        before = self._rendered(messages[:i], prompt=True)
-        after = self._rendered(messages[: i + 1])
+        before = self._rendered(said, said.messages[:i], prompt=True)
+        after = self._rendered(said, said.messages[: i + 1])
         if not after.startswith(before):
             text = "the template writes its turn otherwise than it asks for one (add_generation_prompt)"
             raise BadRow(f"message {i}: {text}; mark it in the template with {{% generation %}}")
         if not whole.startswith(after):
             text = "the template writes it otherwise once other messages follow"
             raise BadRow(f"message {i}: {text}; mark it in the template with {{% generation %}}")
-        if after.endswith(messages[i]["content"]):
+        content = said.messages[i]["content"]
+        if content and after.endswith(content):
             return len(before), len(after)
         return len(before), max(len(before), len(after.rstrip()))
 
-    def _plain(self, messages: Sequence[Message]) -> str:
-        return _unmarked(self._rendered(messages, prompt=True), 0)[0]
-
-    def _rendered(self, messages: Sequence[Message], prompt: bool = False) -> str:
+    def _rendered(
+        self, said: Conversation, messages: Sequence[Message], *, prompt: bool = False, marks: bool = False
+    ) -> str:
+        """``messages`` of ``said``, with its tools."""
+        template, generation = self._compiled
+        generation.marks = marks
         try:
-            text: str = self._template.render(
-                messages=messages, add_generation_prompt=prompt, tools=None, documents=None, **self._special
+            return template.render(
+                messages=messages,
+                add_generation_prompt=prompt,
+                tools=said.tools,
+                documents=None,
+                **self._special,
             )
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
-            raise BadRow(f"the template refuses it: {error}") from error
-        return text
+        except Exception as error:  # of code that is not ours, which raises what it will
+            raise BadRow(f"the template refuses it: {error or type(error).__name__}") from error
 
 
-def _unmarked(text: str, first: int) -> tuple[str, list[Span]]:
-    """Without the marks, and where they were, from the place ``first`` on."""
+def _unmarked(text: str) -> tuple[str, list[Span]]:
+    """Without the marks, and where they were."""
     plain, spans, begun, length = [], [], 0, 0
     for part in re.split(f"([{START}{END}])", text):
         if part == START:
@@ -122,7 +141,18 @@ def _unmarked(text: str, first: int) -> tuple[str, list[Span]]:
         else:
             plain.append(part)
             length += len(part)
-    return "".join(plain), [(a, b) for a, b in spans if a >= first]
+    return "".join(plain), spans
+
+
+def _as_json(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: without the escapes of HTML that jinja2 puts in."""
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(text: str) -> None:

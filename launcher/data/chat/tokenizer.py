@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from launcher.data.chat.conversations import BadRow, Conversation
 from launcher.data.chat.template import ChatTemplate
@@ -44,7 +44,7 @@ class ChatTokenizer:
             return self._completed(said)
         if self.template is None:
             raise BadRow("it has messages, and the tokenizer has no chat template; give data.template=FILE")
-        text, spans = self.template.spans(said.messages, said.first)
+        text, spans = self.template.spans(said)
         ids, starts = self._encoded(text)
         counted = np.zeros(len(ids), bool)
         for a, b in spans:
@@ -61,9 +61,12 @@ class ChatTokenizer:
 
     def _encoded(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens, and the place in ``text`` of the first character of each."""
+        try:
+            data = np.frombuffer(text.encode(), np.uint8)
+        except UnicodeEncodeError as error:
+            raise BadRow("it has half a surrogate pair, which no UTF-8 can have") from error
         if self.tokenizer is None:
-            widths = [len(c.encode("utf-8", "surrogatepass")) for c in text]
-            data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+            widths = [len(c.encode()) for c in text]
             return data.astype(np.int64), np.repeat(np.arange(len(text)), widths)
         found = self.tokenizer.encode(text, add_special_tokens=False)
         starts = [a if b > a else -1 for a, b in found.offsets]
@@ -77,7 +80,7 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
         plain.compile()
         return ChatTokenizer(None, plain, BYTES_END + 1, BYTES_END)
     path = Path(settings.tokenizer_file)
-    tokenizer = bpe.load(path)
+    tokenizer = _whole(bpe.load(path))
     config = _config(path)
     special = _special(config)
     source = _template(settings, config, _beside(path))
@@ -88,6 +91,18 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
     size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
     eos = special.get("eos_token")
     return ChatTokenizer(tokenizer, template, size, None if eos is None else tokenizer.token_to_id(eos))
+
+
+def _whole(tokenizer: Tokenizer) -> Tokenizer:
+    """With the tokens of all of a text, and the places of all of a token.
+
+    Post-processors add special tokens, which templates write, and many leave blanks out of the offsets
+    (``trim_offsets``): a token of blanks only would then be nobody's.
+    """
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.post_processor = processors.Sequence([])
+    return tokenizer
 
 
 def _template(settings: Chat, config: dict[str, Any], other: str) -> str:

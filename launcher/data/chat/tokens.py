@@ -20,12 +20,13 @@ FIT = "data.too_long=cut leaves off their ends, skip leaves them out"
 
 @dataclass
 class Counts:
-    """``bad`` and ``long``: left out; ``cut``: at their ends."""
+    """``bad`` and ``long``: left out; ``cut``: at their ends. ``why``: of the first bad one."""
 
     conversations: int = 0
     bad: int = 0
     long: int = 0
     cut: int = 0
+    why: str = ""
 
     def text(self) -> str:
         """
@@ -33,7 +34,9 @@ class Counts:
         '12 conversations, 1 cut, 2 bad rows left out'
         """
         more = [(self.cut, "cut"), (self.long, "too long and left out"), (self.bad, "bad rows left out")]
-        return ", ".join([f"{self.conversations} conversations", *(f"{n} {what}" for n, what in more if n)])
+        first = f" (the first: {self.why})" if self.why else ""
+        said = [f"{self.conversations} conversations", *(f"{n} {what}" for n, what in more if n)]
+        return ", ".join(said) + first
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def labelled(settings: Chat, by: ChatTokenizer, paths: Paths | None, counts: Cou
             if settings.on_bad == "error":
                 raise BadFile(f"{row.place}: {error}; {SKIP}") from error
             counts.bad += 1
+            counts.why = counts.why or f"{row.place}: {error}"
             continue
         counts.conversations += 1
         yield ids, counted
@@ -81,8 +85,10 @@ def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None, counts: Co
         tokens.extend(ids.tolist())
         counted += mine.astype(np.uint8).tobytes()
         ends.append(len(tokens))
+    if not ends:
+        raise BadFile(f"nothing is left to train on: {counts.text()}")
     return ChatTokens(
-        np.frombuffer(tokens, np.uint32) if tokens else np.zeros(0, np.uint32),
+        np.frombuffer(tokens, np.uint32),
         np.frombuffer(bytes(counted), np.uint8),
-        np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64),
+        np.frombuffer(ends, np.int64),
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from launcher.errors import RequestError
+from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.python_state import changed, held
 from launcher.parallel.sharding.equal_stages import made_of
@@ -43,7 +43,9 @@ def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
 class _LeftOut(nn.Module):
     """In the place of one that makes a tensor like its input."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        if more:
+            raise RequestError((Problem("model", "a module takes more than one tensor"),))
         return torch.clone(x)
 
 
@@ -77,7 +79,8 @@ def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
 
 def _alone(module: nn.Module, shared: Counter[int]) -> bool:
     """Whether it takes one tensor, and nothing else has its parameters."""
-    takes = list(inspect.signature(type(module).forward).parameters)
+    found = inspect.signature(type(module).forward).parameters.values()
+    takes = [p.name for p in found if p.kind is not p.VAR_POSITIONAL]
     own = list(module.parameters())
     if len(takes) != 2 or not own or any(True for _ in module.buffers()):
         return False

@@ -52,8 +52,8 @@ def options(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
         yield f"gpus-per-node={gpus}"
     if slurm.cpus_per_task is not None:
         yield f"cpus-per-task={slurm.cpus_per_task}"
-    for option in ("partition", "account", "time"):
-        value = getattr(slurm, option)
+    asked = {"partition": slurm.partition, "account": slurm.account, "time": slurm.time}
+    for option, value in asked.items():
         if value is not None:
             yield f"{option}={value}"
     yield f"signal=USR2@{slurm.signal_s}"  # without "B:", which would tell the shell of this file alone

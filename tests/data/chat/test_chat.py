@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from launcher.__main__ import main
 from launcher.data.chat import cache
@@ -123,6 +123,21 @@ def test_a_template_of_its_own_file(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert read(own)[1] == expected(tokenizer, SHAPES["mistral"][1])[1]
 
 
+def test_blanks_are_learnt_and_nothing_is_cut_whatever_comes_with_the_tokenizer(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Of GPT-2 and Llama 3 a token of blanks has no offsets; what a trainer saved may cut and pad."""
+    parts = [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False), ("  a:   1\n    2<|im_end|>", True)]
+    inputs, targets = expected(tokenizer, parts)
+    assert tokenizer.encode("a   1").tokens.count("Ġ") > 1
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer.enable_truncation(12)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    settings = written(tmp_path, CHATML, [messages([("user", "Hi"), ("assistant", "  a:   1\n    2")])])
+    assert read(settings) == (inputs, targets)
+
+
 def test_a_prompt_and_its_completion(tokenizer: Tokenizer, tmp_path: Path) -> None:
     settings = written(tmp_path, CHATML, [{"prompt": "Hi there", "completion": " Hello"}])
     assert read(settings)[1] == expected(tokenizer, [("Hi there", False), (" Hello", True), ("</s>", True)])[1]
@@ -139,6 +154,15 @@ def test_bytes_bring_a_template(tmp_path: Path) -> None:
     settings = Chat(name="chat", path=str(tmp_path / "rows.jsonl"), val_fraction=0.0, seq_len=128)
     targets = read(settings)[1]
     assert bytes(t for t in targets if t != -100).decode() == "ü!<|im_end|>"
+
+
+def test_a_template_has_the_tools_and_the_filters_of_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """What stands in a comment is no mark."""
+    shown = "{# {% generation %} #}{% if tools %}{{ tools | tojson(separators=(',', ':'), sort_keys=true) }}{% endif %}"
+    row = messages(TURNS[:2]) | {"tools": [{"name": "é", "a": 1}]}
+    first, *others = SHAPES["chatml"][1][:2]
+    want = expected(tokenizer, [('[{"a":1,"name":"é"}]' + first[0], False), *others])
+    assert read(written(tmp_path, shown + CHATML, [row])) == (want[0], want[1])
 
 
 def test_what_is_too_long(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -187,6 +211,15 @@ BAD = {
     "from": (
         '{"messages": [{"from": "human", "value": "hi"}]}', "messages[0] has no text 'role' (keys: from, value)",
     ),
+    "role": (
+        json.dumps(messages([("user", "Hi"), ("asistant", "Hello")])),
+        "messages[1] has the role 'asistant'; there are system, developer, user, assistant, tool",
+    ),
+    "tools": (json.dumps(messages() | {"tools": "search"}), "'tools' is no list"),
+    "no text": (
+        json.dumps(messages([("user", "Hi"), ("assistant", "\ud800")])),
+        "it has half a surrogate pair, which no UTF-8 can have",
+    ),
     "no answer": (json.dumps(messages(TURNS[:1])), "the assistant says nothing in it"),
     "no question": (
         json.dumps(messages(TURNS[1:2])), "the first message is the assistant's: nothing says what it answers",
@@ -234,8 +267,13 @@ def asked(settings: Chat) -> list[str]:
             "message 1: the template writes its turn otherwise than it asks for one (add_generation_prompt); mark it "
             "in the template with {% generation %}",
         ),
+        ("{{ 1 / 0 }}", TURNS, "the template refuses it: division by zero"),
+        (
+            "{% set x %}{% generation %}{{ messages[1]['content'] }}{% endgeneration %}{% endset %}{{ x | length }}",
+            TURNS, "the template changes what it has written in {% generation %}",
+        ),
     ],
-    ids=["raises", "rewrites", "asks otherwise"],
+    ids=["raises", "rewrites", "asks otherwise", "fails", "changes what is marked"],
 )  # fmt: skip
 def test_a_template_that_cannot_say_what_is_learnt(
     template: str,
@@ -263,8 +301,16 @@ def test_tokenizers_and_templates_that_are_none(
         "data.template=FILE; data.on_bad=skip leaves out what is bad, and counts it"
     ) in capsys.readouterr().err
     settings = written(tmp_path, CHATML, [messages()])
-    assert main([*asked(settings), "model.vocab_size=100", "show=plan"]) == 2
     size = tokenizer.get_vocab_size()
+    words = [*asked(settings), "data.vocab_size=200", "show=plan"]
+    assert main(words) == 2
+    assert capsys.readouterr().err == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        f"  data.vocab_size = 200: the tokenizer has {size} tokens\n"
+        "    set by: data.vocab_size=200 (command line)\n"
+        f"    try:    data.vocab_size={size}\n"
+    )
+    assert main([*asked(settings), "model.vocab_size=100", "show=plan"]) == 2
     assert f"model.vocab_size: 100 are too few for the {size} tokens of data chat" in capsys.readouterr().err
     (tmp_path / "rows.jsonl").write_text("\n")
     assert main([*asked(settings), "show=plan"]) == 2
@@ -279,6 +325,23 @@ def test_a_bad_row_far_down_ends_the_run_by_its_line(
     assert capsys.readouterr().err.splitlines()[0] == (
         f"error: data.path: {settings.path}:61: 'messages' is no list of messages; "
         "data.on_bad=skip leaves out what is bad, and counts it"
+    )
+
+
+def test_where_no_row_is_left_nothing_starts(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = written(tmp_path, CHATML, [{"messages": []}] * 3)
+    words = [*asked(settings), "data.on_bad=skip", f"run_dir={tmp_path}/run"]
+    first = f"{settings.path}:1: 'messages' is no list of messages"
+    assert main(words) == 2
+    assert f"  data.path: none of its rows can be trained on: {first}\n" in capsys.readouterr().err
+
+    # what the first rows do not tell
+    written(tmp_path, CHATML, [{"messages": []}] * 60)
+    assert main(words) == 1
+    assert capsys.readouterr().err.splitlines()[0] == (
+        f"error: data.path: nothing is left to train on: 0 conversations, 60 bad rows left out (the first: {first})"
     )
 
 
