@@ -77,7 +77,7 @@ def test_a_square_has_its_classes_last_first():
 
 
 LOGITS = "return the logits alone, those of a dict or an object by their name, as in out.logits"
-RETURNED = f"and the loss takes one tensor; {LOGITS}"
+RETURNED = f"and loss=cross_entropy takes one tensor; {LOGITS}, or give a loss of your own by loss._target_"
 FIT = "an output is (samples, ..., classes) or (samples, classes, ...), its targets are all but the classes"
 OWN = "tests.parallel.sources.Labelled"
 TOKENS = {"shape": [7, 6], "target": [7], "classes": 5}
@@ -125,7 +125,7 @@ REFUSED = {
     ),
     "two tensors": (returned("tuple"), f"model: its forward returns a tuple of 2 tensors, {RETURNED}"),
     "a tuple of one": (returned("alone"), f"model: its forward returns a tuple of 1 tensor, {RETURNED}"),
-    "a dict": (returned("dict"), f"model: its forward returns something that is no tensor, {RETURNED}"),
+    "a dict": (returned("dict"), f"model: its forward returns a dict of logits, {RETURNED}"),
     "no logits": (
         returned("best", target=[]),
         "model: its forward returns int64, and the loss takes logits: floating numbers, one a class",

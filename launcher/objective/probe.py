@@ -49,8 +49,12 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
     stream = torch.Generator().manual_seed(0)
     drawn = [_drawn(t, n, stream) for t in tried.made]
     output = formed(drawn if tried.keys else drawn[0], tried.keys)
-    shapes = ", ".join(str(tuple(t.shape)) for t in drawn)
-    said = f"{tried.name}: it cannot be called with an output of shape {shapes}"
+    shapes = [str(tuple(t.shape)) for t in drawn]
+    what = f"an output of shape {shapes[0]}"
+    if tried.keys:
+        what = ", ".join(f"{key!r}: {shape}" for key, shape in zip(tried.keys, shapes, strict=True))
+        what = f"an output of shapes {{{what}}}"
+    said = f"{tried.name}: it cannot be called with {what}"
     with owned(tried.key, f"{said} and targets of shape {tuple(tried.targets.shape)}"):
         try:
             return next(_wrong(tried, output, count), None)

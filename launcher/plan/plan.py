@@ -221,7 +221,6 @@ def plan(
     cut, balanced = pipeline_stage_config.cut(job, asked, model, StateSize.of(job, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
 
-    # where parameters are, and what travels together
     at = _layout(job, model, cut, order)
     compilation, wrong = compile.resolve(job, model, at)
     fused = _fused(job, model, at, order, compilation)

@@ -1,4 +1,4 @@
-"""Whether the samples of a data set are those that a model can be trained and evaluated on."""
+"""Whether samples and outputs are those that losses, metrics and steps can take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.job.schema.steps import Evaluate, Predict
 from launcher.plan.plan import Plan
 from launcher.plan.refusals.evaluation import asked
 from launcher.plan.values.facts import TensorSpec, class_dims
-from launcher.plan.values.text import listed
+from launcher.plan.values.text import listed, many
 
 NUMBERS = ("int64", "uint8")
 """Dtypes of class numbers, as torch's cross entropy takes them."""
@@ -20,7 +20,8 @@ NUMBERED = ("mse", "bce")
 """Losses of numbers, element by element."""
 
 DATA, MODEL, PIECES = "data", "model", "parallel.pipeline.seq_chunks"
-LOSS, METRICS = "loss", "metrics"
+LOSS, METRICS, BROADCAST = "loss", "metrics", "parallel.pipeline.output_broadcast"
+LOGITS = "return the logits alone, those of a dict or an object by their name, as in out.logits"
 WHOLE = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
 
 
@@ -41,14 +42,52 @@ def _number(plan: Plan, dim: int) -> int:
     return shape[dim] * (plan.sizes.grid["tp"] if plan.operators.output is not None else 1)
 
 
+def several(job: Job, plan: Plan) -> Iterator[Problem]:
+    """Of a model that returns several tensors: what only takes one."""
+    if not plan.output_keys:
+        return
+    what = _several(plan.output_keys)
+    returns = f"and the model returns {what}"
+    if plan.objective.loss != "_target_":
+        text = f"its forward returns {what}, and loss={plan.objective.loss} takes one tensor"
+        yield Problem(MODEL, f"{text}; {LOGITS}, or give a loss of your own by loss._target_")
+    if plan.objective.ranked:
+        names = listed([name for name, _ in plan.objective.ranked])
+        yield Problem(METRICS, f"{names}: of one tensor, {returns}")
+    for name, step in job.steps.items():
+        if step.kind in ("predict", "sample"):
+            yield Problem(f"steps.{name}", f"it takes one tensor, {returns}")
+    if plan.output_broadcast:
+        yield Problem(BROADCAST, f"true: one tensor reaches every stage, {returns}", f"{BROADCAST}=false")
+    if plan.pieces:
+        text = f"{len(plan.pieces)}: pieces of a sequence are put together as one tensor, {returns}"
+        yield Problem(PIECES, text, WHOLE)
+    if plan.operators.output is not None or plan.sharding is not None:
+        text = f"an output that is cut over tp is one tensor, {returns}"
+        cure = "leave the module that makes it out of parallel.operators"
+        yield Problem("parallel.operators", text if plan.sharding is not None else f"{text}; {cure}")
+    if not any(t.dtype.startswith(("float", "bfloat")) for t in plan.output):
+        yield Problem(MODEL, "its forward returns whole numbers only, which get no gradient")
+
+
+def _several(keys: Sequence[str | int]) -> str:
+    """
+    >>> _several((0, 1)), _several(("logits", "value"))
+    ('a tuple of 2 tensors', 'a dict of logits, value')
+    """
+    if all(isinstance(key, int) for key in keys):
+        return f"a tuple of {many(len(keys), 'tensor')}"
+    return f"a dict of {listed([str(key) for key in keys])}"
+
+
 def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
     """Why the loss of a micro batch, or a metric, cannot be worked out, or not as meant.
 
     ``own``: a model of the user's own.
     """
-    output = plan.output[0]
     if plan.output_keys:  # which a loss of the user's own takes, whatever they are
         return
+    output = plan.output[0]
     if not output.dtype.startswith(("float", "bfloat")):
         text = f"its forward returns {output.dtype}, and the loss takes logits: floating numbers, one a class"
         yield Problem(MODEL, text)

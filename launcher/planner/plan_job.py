@@ -23,7 +23,7 @@ from launcher.plan import recompute_auto, sample_checks
 from launcher.plan.partition import stage_config
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, ask, leaves, plan
-from launcher.plan.refusals import outputs, own_optimizer
+from launcher.plan.refusals import own_optimizer
 from launcher.plan.settings import cluster, compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
 from launcher.plan.settings.pipeline_stage_config import Asked
@@ -252,7 +252,8 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
-    found = [*outputs.problems(job, made), *sample_checks.problems(made, target, own=foreign(job.model))]
+    found = [*sample_checks.several(job, made)]
+    found += sample_checks.problems(made, target, own=foreign(job.model))
     if not found and made.objective.whole:
         found += objective_probe.problems(job, made, target)
 

@@ -15,7 +15,7 @@ from launcher.plan.operators import param_layouts
 from launcher.plan.operators.resolve import Flow, Operator, resolve, splits, uncalled
 from launcher.plan.partition.sequence_chunks import Pieces, grain
 from launcher.plan.plan import Plan
-from launcher.plan.refusals import model_effects
+from launcher.plan.refusals import model_effects, outputs
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.settings.device_matrix import over_device_matrix
@@ -193,6 +193,9 @@ def follow(
     else:
         graph = model_facts.graph(model, leaves, specs, ours=ours)
     refuse(compile.overwritten(job, axis.overwritten))
+    if isinstance(job.loss, Target) and isinstance(job.model, Target):
+        more = model_facts.one_sample_more(model, leaves, specs)
+        refuse([*outputs.shared(graph, more, asked.sizes.micro_batch)])
     if leaves is None or count == 1:
         return _settled(out, recomputed, graph, skeleton)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+
+class Named(NamedTuple):
+    logits: Tensor
+    value: Tensor
 
 
 class Heads(nn.Module):
@@ -30,6 +35,8 @@ class Heads(nn.Module):
         logits, value = self.head(h), self.value(h).squeeze(-1)
         if self.kind == "dict":
             return {"value": value, "logits": logits}
+        if self.kind == "named":
+            return Named(logits, value)
         return [logits, value] if self.kind == "list" else (logits, value)
 
 
@@ -38,7 +45,7 @@ class Both:
 
     def parts(self, output: Any) -> tuple[Tensor, Tensor]:
         if isinstance(output, dict):
-            assert [*output] == ["value", "logits"]
+            assert list(output)[:2] in (["value", "logits"], ["early", "tokens"])
             return output["logits"], output["value"]
         assert type(output) is tuple
         return output[0], output[1]
@@ -67,3 +74,66 @@ class Odd(Heads):
     def forward(self, tokens: Tensor) -> Any:
         logits, value = super().forward(tokens)
         return {"logits": logits, "inner": {"value": value}}
+
+
+class Many(Heads):
+    """Besides the two, what an early layer made, the value once more, and the tokens: of these the loss reads none."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        early = self.layers[0](self.embed(tokens))
+        h = early
+        for layer in self.layers[1:]:
+            h = h + layer(h)
+        value = self.value(h).squeeze(-1)
+        return {"early": early, "tokens": tokens, "value": value, "logits": self.head(h), "again": value}
+
+
+class OfMany(Both):
+    def parts(self, output: Any) -> tuple[Tensor, Tensor]:
+        assert [*output] == ["early", "tokens", "value", "logits", "again"]
+        assert not output["tokens"].is_floating_point()
+        return output["logits"], output["value"]
+
+
+class Wide(Both):
+    def __call__(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+        assert {t.dtype for t in output.values()} <= {torch.float32, torch.float64}
+        return super().__call__(output, target)
+
+
+class Whole(Heads):
+    """The classes alone."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        made = super().forward(tokens)
+        logits, value = made["logits"], made["value"]
+        return {"classes": logits.argmax(-1), "sign": (value > 0).long()}
+
+
+class Single(Heads):
+    def forward(self, tokens: Tensor) -> Any:
+        logits, _ = super().forward(tokens)
+        return (logits,)
+
+
+class Balanced(Heads):
+    """With a number of the whole micro batch: ``()``, or one of each of ``experts``."""
+
+    def __init__(self, kind: str, experts: int = 0) -> None:
+        super().__init__("tuple")
+        self.out, self.experts = kind, experts
+
+    def forward(self, tokens: Tensor) -> Any:
+        logits, value = super().forward(tokens)
+        aux = value.square().mean()
+        if self.experts:
+            aux = aux.expand(self.experts)
+        return aux if self.out == "alone" else {"logits": logits, "value": value, "aux": aux}
+
+
+class Fixed(Balanced):
+    """It takes two samples and no more."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        assert len(tokens) == 2
+        return super().forward(tokens)

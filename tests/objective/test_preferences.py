@@ -12,7 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.objective import trained
 from tests.pages import write_files
+from tests.parity import job, plain
+from tests.tiers import some
 
 BETA, STEPS = 0.5, 3
 
@@ -51,6 +54,19 @@ def answer(model: nn.Module, tokens: Tensor, counted: Tensor) -> Tensor:
     return total
 
 
+def by_the_paper(policy: nn.Module, reference: nn.Module, pairs: list[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
+    """-log sigmoid(beta (log pi(w)/ref(w) - log pi(l)/ref(l))), and the share of pairs where that is positive."""
+    ratios = []
+    for tokens in pairs:
+        ids, counted = tokens.abs(), tokens >= 0
+        with torch.no_grad():
+            before = answer(reference, ids, counted)
+        ratios.append(answer(policy, ids, counted) - before)
+    gained = ratios[0] - ratios[1]
+    loss = (-torch.log(torch.sigmoid(BETA * gained)) * weight).sum() / weight.sum()
+    return loss, (gained > 0).double().mean()
+
+
 @pytest.mark.usefixtures("page")
 def test_every_gradient_is_that_of_two_models() -> None:
     from dpo_data import Sums
@@ -71,14 +87,7 @@ def test_every_gradient_is_that_of_two_models() -> None:
         ours.zero_grad()
         loss.backward()
 
-        # -log sigmoid(beta (log pi(w)/ref(w) - log pi(l)/ref(l)))
-        ratios = []
-        for tokens in (chosen, rejected):
-            ids, counted = tokens.abs(), tokens >= 0
-            with torch.no_grad():
-                before = answer(reference, ids, counted)
-            ratios.append(answer(policy, ids, counted) - before)
-        want = (-torch.log(torch.sigmoid(BETA * (ratios[0] - ratios[1]))) * target).sum() / target.sum()
+        want, _ = by_the_paper(policy, reference, [chosen, rejected], target)
         theirs.zero_grad()
         want.backward()
 
@@ -91,3 +100,56 @@ def test_every_gradient_is_that_of_two_models() -> None:
         ours.step()
         theirs.step()
     assert all(p.grad is None for name, p in both.named_parameters() if ".reference." in name)
+
+
+SHARD: dict[str, Any] = {"shard_size": 2, "threshold": 0}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "pp2": {"pipeline": {"stages": 2, "micro_batch_num": 2}},
+    "level1": {"hsdp": SHARD},
+    "level2 x pp2": {"pipeline": {"stages": 2}, "hsdp": SHARD | {"optimizer_level": "level2"}},
+    "level3": {"pipeline": {"micro_batch_num": 2}, "hsdp": SHARD | {"optimizer_level": "level3"}},
+    "interleaved": {"pipeline": {"stages": 2, "interleave": True, "micro_batch_num": 4}},
+    "zero bubble": {"pipeline": {"stages": 2, "scheduler": "zero_bubble_h1", "micro_batch_num": 4}},
+}
+
+
+@pytest.mark.usefixtures("page")
+@pytest.mark.parametrize("layout", some(LAYOUTS, one_in=2))
+def test_on_every_layout_too(layout: str, tmp_path: Path) -> None:
+    from dpo_data import Sums
+
+    asked = job(
+        parallel=LAYOUTS[layout],
+        model={"_target_": "dpo_model.Preference", "vocab": 20, "dim": 16, "depth": 2},
+        data={"_target_": "dpo_data.Sums", "pairs": 8, "val": {"pairs": 5}},
+        loss={"_target_": "dpo_loss.DPO", "beta": BETA},
+        metrics=[{"_target_": "dpo_loss.Preferred"}],
+        security__allow=("dpo_model", "dpo_data", "dpo_loss"),
+        optim={"name": "sgd", "lr": trained.LR},
+        train__steps=trained.STEPS,
+    )
+    ((plan, got),) = trained.on_layouts({layout: asked}, tmp_path).values()
+
+    # the batch is the whole of the data
+    both = plain(asked, plan)
+    policy, reference = Alone(both, "policy"), Alone(both, "reference").requires_grad_(False)
+
+    def of(pairs: int) -> tuple[Tensor, Tensor]:
+        answers = [torch.stack(x) for x in zip(*(Sums(pairs)[i][:2] for i in range(pairs)), strict=True)]
+        return by_the_paper(policy, reference, answers, torch.ones(pairs, dtype=torch.float64))
+
+    want = trained.alone(policy, lambda: of(8)[0])
+    loss, preferred = of(5)
+    want.held_out = {"val_loss": loss.item(), "val_preferred": preferred.item()}
+
+    # under the names of the module that has both
+    names = {}
+    for n, layer in enumerate([both.embed, *both.blocks, both.head]):
+        mine = next(name for name, module in both.named_modules() if module is layer)
+        names |= {f"layers.{n}.{name}": f"{mine}.policy.{name}" for name, _ in layer.policy.named_parameters()}
+    frozen = {n: p.detach() for n, p in both.named_parameters() if ".reference." in n}
+    want.grads = [{names[n]: g for n, g in step.items()} for step in want.grads]
+    want.weights = {names[n]: w for n, w in want.weights.items()} | frozen
+    trained.assert_same(got, want)
+    assert all(torch.equal(got.weights[n], w) for n, w in frozen.items())

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.model_state.python_state import PythonState, changed, held
-from launcher.parallel.trace.model_facts import spec
+from launcher.parallel.trace.specs import spec
 from launcher.plan.partition.stages import covers
 from launcher.plan.sharding.op_graph import OpGraph
 

@@ -17,7 +17,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.sharding.compare_recording import lost
 from launcher.parallel.sharding.regions import settle_regions
 from launcher.parallel.trace.fx_glue import RUNNING
-from launcher.parallel.trace.model_facts import spec
+from launcher.parallel.trace.specs import spec
 from launcher.plan.sharding.op_graph import Arg, Name, OpGraph, OpNode, Ref, Value
 
 KEY = "parallel.operators"

@@ -1,3 +1,3 @@
 """What a forward does, traced on meta tensors: a model's facts, and a graph of the code between modules."""
 
-__all__ = ["fx_glue", "model_facts"]
+__all__ = ["fx_glue", "model_facts", "specs"]

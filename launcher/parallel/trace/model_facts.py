@@ -31,6 +31,7 @@ from launcher.parallel.trace.fx_glue import (
     trace_ours,
 )
 from launcher.parallel.trace.param_roles import adapted, param_roles
+from launcher.parallel.trace.specs import output_specs, spec, specs
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
 from launcher.plan.partition.stage_config import owner, units
@@ -64,11 +65,6 @@ def dtype_of(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def spec(t: torch.Tensor) -> TensorSpec:
-    """Shape and dtype of ``t`` (of the whole tensor, for a DTensor)."""
-    return TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
 
 
 def meta(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
@@ -179,6 +175,18 @@ def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
     return facts(follow(model, leaves, meta(inputs), _loaded(known, model)), known)
 
 
+def one_sample_more(
+    model: nn.Module, leaves: frozenset[str] | None, inputs: Sequence[TensorSpec]
+) -> tuple[TensorSpec, ...] | None:
+    """What it returns of one sample more than ``inputs``; ``None`` where it cannot be run on so many."""
+    more = [replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) for t in inputs]
+    try:
+        made = _whole(model, skeleton(model), more) if leaves is None else piece(model, leaves, more)
+    except RequestError:
+        return None
+    return made.nodes[-1].out
+
+
 def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> int:
     """Those of one forward; ``model`` is known to do the same each time."""
     return sum(flops for _, flops, _ in follow(model, leaves, meta(inputs)).costs.values())
@@ -198,7 +206,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
 
         value = tracer.values[n]
-        specs, packed = _output_specs(value) if n.op == "output" else _specs(value)
+        made, packed, keys = output_specs(value) if n.op == "output" else (*specs(value), ())
         saved, flops, operations = tracer.costs.get(n, NO_COST)
 
         node = Node(
@@ -206,7 +214,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
             kind=KINDS.get(n.op, "glue"),
             target=target,
             inputs=tuple(i.name for i in n.all_input_nodes),
-            out=specs,
+            out=made,
             packed=packed,
             saved=saved,
             flops=flops,
@@ -217,7 +225,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
             trains=gradients[n],
             text=said(n),
             operations=operations,
-            keys=_keys(value) if n.op == "output" else (),
+            keys=keys,
         )
         out.append(node)
 
@@ -362,7 +370,7 @@ def _single(
 
 
 def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: Meter, watch: Watch) -> Graph:
-    specs, packed = _output_specs(value)
+    made, packed, keys = output_specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
     ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))
 
@@ -376,7 +384,7 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: M
         "module",
         "",
         names,
-        out=specs,
+        out=made,
         packed=packed,
         saved=meter.saved,
         flops=meter.flops,
@@ -386,24 +394,5 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: M
         ),
         operations=done,
     )
-    out = Node("output", "output", "output", ("model",), out=specs, packed=packed, keys=_keys(value))
+    out = Node("output", "output", "output", ("model",), out=made, packed=packed, keys=keys)
     return Graph((*ins, body, out), **watched, segments=segments)
-
-
-def _keys(value: Any) -> tuple[str | int, ...]:
-    """Of what a model returns: where in it each tensor is, if it is no tensor itself."""
-    if type(value) is dict and value and all(isinstance(k, str) for k in value):
-        return tuple(value) if all(isinstance(v, torch.Tensor) for v in value.values()) else ()
-    return tuple(range(len(value))) if _specs(value)[1] else ()
-
-
-def _output_specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:
-    return _specs([*value.values()]) if type(value) is dict else _specs(value)
-
-
-def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:
-    if isinstance(value, torch.Tensor):
-        return (spec(value),), False
-    if isinstance(value, tuple | list) and value and all(isinstance(v, torch.Tensor) for v in value):
-        return tuple(map(spec, value)), True
-    return None, False

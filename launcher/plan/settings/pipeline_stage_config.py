@@ -103,9 +103,9 @@ def _output(graph: Graph) -> list[Problem]:
     last = graph.nodes[-1]
     if last.out is not None and (last.keys or not last.packed):
         return []
-    text = "its forward returns something that is no tensor, nor a tuple or dict of tensors"
+    text = "its forward returns something that is no tensor, nor a plain tuple, list or dict of tensors"
     cure = "return the logits alone, those of an object by their name, as in out.logits"
-    return [Problem("model", f"{text}; {cure}")]
+    return [Problem("model", f"{text}; {cure}, or for a loss of your own a plain one")]
 
 
 def automatic(

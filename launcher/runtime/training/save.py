@@ -17,7 +17,7 @@ from launcher.checkpoint import store
 from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, said
-from launcher.parallel.trace.model_facts import spec
+from launcher.parallel.trace.specs import spec
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
