@@ -34,6 +34,8 @@ class Judge:
         self._buffers = {p.name for p in plan.params if p.buffer}
         # times the norm: what is less than one rounding of the norm is no error
         self._floor = torch.finfo(models.kept(self.job.train.precision)).eps / copy.tolerance
+        self._usual = 0.0
+        """The largest norm of a step that no samples were chosen for."""
 
     def scale(self, most: float) -> float:
         """Of the loss, such that no gradient of one process overflows."""
@@ -84,9 +86,16 @@ class Judge:
         want = self._outcome(clip, scale, narrow)
         self.done += 1
         found = self._gradients(row, grads, want)
-        if any(not f.error <= self.tolerance for f in found):
+        if narrow is None:
+            self._usual = max(self._usual, want.norm)
+        elif self._off(found):  # of positions that are all alike gradients may be what roundings leave
+            found = self._gradients(row, grads, want, least=SHARE * self._usual)
+        if self._off(found):
             found = self._excused(found, want)
         self.findings += [*found, _one(self.done, "rate", row.get("lr"), self.training.rate(self.done - 1))]
+
+    def _off(self, found: list[Finding]) -> bool:
+        return any(not f.error <= self.tolerance for f in found)
 
     def _outcome(self, clip: float | None, scale: float, narrow: Narrow | None) -> Outcome:
         return self.training.backward(self.training.batch(self.done, narrow), clip, scale)
@@ -100,11 +109,14 @@ class Judge:
             self.findings.append(_judged(self.done + 1, "loss", "", note))
         return fine
 
-    def _gradients(self, row: Mapping[str, float], got: Whole, want: Outcome) -> list[Finding]:
-        step = self.done
+    def _gradients(
+        self, row: Mapping[str, float], got: Whole, want: Outcome, least: float = 0.0
+    ) -> list[Finding]:
+        """``least``: the norm is taken for no smaller where roundings are told from errors."""
+        step, floor = self.done, max(want.norm, least) * self._floor
         found = [
             _one(step, "loss", row.get("loss"), want.loss * self.plan.loss_terms),
-            _one(step, "norm", row.get("grad_norm"), want.norm),
+            _one(step, "norm", row.get("grad_norm"), want.norm, rounding=floor if least else 0.0),
             *(self._complaint(step, text) for text in got.complaints),
         ]  # fmt: skip
 
@@ -114,7 +126,6 @@ class Judge:
             g = want.grads.get(name)
             if g is None:  # behind an unused output: nothing in one process, zeros behind a stage boundary
                 g = torch.zeros_like(tensors[name])
-            floor = want.norm * self._floor
             found.append(_far(step, "gradient", name, tensors.get(name), want=g, rounding=floor))
         for name, b in want.buffers.items():
             found.append(_far(step, "buffer", name, got.tensors.get(name), want=b))
@@ -181,8 +192,8 @@ def _far(
     return Finding(step, part, name, error(got, want, rounding))
 
 
-def _one(step: int, part: str, got: float | None, want: float) -> Finding:
+def _one(step: int, part: str, got: float | None, want: float, rounding: float = 0.0) -> Finding:
     if got is None:
         return _judged(step, part, "", "there is none")
-    far = abs(got - want)
-    return Finding(step, part, "", far / abs(want) if want else far)
+    far, size = abs(got - want), max(abs(want), rounding)
+    return Finding(step, part, "", far / size if size else far)
