@@ -1,5 +1,6 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
-# A third, `make test-all`, tries all of the matrices of which `make test` tries a part: twice the time.
+# A third, `make test-long`, tries what takes long, of which `make test` tries a case each: half an hour. CI runs both.
+# `make test-all` is both, with all of the matrices of which they try a part: twice the time.
 # A fourth, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
 # A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: fifty minutes, two at a time.
 # A sixth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it: half an hour.
@@ -18,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Hundreds of processes import the same modules: compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-real test-zoo test-gpu test-slurm drills check clean
+.PHONY: demo test test-long test-all test-real test-zoo test-gpu test-slurm drills check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -30,7 +31,10 @@ CORES := $(shell env -u OMP_NUM_THREADS nproc)
 JOBS ?= $(shell echo $$(( $(CORES) < 4 ? $(CORES) + 1 : 5 )))
 
 test: check
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	TESTS=quick $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-long: .venv/installed-dev
+	TESTS=long $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-all: check
 	TESTS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.tiers import ALL, exhaustive
+from tests.long import left_to_ci
+from tests.tiers import ALL, LONG, QUICK, exhaustive
 
 # The laws look at the same cases on every machine. ``--hypothesis-profile=search`` looks at others.
 settings.register_profile("same", derandomize=True)
@@ -37,7 +38,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 # They take longest. Two workers, a file each at a time, are done together only when none of these begins last.
-LONG = (
+FIRST = (
     "test_readme", "test_compatibility", "test_parity", "test_resume", "test_killed", "test_outer_ranks",
     "test_traffic", "test_ignored_targets", "test_parity_tp", "test_gather_order", "test_theirs", "test_zoo",
     "test_split", "test_recipes", "test_split_backward", "test_memory_meter", "test_certify", "test_precision",
@@ -52,9 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [] if ALL else [item for item in items if item.get_closest_marker(exhaustive.name)]
+    left_out = set() if ALL else {item for item in items if item.get_closest_marker(exhaustive.name)}
+    long = left_to_ci(item for item in items if item not in left_out)
+    left_out |= long if QUICK else {*items} - long if LONG else set()
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
-    place = {name: n for n, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
+    place = {name: n for n, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(FIRST)))

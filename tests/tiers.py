@@ -1,6 +1,7 @@
-"""How much of a large matrix is tried: a part of it in ``make test``, all of it in ``make test-all``.
+"""How much is tried: in ``make test`` what takes minutes together, in ``make test-all`` all there is.
 
-Every law is tried in both. What is left to the second are more cases of the same law, and whole tests of minutes.
+Of a large matrix both the first and ``make test-long`` try a part; of a test that takes long (``tests/long.txt``) the
+first tries one case, or none where one alone takes too long, and ``make test-long`` the others. CI runs both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
-ALL = os.environ.get("TESTS") == "all"
+ALL, QUICK, LONG = (os.environ.get("TESTS") == tier for tier in ("all", "quick", "long"))
 exhaustive = pytest.mark.exhaustive
 """A test of which ``make test`` has a smaller one."""
 

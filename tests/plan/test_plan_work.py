@@ -17,9 +17,9 @@ from launcher.parallel.deferred_init import record
 from launcher.parallel.tensor_parallel import propagate
 from launcher.parallel.trace import fx_glue, model_facts
 from launcher.plan.partition import stages
-from launcher.plan.plan import GB
 from launcher.plan.values import module_names
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
 from tests.tiers import some

@@ -10,9 +10,10 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
-from launcher.plan.plan import GB, Plan
+from launcher.plan.plan import Plan
 from launcher.plan.recompute_auto import blocks, under
 from launcher.plan.show import text
+from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
 from tests.tiers import ALL, some
