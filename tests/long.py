@@ -13,29 +13,28 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from statistics import median
 
 import pytest
 
-ALONE_S, TOGETHER_S, CASE_S = 8.0, 2.0, 12.0
+ALONE_S, TOGETHER_S, CASE_S = 7.0, 2.0, 8.0
 """What a test of one case may take in ``make test``, what all cases of another may, and what the one may that stays.
 
 Measured on two cores that were busy with other things too, where all is about a third slower.
 """
 FILE = Path(__file__).with_name("long.txt")
-CALL = re.compile(r"\s*([\d.]+)s call +(tests/\S+?::\S+?)(\[.*)?$")
+TOOK = re.compile(r"\s*([\d.]+)s (?:call|setup) +(tests/\S+?::\S+?)(\[.*)?$")
 CASES = "[...]"
 
 
 def slow(log: Iterable[str]) -> Iterator[str]:
-    """The lines of the file."""
-    took: dict[str, list[float]] = defaultdict(list)
-    for found in filter(None, map(CALL.match, log)):
-        took[found[2]].append(float(found[1]))
-    for name, seconds in sorted(took.items()):
-        several = len(seconds) > 1
-        if sum(seconds) >= (TOGETHER_S if several else ALONE_S):
-            yield name + CASES * (several and median(seconds) < CASE_S)
+    """The lines of the file. What cases make together is measured with one of them, and with any one that stays."""
+    took: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for found in filter(None, map(TOOK.match, log)):
+        took[found[2]][found[3] or ""] += float(found[1])
+    for name, cases in sorted(took.items()):
+        several = len(cases) > 1
+        if sum(cases.values()) >= (TOGETHER_S if several else ALONE_S):
+            yield name + CASES * (several and max(cases.values()) < CASE_S)
 
 
 def left_to_ci(items: Iterable[pytest.Item]) -> set[pytest.Item]:

@@ -78,7 +78,7 @@ def test_the_two_commands_at_the_top_are_what_make_knows() -> None:
     dry = "make --dry-run JOBS=3"
     lines = {what: shell(f"{dry} -C {ROOT} {what}", ROOT).stdout.splitlines() for what in ("demo", "test")}
     assert ".venv/bin/python -m launcher" in lines["demo"]
-    assert ".venv/bin/python -m pytest -n 3 --dist loadfile" in lines["test"]
+    assert "TESTS=quick .venv/bin/python -m pytest -n 3 --dist loadfile" in lines["test"]
 
 
 @pytest.mark.parametrize("block", [b for b in blocks("python") if b.what != "file"], ids=lambda b: b.name)

@@ -26,11 +26,15 @@ def test_a_case_stays_where_one_is_quick() -> None:
     log = [
         "9.00s call     tests/a.py::test_alone",
         "7.00s call     tests/a.py::test_short",
-        "30.00s setup    tests/a.py::test_short",
+        "30.00s setup    tests/a.py::test_of_something",
         "1.20s call     tests/b.py::test_cases[one]",
         "1.00s call     tests/b.py::test_cases[two - it has :: and [brackets]]",
-        "20.00s call     tests/b.py::test_slow[1]",
-        "20.00s call     tests/b.py::test_slow[2]",
+        "6.00s setup    tests/b.py::test_made_together[1]",
+        "5.00s call     tests/b.py::test_made_together[1]",
+        "0.10s call     tests/b.py::test_made_together[2]",
         "90.00s call     launcher/a.py::launcher.a.f",
     ]
-    assert list(slow(log)) == ["tests/a.py::test_alone", "tests/b.py::test_cases[...]", "tests/b.py::test_slow"]
+    assert list(slow(log)) == [
+        "tests/a.py::test_alone", "tests/a.py::test_of_something", "tests/b.py::test_cases[...]",
+        "tests/b.py::test_made_together",
+    ]  # fmt: skip
