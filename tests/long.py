@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-ALONE_S, TOGETHER_S, CASE_S = 7.0, 2.0, 8.0
+ALONE_S, TOGETHER_S, CASE_S = 5.0, 2.0, 6.0
 """What a test of one case may take in ``make test``, what all cases of another may, and what the one may that stays.
 
 Measured on two cores that were busy with other things too, where all is about a third slower.

@@ -25,7 +25,7 @@ def test_every_long_test_is_there() -> None:
 def test_a_case_stays_where_one_is_quick() -> None:
     log = [
         "9.00s call     tests/a.py::test_alone",
-        "6.00s call     tests/a.py::test_short",
+        "4.00s call     tests/a.py::test_short",
         "30.00s setup    tests/a.py::test_of_something",
         "1.20s call     tests/b.py::test_cases[one]",
         "1.00s call     tests/b.py::test_cases[two - it has :: and [brackets]]",
