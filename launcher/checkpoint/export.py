@@ -39,7 +39,7 @@ def export(
     check_file(path)
     reader = Reader(open_checkpoint(src, trust))
     strategy = reader.checkpoint.strategy
-    entries = strategy.only("param", "buffer").entries if adapters is None else merged(strategy)
+    entries = strategy.only("param", "buffer").entries if adapters is None else merged(strategy, adapters)
     read_from = sources(src, strategy, averaged)
     reader.check_headers()
 

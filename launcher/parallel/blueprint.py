@@ -8,6 +8,7 @@ from torch import nn
 
 from launcher.parallel.deferred_init.fill import FullTensorOf
 from launcher.parallel.forward.recompute import install
+from launcher.parallel.stages.half_model import narrow_frozen
 from launcher.parallel.stages.split import traced
 from launcher.parallel.tensor_parallel.apply import spread
 from launcher.parallel.tensor_parallel.collectives import Axis
@@ -34,4 +35,5 @@ def blueprint(model: nn.Module, whole: FullTensorOf, plan: Plan, inputs: tuple[T
     """The blueprint of ``model`` (on the meta device), which becomes what one rank of ``tp`` runs."""
     axis = spread(model, plan)
     install(model, plan.recomputed, axis)
+    narrow_frozen(model, plan)
     return Blueprint(model, whole, axis, traced(model, plan, inputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from launcher.job.schema.components import HuggingFace, Tokens
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.facts import COMPUTE, DTYPE, Param, Skeleton, TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json
 
@@ -126,6 +127,25 @@ def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[
             unlike.append(f"{theirs} is {described(has)}, the model's is {described(want)}")
     if unlike:
         yield few(unlike, "; ")
+
+
+def with_stored(job: Job, skeleton: Skeleton) -> Skeleton:
+    """With the dtypes that the folder has weights in that are not to learn."""
+    if not isinstance(job.model, HuggingFace) or not job.model.weights:
+        return skeleton
+    if COMPUTE[job.train.precision] == DTYPE[job.train.precision] or all(
+        p.trainable for p in skeleton.params
+    ):
+        return skeleton
+    path = Path(job.model.path)
+    whole = joined(Blobs(read_hf(path)), model_type(path), {p.name: p.spec for p in skeleton.params})
+    theirs = given(whole.specs, [p.name for p in skeleton.params])
+    first = {p.same_as: whole.specs[theirs[p.name]].dtype for p in skeleton.params if p.name in theirs}
+
+    def told(p: Param) -> Param:
+        return p if p.trainable or p.buffer else replace(p, stored=first.get(p.same_as, ""))
+
+    return replace(skeleton, params=tuple(map(told, skeleton.params)))
 
 
 def note(job: Job) -> list[Note]:

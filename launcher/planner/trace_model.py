@@ -24,6 +24,7 @@ from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.recomputed import Recomputed
+from launcher.planner import model_folder
 from launcher.planner.param_layouts import laid_out
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         known = model_facts.skeleton(model)
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
     refuse((*model_effects.unfit(known), *misnamed(known)))
+    known = model_folder.with_stored(job, known)
     return ModelRead(lambda: model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
 
 

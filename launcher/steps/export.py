@@ -39,6 +39,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGED
+from launcher.plan.values.facts import DTYPE, HALF
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.values.trust import Trust
 from launcher.plan.verbs import EXPORTED
@@ -50,8 +51,11 @@ from launcher.steps.files.run_files import RunFiles
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MERGED = ("float32", "float64")
-"""Dtypes of weights that adapters can be added to."""
+SUMS = ("float32", "float64")
+"""Dtypes that adapters are added to weights in."""
+EXACT = 1e-5
+ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+"""How far the loss of what was written may be from the run's."""
 
 
 def check(step: Export, at: FileChecks) -> list[Problem]:
@@ -113,8 +117,8 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
             others = [n for n in weight.names if n != f"{module}.weight"]
             text = f"merged: {module}.weight is one tensor with {others[0]}, which would change too"
             yield Problem(key, text, cure)
-        elif weight.spec.dtype not in MERGED:
-            text = f"merged: {module}.weight is {weight.spec.dtype}, sums are of {' and '.join(MERGED)}"
+        elif weight.spec.dtype not in (*SUMS, *(HALF if plan.dtypes.mixed else ())):
+            text = f"merged: {module}.weight is {weight.spec.dtype}, sums are of {' and '.join(SUMS)}"
             yield Problem(key, text, cure)
 
 
@@ -150,12 +154,20 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
 
     was = before[f"val_loss{of}"]
     gap = abs(loss - was)
-    allowed = step.tolerance * terms
+    allowed = _tolerance(step, run.job) * terms
     if not gap <= allowed:
         text = f"export: {written(run)} has validation loss {loss:.8f}, the run had {was:.8f}"
         raise RunError(f"{text}: {gap:.1e} apart, allowed {allowed:.0e} (steps.export.tolerance)")
     run.say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
     return {"exported_loss": loss, "export_gap": gap}
+
+
+def _tolerance(step: Export, job: Job) -> float:
+    """Of sums that are rounded to half precision where a run has rounded their terms, a rounding."""
+    if step.tolerance is not None:
+        return step.tolerance
+    summed = job.model.lora is not None and not _apart(step, job)
+    return ROUNDING.get(job.train.precision, EXACT) if summed else EXACT
 
 
 def written(run: RunFiles) -> Path:
@@ -203,7 +215,13 @@ def check_names(step: Export, job: Job, src: object, strategy: Strategy) -> None
 
 def _entries(job: Job, strategy: Strategy) -> Mapping[str, Entry]:
     """What is written of the tensors of ``strategy``."""
-    return strategy.only("param", "buffer").entries if job.model.lora is None else merged(strategy)
+    adapters = _adapters(job)
+    return strategy.only("param", "buffer").entries if adapters is None else merged(strategy, adapters)
+
+
+def _adapters(job: Job) -> Adapters | None:
+    lora = job.model.lora
+    return None if lora is None else Adapters(lora.rank, lora.alpha, wide=DTYPE[job.train.precision])
 
 
 def _apart(step: Export, job: Job) -> bool:
@@ -269,8 +287,7 @@ def _step(run: RunFiles) -> Export:
 
 
 def _write(step: Export, run: RunFiles, path: Path) -> Report:
-    src, trusted, lora = source(step, run), run.trust, run.job.model.lora
-    adapters = None if lora is None else Adapters(lora.rank, lora.alpha)
+    src, trusted, adapters = source(step, run), run.trust, _adapters(run.job)
     averaged = step.weights == "ema"
     if adapters is not None and step.lora == "separate":
         base = run.job.model.path if isinstance(run.job.model, HuggingFace) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from launcher.checkpoint.atomic_folder import check_apart, check_destination, fresh
 from launcher.checkpoint.chunked import BUFFER
+from launcher.checkpoint.foreign.cast import numbers
 from launcher.checkpoint.layout.derived import sources
 from launcher.checkpoint.layout.shards import slabs, whole
 from launcher.checkpoint.layout.strategy import Entry, Strategy
@@ -19,7 +20,8 @@ from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.tensorfile.durable import sync, write_text
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.facts import HALF, ITEMSIZE
+from launcher.plan.values.layout import Box
 from launcher.plan.values.trust import ANYONE, Trust
 
 A, B = ".lora_A", ".lora_B"
@@ -30,10 +32,14 @@ PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class Adapters:
-    """Those of a run: ``scale`` is what their products count, alpha over rank."""
+    """Those of a run: ``scale`` is what their products count, alpha over rank.
+
+    ``wide``: the dtype that weights kept in half precision are written in, where adapters are added.
+    """
 
     rank: int
     alpha: float
+    wide: str = "float32"
 
     @property
     def scale(self) -> float:
@@ -50,40 +56,52 @@ def bases(strategy: Strategy) -> dict[str, str]:
     return {strategy.named[f"{module}.weight"]: module for module in modules(strategy)}
 
 
-def merged(strategy: Strategy) -> dict[str, Entry]:
-    """Parameters and buffers that are left when adapters are added to their weights."""
+def merged(strategy: Strategy, adapters: Adapters) -> dict[str, Entry]:
+    """Parameters and buffers that are left when adapters are added to their weights, as they are written."""
     beside = {f"{module}{end}" for module in modules(strategy) for end in (A, B)}
-    return {n: e for n, e in strategy.only("param", "buffer").entries.items() if n not in beside}
+    entries = strategy.only("param", "buffer").entries
+    return {n: replace(e, dtype=_written(e, adapters)) for n, e in entries.items() if n not in beside}
+
+
+def _written(entry: Entry, adapters: Adapters) -> str:
+    return adapters.wide if entry.kind == "param" and entry.dtype in HALF else entry.dtype
 
 
 def chunks(
-    reader: Reader, name: str, adapters: Adapters | None, read_from: Mapping[str, str]
+    reader: Reader,
+    name: str,
+    adapters: Adapters | None,
+    read_from: Mapping[str, str],
+    part: Box | None = None,
 ) -> Iterator[memoryview]:
-    """All bytes of a tensor, in order, with its adapter added where it has one and that is asked for.
+    """All bytes of a tensor, or of ``part`` of it, in order, with its adapter added where it has one.
 
-    ``read_from``: where each is, as ``sources`` has it. Sums are in the dtype of the weight, of which numpy
-    knows float32 and float64.
+    ``adapters``: ``None`` where none are to be added; else bytes are in the dtypes of ``merged``.
+    ``read_from``: where each is, as ``sources`` has it.
     """
     strategy = reader.checkpoint.strategy
     entry = strategy.entries[name]
-    box = whole(entry.layout.shape)
+    box = part or whole(entry.layout.shape)
     module = None if adapters is None else bases(strategy).get(name)
-    if adapters is None or module is None:
+    dtype = entry.dtype if adapters is None else _written(entry, adapters)
+    if adapters is None or (module is None and dtype == entry.dtype):
         yield from reader.chunks(read_from[name], box)
         return
 
-    a, b = (_numbers(reader, read_from[f"{module}{end}"]) for end in (A, B))
-    for slab in slabs(box, ITEMSIZE[entry.dtype], BUFFER):
-        (top, left), (bottom, right) = slab.lo, slab.hi
-        blob = reader.box(read_from[name], slab)
-        base = np.frombuffer(blob.data, entry.dtype).reshape(slab.shape)
-        total = base + adapters.scale * (b[top:bottom] @ a[:, left:right])
-        yield np.ascontiguousarray(total.astype(entry.dtype)).reshape(-1).view(np.uint8).data
+    factors = [] if module is None else [_numbers(reader, read_from[f"{module}{end}"]) for end in (A, B)]
+    for slab in slabs(box, ITEMSIZE[dtype], BUFFER):
+        total = _numbers(reader, read_from[name], slab).astype(dtype)
+        if factors:
+            (top, left), (bottom, right) = slab.lo, slab.hi
+            a, b = factors
+            total += adapters.scale * (b[top:bottom] @ a[:, left:right])
+        yield np.ascontiguousarray(total).reshape(-1).view(np.uint8).data
 
 
-def _numbers(reader: Reader, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    blob = reader.box(name, whole(reader.checkpoint.strategy.entries[name].layout.shape))
-    return np.frombuffer(blob.data, blob.dtype).reshape(blob.shape)
+def _numbers(reader: Reader, name: str, box: Box | None = None) -> np.ndarray[Any, np.dtype[Any]]:
+    blob = reader.box(name, box or whole(reader.checkpoint.strategy.entries[name].layout.shape))
+    raw = np.frombuffer(blob.data, f"u{ITEMSIZE[blob.dtype]}")
+    return numbers(raw, blob.dtype).reshape(blob.shape)
 
 
 def write_peft(

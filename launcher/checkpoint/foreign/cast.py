@@ -65,7 +65,7 @@ class Cast:
         spec = self.source.specs[name]
         raw = np.empty(part.shape, f"u{ITEMSIZE[spec.dtype]}")
         self.source.fill(name, part, raw)
-        old = _numbers(raw, spec.dtype)
+        old = numbers(raw, spec.dtype)
 
         # the new ones, none of which may become infinite
         new = self.into[name]
@@ -76,8 +76,11 @@ class Cast:
         out[...] = found.view(out.dtype)
 
 
-def _numbers(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    """bfloat16, which numpy does not know, is the upper half of a float32."""
+def numbers(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """Those of ``dtype`` that lie in ``raw``, unsigned ones as wide.
+
+    bfloat16, which numpy does not know, is the upper half of a float32.
+    """
     if dtype != "bfloat16":
         return raw.view(dtype)
     return np.asarray(raw.astype(np.uint32) << 16).view(np.float32)

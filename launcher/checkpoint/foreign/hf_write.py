@@ -63,7 +63,7 @@ def write_hf(
     check_folder(folder, (*beside, *map(Path, texts)), overwrite)
     reader = Reader(open_checkpoint(src, trust))
     strategy = reader.checkpoint.strategy
-    entries = strategy.only("param", "buffer").entries if adapters is None else merged(strategy)
+    entries = strategy.only("param", "buffer").entries if adapters is None else merged(strategy, adapters)
     table = to_theirs(src, entries, names, strict=strict)
     parts = split(split_as, {theirs: entries[name].spec for name, theirs in table.names.items()})
     ours = {piece: at for name, theirs in table.names.items() for piece, at in _pieces(name, theirs, parts)}
@@ -75,9 +75,7 @@ def write_hf(
 
     def bytes_of(piece: str) -> Iterator[memoryview]:
         name, part = ours[piece]
-        if part is None:
-            return chunks(reader, name, adapters, read_from)
-        return reader.chunks(read_from[name], part)
+        return chunks(reader, name, adapters, read_from, part)
 
     with fresh(folder) as new, WriteBehind() as behind:
         written = 0

@@ -158,7 +158,11 @@ class Export(Settings):
         description="adapters in the weights beside them, or by themselves as PEFT has them",
     )
     check: Flag = True
-    tolerance: float = Field(1e-5, gt=0)
+    tolerance: float | None = Field(
+        None,
+        gt=0,
+        description="largest difference of the two losses; null: 1e-5, or of merged halves a rounding",
+    )
 
 
 class Import(Settings):

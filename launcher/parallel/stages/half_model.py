@@ -1,4 +1,4 @@
-"""Casts a whole model to half precision."""
+"""Casts a model to half precision: all of it, or what is kept so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import nn
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.partition.params import wide
+from launcher.plan.plan import Plan
 
 
 def narrow(model: nn.Module, compute: str) -> None:
@@ -17,6 +18,14 @@ def narrow(model: nn.Module, compute: str) -> None:
     for p in known.params:
         if p.same_as == p.name and p.name not in kept and p.spec.dtype.startswith("float"):
             own[p.name].data = own[p.name].data.to(dtype_of(compute))
+
+
+def narrow_frozen(model: nn.Module, plan: Plan) -> None:
+    """Cast in place the weights that the plan keeps in fewer bits than their constructor made."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for p in plan.params:
+        if not p.trainable and not p.buffer:
+            own[p.name].data = own[p.name].data.to(dtype_of(p.spec.dtype))
 
 
 def narrowed(model: nn.Module, compute: str) -> nn.Module:

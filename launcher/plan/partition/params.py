@@ -11,7 +11,7 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Stage
-from launcher.plan.values.facts import ITEMSIZE, Param, Role, Skeleton, TensorSpec
+from launcher.plan.values.facts import HALF, ITEMSIZE, Param, Role, Skeleton, TensorSpec
 from launcher.plan.values.layout import Layout
 
 ROLES: tuple[Role, ...] = ("embedding", "head", "adapter")
@@ -22,8 +22,9 @@ ROLES: tuple[Role, ...] = ("embedding", "head", "adapter")
 class Placed:
     """One tensor under its first name.
 
-    ``names`` are all its names, ``stages`` the virtual stages that hold it; ``compute`` is the dtype that
-    the forward sees; ``role`` what it is to the model (``facts.Param``), under any name.
+    ``names`` are all its names, ``stages`` the virtual stages that hold it; ``spec`` has the dtype that it is
+    kept in, ``compute`` is the one that the forward sees; ``role`` what it is to the model (``facts.Param``),
+    under any name.
     """
 
     name: str
@@ -35,6 +36,11 @@ class Placed:
     buffer: bool
     compute: str
     role: Role = ""
+
+    @property
+    def half(self) -> bool:
+        """Whether it is kept in the half precision that it is computed in: it never learns."""
+        return not self.trainable and not self.buffer and self.spec.dtype in HALF
 
     @property
     def sharded(self) -> bool:
@@ -155,6 +161,8 @@ def _placed(
     names = tuple(p.name for p in ps)
     held = tuple(s.index for s in stages if not set(names).isdisjoint(s.params))
     spec = ps[0].spec
+    if low and all(p.stored == low for p in ps):  # wider it would be the same numbers
+        spec = TensorSpec(spec.shape, low)
 
     # what operators cut over tp, and of that FSDP2 the first dim over data-parallel ranks
     split = next((splits[n] for n in names if n in splits), ((),) * len(spec.shape))

@@ -33,4 +33,8 @@ def notes(job: Job, params: Sequence[Placed]) -> Iterator[Note]:
     numbers = sum(prod(p.spec.shape) for p in adapters)
     whole = sum(prod(p.spec.shape) for p in params if not p.buffer)
     what = f"{many(len(adapters) // 2, 'adapter')} of rank {job.model.lora.rank}"
-    yield Note(KEY, f"{what}: {numbers} of {whole} numbers are trained, all others are frozen")
+    text = f"{what}: {numbers} of {whole} numbers are trained, all others are frozen"
+    if kept_half := [p for p in params if p.half]:
+        size = sum(prod(p.spec.shape) for p in kept_half)
+        text += f"; {size} of them are kept in {kept_half[0].spec.dtype}, as they come"
+    yield Note(KEY, text)

@@ -28,6 +28,8 @@ DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "float32", "fp16": "float
 COMPUTE = DTYPE | {"bf16": "bfloat16", "fp16": "float16"}
 """What it makes of the numbers that go through the model."""
 
+HALF = ("bfloat16", "float16")
+
 IGNORED = -100
 """A target that counts for nothing, as in torch."""
 
@@ -69,7 +71,8 @@ class Param:
 
     ``same_as`` is its own name, of a tied tensor the first of its names. ``role``: embedding, the weight of
     such a module; head, that of the last linear one that is in no list of layers; adapter, one of
-    low rank beside a linear module.
+    low rank beside a linear module. ``stored``: the dtype of its numbers in the file that they come from, of
+    one that never learns.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Param:
     trainable: bool = True
     buffer: bool = False
     role: Role = ""
+    stored: str = ""
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,13 @@ class Judge:
         self._complain("weights", 0, list(got.complaints))
         plain = models.state(models.construct(self.job, self.job.seed))
         made = {n: t for n, t in (got.tensors | dict(others)).items() if n in plain}
+        precision = self.job.train.precision
+        plain = models.kept_as(made, plain, precision)
 
         def construct(n: int) -> Mapping[str, Tensor]:
-            return models.state(models.construct(self.job, self.job.seed + n))
+            return models.kept_as(
+                made, models.state(models.construct(self.job, self.job.seed + n)), precision
+            )
 
         # what no construction makes, and what is not there
         found = start.complaints(plain, construct, made)

@@ -20,7 +20,7 @@ from launcher.objective.structure import Output, each, float64
 from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.stages.half_model import narrowed
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
-from launcher.plan.values.facts import COMPUTE, DTYPE, class_dims
+from launcher.plan.values.facts import COMPUTE, DTYPE, HALF, class_dims
 from launcher.plan.values.trust import trust
 from launcher.planner.plan_job import builder
 from launcher.runtime.training.state import unpacked
@@ -42,13 +42,20 @@ def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     mine = tensors(model)
     done: set[int] = set()
     for name, t in found.items():
-        assert (t.dtype, t.shape) == (mine[name].dtype, mine[name].shape), (name, t.dtype, t.shape)
+        assert t.shape == mine[name].shape, (name, t.shape)
+        assert _holds(mine[name], t), (name, t.dtype)
         mine[name].copy_(t)
         done.add(id(mine[name]))
     missing = [n for n in model.state_dict() if id(mine[n]) not in done]
     if missing:
         raise ValueError(f"no numbers for {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}")
     return model
+
+
+def _holds(mine: torch.Tensor, t: torch.Tensor) -> bool:
+    """Weights that never learn may be kept in half precision."""
+    halves = [dtype_of(name) for name in HALF]
+    return t.dtype == mine.dtype or (mine.is_floating_point() and (t.dtype in halves or mine.dtype in halves))
 
 
 def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:
@@ -65,7 +72,7 @@ def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int =
     # the model, in the precision of the run
     compute = COMPUTE[job.train.precision]
     dtype = dtype_of(compute)
-    if compute in ("bfloat16", "float16"):
+    if compute in HALF:
         model = narrowed(model, compute)
     model.eval()
 

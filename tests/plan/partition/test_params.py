@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,3 +87,21 @@ def test_two_virtual_stages_of_one_rank_are_one_place_and_two_copies() -> None:
     told = dict(zip("abcd", range(4), strict=True))
     params, _ = laid(model, chain(*"abcd"), told, sizes(chunks=2))
     assert (params[0].stages, params[0].layout.at) == ((0, 2), (("pp", (0,)),))
+
+
+def test_what_never_learns_is_kept_in_the_half_precision_that_it_comes_and_runs_in() -> None:
+    made = skeleton({"a.weight": KB, "a.learns": KB, "a.fp16": KB, "b.weight": KB}, same={"b.weight": "a.weight"})
+    told = {"a.weight": "bfloat16", "b.weight": "bfloat16", "a.fp16": "float16"}
+    params = tuple(replace(p, stored=told.get(p.name, ""), trainable=p.name == "a.learns") for p in made.params)
+    at, found = place(glue := chain("a", "b"), {"a": 0, "b": 1}, 1)
+    stages, lost = cut(glue, at, 2, made)
+    assert found + lost == []
+
+    def kept(low: str | None) -> dict[str, tuple[str, str, bool]]:
+        laid_out = placed(replace(made, params=params), stages, sizes(), HSDP, low=low)
+        assert all(p.sharded for p in laid_out)
+        return {p.name: (p.spec.dtype, p.compute, p.half) for p in laid_out}
+
+    wide, half = ("float32", "bfloat16", False), ("bfloat16", "bfloat16", True)
+    assert kept("bfloat16") == {"a.weight": half, "a.learns": wide, "a.fp16": wide}
+    assert kept(None) == dict.fromkeys(("a.weight", "a.learns", "a.fp16"), ("float32", "float32", False))

@@ -18,6 +18,7 @@ from launcher.data.shuffle import batch_indices
 from launcher.job.schema.components import Target
 from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
 from launcher.optim.schedule import factor
+from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle import rules, start
 from launcher.steps.certification.oracle.samples import First, Narrow, held_out
 from launcher.steps.certification.oracle.training import Cut, Training
@@ -234,3 +235,18 @@ def test_weights_that_no_construction_makes_are_named_with_the_figure_that_is_of
     draw = DRAWS[kind]
     found = start.complaints(seeded(draw, 0), lambda k: seeded(draw, k), {"w": change(seeded(draw, 99)["w"])})
     assert {name: re.sub(r"(?<= )\d[\d.e-]*(?=,| to|$)", "N", text) for name, text in found.items()} == {"w": said}
+
+
+def test_only_what_never_learns_and_runs_in_half_precision_may_be_kept_so() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[0].requires_grad_(False)
+    plain = models.state(net)
+    made = {n: t.detach().bfloat16() for n, t in plain.items()}
+
+    def dtypes(precision: str) -> set[str]:
+        kept = models.kept_as(made, plain, precision)
+        assert all(t.float().equal(plain[n].to(t.dtype).float()) for n, t in kept.items())
+        return {n for n, t in kept.items() if t.dtype == torch.bfloat16}
+
+    assert dtypes("bf16") == {"0.weight", "0.bias"}
+    assert dtypes("fp16") == dtypes("fp32") == dtypes("fp64") == set()

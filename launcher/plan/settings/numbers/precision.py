@@ -21,7 +21,8 @@ def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
     dtypes = precision(job)
     if dtypes.mixed:
         why = f"the model runs in {dtypes.compute}"
-        why += f"; weights, gradients, optimizer state and loss stay {dtypes.kept}"
+        weights = "weights" if job.model.lora is None else "weights that learn"
+        why += f"; {weights}, gradients, optimizer state and loss stay {dtypes.kept}"
         yield Setting("train.precision", job.train.precision, "applied", why)
     yield from _loss_scale(job, dtypes)
     if job.parallel.fp32_communication:

@@ -82,6 +82,14 @@ def put(model: nn.Module, numbers: Mapping[str, Tensor], device: torch.device) -
     return model
 
 
+def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
+    """``plain`` as a run may keep it: what never learns in half precision, where ``made`` is, and runs so."""
+    low = LOW.get(precision)
+    frozen = {n for n, t in plain.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
+    half = {n for n in frozen if low is not None and n in made and made[n].dtype == low}
+    return {n: t.detach().to(low) if n in half else t for n, t in plain.items()}
+
+
 def another(model: nn.Module) -> nn.Module:
     """A copy with buffers and everything else of its own; the parameters that learn are those of ``model``.
 
