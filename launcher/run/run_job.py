@@ -296,12 +296,12 @@ def _prepare(job: Job) -> None:
     from launcher.data.prepare import text_cache
     from launcher.data.prepare.speed import Speed
 
-    if isinstance(job.data, Chat):
-        from launcher.data.chat import cache
+    with Speed(job.logger.progress, say) as speed:
+        if isinstance(job.data, Chat):
+            from launcher.data.chat import cache
 
-        cache.make(job.data, say)
-    if isinstance(job.data, Text):
-        with Speed(job.logger.progress, say) as speed:
+            cache.make(job.data, say, speed)
+        if isinstance(job.data, Text):
             text_cache.make(job.data, say, speed)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import jinja2
@@ -11,22 +12,28 @@ import numpy as np
 import tokenizers
 import xxhash
 
-from launcher.data.chat.conversations import files
-from launcher.data.chat.tokenizer import CONFIG, TEMPLATE, chat_tokenizer
-from launcher.data.chat.tokens import ChatTokens, Counts, in_memory
+from launcher.data.chat.conversations import Row, files, rows
+from launcher.data.chat.encode import LabelledRows, tasks
+from launcher.data.chat.tokenizer import CONFIG, TEMPLATE
+from launcher.data.chat.tokens import ChatTokens, Counts
 from launcher.data.files.bad_file import BadFile
 from launcher.data.prepare import shards
+from launcher.data.prepare.blocks import Position
 from launcher.data.prepare.prepare import content_digest, writing
+from launcher.data.prepare.shards import Progress
+from launcher.data.prepare.speed import Speed
+from launcher.data.prepare.workers import cores, workers
 from launcher.errors import RunError
 from launcher.job.schema.components import Chat
 
-VERSION = 2
+VERSION = 3
 """Of what is made of conversations."""
 PARTS = {"train": "path", "val": "val"}
-ARRAYS = ("tokens", "counted", "ends")
+ARRAYS: dict[str, type[np.generic]] = {"tokens": np.uint32, "counted": np.uint8, "ends": np.int64}
+"""Files of a part, and their numbers."""
 
 
-def make(settings: Chat, say: Callable[[str], None]) -> None:
+def make(settings: Chat, say: Callable[[str], None], speed: Speed) -> None:
     """Unless they are there. Raises ``RunError`` for what cannot be read or written."""
     if settings.cache is None:
         return
@@ -40,7 +47,7 @@ def make(settings: Chat, say: Callable[[str], None]) -> None:
             return
         shards.empty(folder)
         try:
-            said = _make(settings, folder)
+            said = _make(settings, folder, speed)
         except BadFile as error:
             raise RunError(f"data.path: {error}") from error
         say(f"data: {said}, as tokens, once: {final}")
@@ -52,26 +59,48 @@ def opened(settings: Chat) -> dict[str, ChatTokens] | None:
     if settings.cache is None or shards.published(folder := _folder(settings)) is None:
         return None
     return {
-        part: ChatTokens(*(np.load(folder / f"{part}-{name}.npy", mmap_mode="r") for name in ARRAYS))
+        part: ChatTokens(*(np.memmap(_file(folder, part, name), kind, "r") for name, kind in ARRAYS.items()))
         for part in PARTS
-        if (folder / f"{part}-ends.npy").exists()
+        if _file(folder, part, "ends").exists()
     }
 
 
-def _make(settings: Chat, folder: Path) -> str:
+def _make(settings: Chat, folder: Path, speed: Speed) -> str:
     """In words, what it has become."""
-    by = chat_tokenizer(settings)
     said = []
-    for part, field in PARTS.items():
-        paths = getattr(settings, field)
-        if part == "val" and paths is None:
-            continue
-        counts = Counts()
-        made = in_memory(settings, by, paths, counts)
-        for name in ARRAYS:
-            np.save(folder / f"{part}-{name}.npy", getattr(made, name))
-        said.append(counts.text() + (" held out" if part == "val" else ""))
+    with workers(cores()) as crew:
+        for part, field in PARTS.items():
+            paths = getattr(settings, field)
+            if part == "train" or paths is not None:
+                speed.begin(files(paths), Progress())
+                counts = _write(folder, part, crew.answers(tasks(settings, rows(settings, paths))), speed)
+                said.append(counts.text() + (" held out" if part == "val" else ""))
     return "; ".join(said)
+
+
+def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: Speed) -> Counts:
+    """In the order of the rows, whatever process has encoded them. Raises ``BadFile``."""
+    counts, size, before, last = Counts(), 0, 0, Row("", b"")
+    with ExitStack() as stack:
+        out = {name: stack.enter_context(_file(folder, part, name).open("wb")) for name in ARRAYS}
+        for found in answers:
+            if found.made is None:
+                raise BadFile(found.refused)
+            counts.add(found.counts)
+            out["tokens"].write(found.made.tokens.tobytes())
+            out["counted"].write(found.made.counted.tobytes())
+            out["ends"].write((found.made.ends + size).tobytes())
+            size += len(found.made.tokens)
+            before += last.offset if found.last.file != last.file else 0
+            last = found.last
+            at = Position(last.file, last.offset)
+            speed(Progress(at, documents=counts.conversations, tokens=size, nbytes=before + last.offset))
+    counts.check()
+    return counts
+
+
+def _file(folder: Path, part: str, name: str) -> Path:
+    return folder / f"{part}-{name}.bin"
 
 
 def _folder(settings: Chat) -> Path:

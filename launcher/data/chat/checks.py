@@ -59,7 +59,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
     bad = []
     for row in first[:LOOKED]:
         try:
-            ids, counted = by.labelled(conversation(row.line))
+            ids, counted = by.labelled(conversation(row.data))
             if not counted[1:].any():
                 raise BadRow("the assistant says nothing in it")
         except BadRow as error:

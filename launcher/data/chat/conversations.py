@@ -1,4 +1,4 @@
-"""Conversations as rows of JSON lines: messages, or a prompt and its completion."""
+"""Conversations as rows of JSON lines, Parquet or Arrow: messages, or a prompt and its completion."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.data.files.bad_file import BadFile
 from launcher.data.prepare.corpus_files import CorpusFile, corpus_file, named, packing_errors, unpacked
+from launcher.data.prepare.tables import columns, records
 from launcher.job.schema.components import Chat, Paths
 
 SHIPPED = Path(__file__).parents[1] / "text" / "conversations.jsonl"
@@ -19,6 +20,7 @@ MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 """Another one may be one of these misspelt, and nothing of it would be learnt."""
+READ = "JSON lines (.jsonl, also .gz and .zst), .parquet and .arrow"
 FORMS = f"a row has {MESSAGES!r}, or {PROMPT!r} and {COMPLETION!r}"
 
 Message = Mapping[str, Any]
@@ -44,53 +46,63 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Row:
-    """``place``: FILE:LINE."""
+    """A line, or a row of a table by its columns; ``place``: FILE:LINE, or FILE: row NUMBER.
+
+    ``file`` counts the files; ``offset``: bytes of the lines before the next one, 0 in a table.
+    """
 
     place: str
-    line: bytes
+    data: bytes | Mapping[str, Any]
+    file: int = 0
+    offset: int = 0
 
 
 def files(paths: Paths | None) -> list[CorpusFile]:
-    """Raises ``BadFile`` with the path for what is not JSON lines, and ``OSError``."""
+    """Raises ``BadFile`` with the path for what has no rows, and ``OSError``."""
     out = []
     for path in [SHIPPED] if paths is None else named(paths, "auto"):
         try:
             file = corpus_file(path, "auto")
+            if file.form == "text":
+                raise BadFile(f"text by its name; conversations are read of {READ}")
+            if file.form != "jsonl":
+                _columns(file)
         except BadFile as error:
             raise BadFile(f"{path}: {error}") from error
-        if file.form != "jsonl":
-            raise BadFile(f"{path}: {file.form} by its name; conversations are read of JSON lines (.jsonl)")
         out.append(file)
     return out
 
 
+def _columns(file: CorpusFile) -> list[str]:
+    """Those of a table that are read. Raises ``BadFile``."""
+    there = columns(file)
+    if MESSAGES not in there and not {PROMPT, COMPLETION} <= {*there}:
+        raise BadFile(f"{FORMS} (columns: {', '.join(there)})")
+    return [name for name in (MESSAGES, PROMPT, COMPLETION, TOOLS) if name in there]
+
+
 def rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
     """Lines that are not empty. Raises ``BadFile``."""
-    for file in files(paths):
+    for which, file in enumerate(files(paths)):
+        if file.form != "jsonl":
+            for number, record in enumerate(records(file, _columns(file)), 1):
+                said = {name: value for name, value in record.items() if value is not None}
+                yield Row(f"{file.path}: row {number}", said, which)
+            continue
         try:
             with unpacked(file) as stream:
+                offset = 0
                 for number, line in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):
+                    offset += len(line)
                     if line.strip():
-                        yield Row(f"{file.path}:{number}", line)
+                        yield Row(f"{file.path}:{number}", line, which, offset)
         except packing_errors() as error:
             raise BadFile(f"{file.path}: cannot be unpacked: {error}") from error
 
 
-def conversation(line: bytes) -> Conversation:
-    """Raises ``BadRow``."""
-    if len(line) > LONGEST:
-        raise BadRow(f"a row of more than {LONGEST >> 20} MB")
-    try:
-        said = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise BadRow(f"byte {error.start} of the line is not UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise BadRow(f"no JSON: {error.msg} at character {error.pos}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadRow("no JSON that is read: too deep, or a number too long") from error
-    if not isinstance(said, dict):
-        raise BadRow(f"no object; {FORMS}")
-
+def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
+    """Of ``Row.data``. Raises ``BadRow``."""
+    said = _object(data) if isinstance(data, bytes) else data
     tools = said.get(TOOLS) or None
     if tools is not None and not isinstance(tools, list):
         raise BadRow(f"{TOOLS!r} is no list")
@@ -105,6 +117,23 @@ def conversation(line: bytes) -> Conversation:
     before = _messages(prompt, PROMPT)
     after = _messages(completion, COMPLETION)
     return Conversation(messages=(*before, *after), first=len(before), tools=tools)
+
+
+def _object(line: bytes) -> Mapping[str, Any]:
+    """Raises ``BadRow``."""
+    if len(line) > LONGEST:
+        raise BadRow(f"a row of more than {LONGEST >> 20} MB")
+    try:
+        said = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise BadRow(f"byte {error.start} of the line is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise BadRow(f"no JSON: {error.msg} at character {error.pos}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRow("no JSON that is read: too deep, or a number too long") from error
+    if not isinstance(said, dict):
+        raise BadRow(f"no object; {FORMS}")
+    return said
 
 
 def _messages(found: Any, key: str) -> tuple[Message, ...]:

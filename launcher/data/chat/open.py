@@ -8,7 +8,7 @@ from torch import Tensor
 
 from launcher.data.chat import cache
 from launcher.data.chat.tokenizer import chat_tokenizer
-from launcher.data.chat.tokens import ChatTokens, Counts, in_memory
+from launcher.data.chat.tokens import ChatTokens, in_memory
 from launcher.data.files.bad_file import BadFile
 from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source
@@ -71,6 +71,6 @@ def _made(settings: Chat) -> dict[str, ChatTokens]:
     by = chat_tokenizer(settings)
     paths = {"train": settings.path} | ({} if settings.val is None else {"val": settings.val})
     try:
-        return {part: in_memory(settings, by, where, Counts()) for part, where in paths.items()}
+        return {part: in_memory(settings, by, where) for part, where in paths.items()}
     except BadFile as error:
         raise RequestError((Problem("data.path", str(error)),)) from error

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data.chat.conversations import BadRow, conversation, rows
+from launcher.data.chat.conversations import BadRow, Row, conversation, rows
 from launcher.data.chat.tokenizer import ChatTokenizer, Labelled
 from launcher.data.files.bad_file import BadFile
 from launcher.job.schema.components import Chat, Paths
@@ -28,6 +28,14 @@ class Counts:
     cut: int = 0
     why: str = ""
 
+    def add(self, more: Counts) -> None:
+        """Those of rows that follow."""
+        self.conversations += more.conversations
+        self.bad += more.bad
+        self.long += more.long
+        self.cut += more.cut
+        self.why = self.why or more.why
+
     def text(self) -> str:
         """
         >>> Counts(12, bad=2, cut=1).text()
@@ -37,6 +45,11 @@ class Counts:
         first = f" (the first: {self.why})" if self.why else ""
         said = [f"{self.conversations} conversations", *(f"{n} {what}" for n, what in more if n)]
         return ", ".join(said) + first
+
+    def check(self) -> None:
+        """Raises ``BadFile`` where nothing is left."""
+        if not self.conversations:
+            raise BadFile(f"nothing is left to train on: {self.text()}")
 
 
 @dataclass(frozen=True)
@@ -51,12 +64,12 @@ class ChatTokens:
         return len(self.ends)
 
 
-def labelled(settings: Chat, by: ChatTokenizer, paths: Paths | None, counts: Counts) -> Iterator[Labelled]:
+def labelled(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Counts) -> Iterator[Labelled]:
     """Of each row that is trained on. Raises ``BadFile``."""
     room = settings.seq_len + 1
-    for row in rows(settings, paths):
+    for row in some:
         try:
-            ids, counted = by.labelled(conversation(row.line))
+            ids, counted = by.labelled(conversation(row.data))
             if len(ids) > room:
                 if settings.too_long == "error":
                     text = f"{len(ids)} tokens, and data.seq_len={settings.seq_len} has room for {room}"
@@ -78,17 +91,23 @@ def labelled(settings: Chat, by: ChatTokenizer, paths: Paths | None, counts: Cou
         yield ids, counted
 
 
-def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None, counts: Counts) -> ChatTokens:
-    """Raises ``BadFile``."""
+def made(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Counts) -> ChatTokens:
+    """All that is trained on of ``some`` rows. Raises ``BadFile``."""
     tokens, counted, ends = array("I"), bytearray(), array("q")
-    for ids, mine in labelled(settings, by, paths, counts):
+    for ids, mine in labelled(settings, by, some, counts):
         tokens.extend(ids.tolist())
         counted += mine.astype(np.uint8).tobytes()
         ends.append(len(tokens))
-    if not ends:
-        raise BadFile(f"nothing is left to train on: {counts.text()}")
     return ChatTokens(
-        np.frombuffer(tokens, np.uint32),
+        np.frombuffer(tokens, np.uint32) if tokens else np.zeros(0, np.uint32),
         np.frombuffer(bytes(counted), np.uint8),
-        np.frombuffer(ends, np.int64),
+        np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64),
     )
+
+
+def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None) -> ChatTokens:
+    """Raises ``BadFile``."""
+    counts = Counts()
+    all_of_them = made(settings, by, rows(settings, paths), counts)
+    counts.check()
+    return all_of_them

@@ -49,7 +49,9 @@ class Speed:
             self._bar.stop()
 
     def begin(self, files: Sequence[CorpusFile], done: Progress) -> None:
-        """``done`` by an earlier start."""
+        """``done`` by an earlier start. Where it comes again, the files before are whole."""
+        if self._bar is not None:
+            self._bar.stop()
         self._sizes, self._before = [file.size for file in files], done.nbytes
         self._start = self._told = self._clock()
         if self._mode == "bar":

@@ -1,8 +1,9 @@
-"""Columns of text of Parquet and Arrow files, some rows at a time; needs pyarrow."""
+"""Parquet and Arrow files, some rows at a time: a column of text, or several of any kind; needs pyarrow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from launcher.data.files.bad_file import BadFile
@@ -11,6 +12,7 @@ from launcher.untrusted.files import check, opened
 
 BATCH = 1 << 20  # bytes of text that are read at once, unless one row has more
 ROWS = 4096
+RECORDS = 256  # rows of several columns that are read at once
 BUFFER = 1 << 20  # bytes of a column that are read ahead
 
 
@@ -18,15 +20,36 @@ def check_column(file: CorpusFile, field: str) -> None:
     """Raises ``BadFile`` unless there is such a column, of text."""
     import pyarrow as pa
 
-    try:
-        schema = _parquet(file).schema_arrow if file.form == "parquet" else _arrow_schema(file)
-    except pa.ArrowException as error:
-        raise BadFile(f"cannot be read: {_first_line(error)}") from error
+    schema = _schema(file)
     if field not in schema.names:
         raise BadFile(f"no column {field!r} (columns: {', '.join(schema.names)})")
     kind = schema.field(field).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise BadFile(f"column {field!r} has {kind}, not text")
+
+
+def columns(file: CorpusFile) -> list[str]:
+    """Raises ``BadFile``."""
+    return list(_schema(file).names)
+
+
+def records(file: CorpusFile, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Each row as a dict of those columns. Raises ``BadFile`` with the path."""
+    import pyarrow as pa
+
+    try:
+        if file.form == "parquet":
+            with _parquet(file) as source:
+                for batch in source.iter_batches(RECORDS, columns=list(fields), use_threads=False):
+                    yield from batch.to_pylist()
+            return
+        with _arrow_batches(file) as batches:
+            for batch in batches:
+                some = batch.select(list(fields))
+                for at in range(0, len(some), RECORDS):
+                    yield from some.slice(at, RECORDS).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise BadFile(f"{file.path}: cannot be read: {_first_line(error)}") from error
 
 
 def rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
@@ -75,6 +98,16 @@ def _rows_at_once(group: Any, field: str) -> int:
     return max(1, min(ROWS, BATCH * int(group.num_rows) // max(int(size), 1)))
 
 
+def _schema(file: CorpusFile) -> Any:
+    """Raises ``BadFile``."""
+    import pyarrow as pa
+
+    try:
+        return _parquet(file).schema_arrow if file.form == "parquet" else _arrow_schema(file)
+    except pa.ArrowException as error:
+        raise BadFile(f"cannot be read: {_first_line(error)}") from error
+
+
 def _arrow_schema(file: CorpusFile) -> Any:
     from pyarrow import ipc
 
@@ -90,23 +123,28 @@ def _has_index(file: CorpusFile) -> bool:
 
 
 def _arrow_rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
-    import pyarrow as pa
-    from pyarrow import ipc
-
     at = 0
-    check(file.path)
-    with pa.memory_map(str(file.path)) as stream:  # of a batch of any size only what is looked at is read
-        if _has_index(file):
-            indexed = ipc.open_file(stream)
-            batches = (indexed.get_batch(i) for i in range(indexed.num_record_batches))
-        else:
-            batches = iter(ipc.open_stream(stream))
+    with _arrow_batches(file) as batches:
         for batch in batches:
             column = batch.column(batch.schema.get_field_index(field))
             for part in _parts(column):
                 if at >= start:
                     yield part.to_pylist()
                 at += len(part)
+
+
+@contextmanager
+def _arrow_batches(file: CorpusFile) -> Iterator[Iterator[Any]]:
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    check(file.path)
+    with pa.memory_map(str(file.path)) as stream:  # of a batch of any size only what is looked at is read
+        if _has_index(file):
+            indexed = ipc.open_file(stream)
+            yield (indexed.get_batch(i) for i in range(indexed.num_record_batches))
+        else:
+            yield iter(ipc.open_stream(stream))
 
 
 def _parts(column: Any) -> Iterator[Any]:

@@ -7,7 +7,7 @@ import pickle
 import signal
 import sys
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,13 @@ class Encoded:
     bad: list[Bad]
 
 
-Task = Recipe | Encode | EncodeLines | Train | TrainText
+class Own(Protocol):
+    """A task that knows by itself how it is answered, of a folder that is built on this one."""
+
+    def answer(self) -> Any: ...
+
+
+Task = Recipe | Encode | EncodeLines | Train | TrainText | Own
 
 
 class Worker:
@@ -85,6 +91,8 @@ class Worker:
             case TrainText(settings):
                 train, _ = corpus.split(settings)
                 return str(bpe.train(train.tobytes().decode(), settings.vocab_size).to_str())
+            case _:
+                return task.answer()
 
     def _encode(self, task: Encode) -> Encoded:
         assert self._encoder is not None

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from launcher.data.prepare.encode import Recipe
-from launcher.data.prepare.worker import Encode, Encoded, EncodeLines, Task, Train, TrainText
+from launcher.data.prepare.worker import Encode, Encoded, EncodeLines, Own, Task, Train, TrainText
 from launcher.errors import RunError
 
 K = TypeVar("K")
@@ -48,6 +48,14 @@ class Workers:
         """What each task is for, and its answer, in their order; few are taken before they are needed."""
         for process in self._all:
             _exchange(process, recipe)
+        yield from self._answers(tasks)
+
+    def answers(self, tasks: Iterable[Own]) -> Iterator[Any]:
+        """As ``encode``, of tasks that need no recipe."""
+        for _, answer in self._answers((None, task) for task in tasks):
+            yield answer
+
+    def _answers(self, tasks: Iterable[tuple[K, Task]]) -> Iterator[tuple[K, Any]]:
         waiting: deque[tuple[K, Future[Any]]] = deque()
         for key, task in tasks:
             waiting.append((key, self._threads.submit(self._ask, task)))
@@ -73,7 +81,7 @@ class Workers:
             self._idle.put(process)
 
 
-def _answered(key: K, answer: Future[Any]) -> tuple[K, Encoded]:
+def _answered(key: K, answer: Future[Any]) -> tuple[K, Any]:
     return key, answer.result()
 
 

@@ -275,7 +275,7 @@ class Tokens(Settings):
 
 
 class Chat(Settings):
-    """Conversations of JSON lines, a sample each, of which what the assistant says is learnt."""
+    """Conversations, a sample each, of which what the assistant says is learnt."""
 
     name: Literal["chat"]
     path: Paths | None = Field(None, description="null: the conversations that ship with the launcher")

@@ -13,8 +13,12 @@ from tokenizers import Tokenizer, processors
 
 from launcher.__main__ import main
 from launcher.data.chat import cache
+from launcher.data.chat.encode import ROWS
 from launcher.data.chat.open import open_chat
+from launcher.data.chat.tokenizer import chat_tokenizer
+from launcher.data.chat.tokens import in_memory
 from launcher.data.files import bpe
+from launcher.data.prepare.speed import Speed
 from launcher.job.schema.components import Chat
 from tests.run.launching import losses, shape
 
@@ -189,8 +193,9 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
     settings = written(tmp_path, CHATML, [messages(), messages(TURNS[:2])])
     kept = settings.model_copy(update={"cache": str(tmp_path / "kept")})
     said: list[str] = []
-    cache.make(kept, said.append)
-    cache.make(kept, said.append)
+    for _ in range(2):
+        with Speed("off", said.append) as speed:
+            cache.make(kept, said.append, speed)
     (line,) = said
     assert line.startswith("data: 2 conversations, as tokens, once: ")
     parts = cache.opened(kept)
@@ -202,6 +207,60 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
         assert torch.equal(one.targets(at), other.targets(at))
     (tmp_path / "rows.jsonl").write_text(json.dumps(messages(TURNS[:2])) + "\n")
     assert cache.opened(kept) is None  # of other conversations
+
+
+def test_many_processes_make_what_one_makes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [messages([("user", "Hi" * (i % 7 + 1)), ("assistant", "No." * (i % 5))]) for i in range(ROWS * 2 + 9)]
+    settings = written(tmp_path, CHATML, rows).model_copy(update={"on_bad": "skip"})
+    one = in_memory(settings, chat_tokenizer(settings), settings.path)
+    kept = settings.model_copy(update={"cache": str(tmp_path / "kept"), "val": settings.path})
+    said: list[str] = []
+    with Speed("off", said.append) as speed:
+        cache.make(kept, said.append, speed)
+    parts = cache.opened(kept)
+    assert parts is not None
+    for part in (parts["train"], parts["val"]):
+        assert [a.dtype for a in (part.tokens, part.counted, part.ends)] == [np.uint32, np.uint8, np.int64]
+        assert all(np.array_equal(getattr(part, n), getattr(one, n)) for n in ("tokens", "counted", "ends"))
+    assert len(one) == len(rows)
+    assert said[0].startswith(f"data: {len(rows)} conversations; {len(rows)} conversations held out, as tokens, once: ")
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_tables_are_read_as_json_lines_are(form: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    rows = [messages(), messages(TURNS[:2])] * 200
+    settings = written(tmp_path, CHATML, rows)
+    table = pa.Table.from_pylist([{"id": i, **row} for i, row in enumerate(rows)])
+    path = tmp_path / f"rows.{form}"
+    if form == "parquet":
+        from pyarrow import parquet
+
+        parquet.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=150)
+    other = settings.model_copy(update={"path": str(path)})
+    lines, of_table = (in_memory(s, chat_tokenizer(s), s.path) for s in (settings, other))
+    assert all(np.array_equal(getattr(lines, n), getattr(of_table, n)) for n in ("tokens", "counted", "ends"))
+    assert len(of_table) == 400
+
+
+def test_bad_tables(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    settings = written(tmp_path, CHATML, [messages()])
+    other = settings.model_copy(update={"path": str(tmp_path / "t.parquet")})
+    parquet.write_table(pa.table({"text": ["a"], "id": [1]}), tmp_path / "t.parquet")
+    assert main([*asked(other), "show=plan"]) == 2
+    told = f"data.path = {other.path}: a row has 'messages', or 'prompt' and 'completion' (columns: text, id)\n"
+    assert told in capsys.readouterr().err
+    parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", None]}), tmp_path / "t.parquet")
+    assert main([*asked(other), "show=plan"]) == 2
+    why = "a row has 'messages', or 'prompt' and 'completion' (keys: prompt)"
+    assert f"data.path = {other.path}: row 2: {why}; data.on_bad=skip" in capsys.readouterr().err
 
 
 BAD = {
