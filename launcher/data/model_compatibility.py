@@ -23,6 +23,7 @@ from launcher.job.schema.components import (
     Text,
     TiedPair,
     Tokens,
+    apart,
 )
 
 OwnModel = LanguageModel | TiedPair | ResNet | AutoParallelMLP
@@ -50,9 +51,9 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
     tokens, wants = vocab(data), isinstance(model, LanguageModel | TiedPair)
     if unlike := [*_kind(model.name, wants, data)]:
         yield from unlike
-    elif isinstance(data, Tokens) and data.document_mask and not isinstance(model, LanguageModel):
-        text = f"true: model {model.name} takes tokens alone, and no documents to keep apart"
-        yield Problem("data.document_mask", text, "data.document_mask=false")
+    elif (documents := apart(data)) is not None and not isinstance(model, LanguageModel):
+        text = f"{documents.value}: model {model.name} takes tokens alone, and no documents to keep apart"
+        yield Problem(documents.key, text, documents.cure)
     elif isinstance(model, LanguageModel | TiedPair):
         yield from _enough("vocab_size", model.vocab_size, tokens, what=f"tokens of data {data.name}")
     else:

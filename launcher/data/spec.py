@@ -18,6 +18,7 @@ from launcher.job.schema.components import (
     Target,
     Text,
     Tokens,
+    apart,
 )
 from launcher.plan.values.facts import TensorSpec
 
@@ -32,10 +33,10 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
     """
     settings, _ = resolve(settings)
     match settings:
-        case Text() | RandomTokens() | Chat():
+        case Text() | RandomTokens():
             return (TensorSpec((batch, settings.seq_len), "int64"),)
-        case Tokens():
-            return (TensorSpec((batch, settings.seq_len), "int64"),) * (1 + settings.document_mask)
+        case Tokens() | Chat():
+            return (TensorSpec((batch, settings.seq_len), "int64"),) * (1 if apart(settings) is None else 2)
         case Mnist5k() | Idx() | ImageFolder():
             return (TensorSpec((batch, settings.channels, settings.size, settings.size), "float32"),)
         case Cifar10():

@@ -27,6 +27,8 @@ SCALE: Final = 1024.0
 """A loss scale that stays what it is: a step that one of two trainings skips cannot be compared."""
 SAMPLES = 2
 """A micro batch: one alone has no variance to normalise by."""
+ROOM, BYTES = 256, 257
+"""Bytes of the longest conversation that ships, about, and tokens of those."""
 MORE = 2
 """Steps after those that are asked for: one on samples that leave experts idle, one after a load."""
 WARMUP, FINAL = 2, 0.1
@@ -63,8 +65,8 @@ def copies(job: Job, step: Certify, sizes: Sizes) -> tuple[Copy, ...]:
 def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     """Widths, vocabulary and lengths stay: sharding thresholds and fusion depend on them.
 
-    A tokenizer out of a file comes with weights, and neither is needed to compare numbers:
-    tokens are made at random.
+    A tokenizer out of a file comes with weights, and neither is needed to compare numbers: tokens are made
+    at random, those of conversations of the few that ship, where a sample has room for them.
     """
     changes = []
 
@@ -76,7 +78,13 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
             model = model.model_copy(update={"layers": layers})
 
     data = job.data
-    if isinstance(data, Text | Chat) and data.tokenizer == "file":
+    if isinstance(data, Chat) and data.tokenizer == "file" and _shipped(data):
+        changes.append(("data.tokenizer", "file -> bytes, of conversations that ship"))
+        bare = {"path": None, "val": None, "template": None, "cache": None}
+        data = data.model_copy(
+            update={"tokenizer": "bytes", "tokenizer_file": None, "too_long": "cut", **bare}
+        )
+    elif isinstance(data, Text | Chat) and data.tokenizer == "file":
         changes.append(("data", f"{data.name} -> random_tokens"))
         size = data.vocab_size or 1  # which the planner has settled
         data = RandomTokens(name="random_tokens", vocab_size=size, seq_len=data.seq_len)
@@ -97,6 +105,11 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     }  # fmt: skip
     copy = job.model_copy(update=update)
     return Copy(copy, tuple(changes), step.tolerance or _tolerance(copy, sizes))
+
+
+def _shipped(data: Chat) -> bool:
+    """Whether the conversations that ship may stand for those of ``data``."""
+    return data.seq_len >= ROOM and (data.vocab_size or 0) >= BYTES
 
 
 def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str, Any, Any]]]:

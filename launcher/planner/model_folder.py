@@ -18,7 +18,7 @@ from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import described
 from launcher.errors import Problem, said
-from launcher.job.schema.components import HuggingFace, Tokens
+from launcher.job.schema.components import Apart, HuggingFace, apart
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
@@ -44,11 +44,12 @@ def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
     """
     if not isinstance(job.model, HuggingFace):
         return []
-    apart = isinstance(job.data, Tokens) and job.data.document_mask
-    return list(_check(job.model, tokens, classes, apart=apart))
+    return list(_check(job.model, tokens, classes, apart(job.data)))
 
 
-def _check(model: HuggingFace, tokens: int | None, classes: int | None, *, apart: bool) -> Iterator[Problem]:
+def _check(
+    model: HuggingFace, tokens: int | None, classes: int | None, documents: Apart | None
+) -> Iterator[Problem]:
     if find_spec("transformers") is None:
         text = "hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
         yield Problem("model", text)
@@ -59,7 +60,7 @@ def _check(model: HuggingFace, tokens: int | None, classes: int | None, *, apart
     if not (path / CONFIG).exists():
         yield Problem(KEY, f"{path}: there is no {CONFIG} in it, so nothing says what model it is")
         return
-    yield from _config(path / CONFIG, model, tokens, classes, apart=apart)
+    yield from _config(path / CONFIG, model, tokens, classes, documents)
     if model.weights:
         try:
             read_hf(path)
@@ -68,7 +69,7 @@ def _check(model: HuggingFace, tokens: int | None, classes: int | None, *, apart
 
 
 def _config(
-    path: Path, model: HuggingFace, tokens: int | None, classes: int | None, *, apart: bool
+    path: Path, model: HuggingFace, tokens: int | None, classes: int | None, documents: Apart | None
 ) -> Iterator[Problem]:
     try:
         data = read_json(path, unique=True)
@@ -78,8 +79,8 @@ def _config(
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         yield Problem(KEY, f"{path}: it has no model_type, so nothing says what model it is")
         return
-    if apart:
-        yield from _mixed(data | model.config)
+    if documents is not None:
+        yield from _mixed(data | model.config, documents)
     rows = (data | model.config).get("vocab_size")
     if tokens is not None and isinstance(rows, int) and rows < tokens:
         text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"
@@ -90,14 +91,16 @@ def _config(
         yield Problem(KEY, text, f"model.config.num_labels={classes}")
 
 
-def _mixed(config: Mapping[str, Any]) -> Iterator[Problem]:
+def _mixed(config: Mapping[str, Any], documents: Apart) -> Iterator[Problem]:
     """Why the documents of a sample would not be apart."""
     kind, attention = config["model_type"], config.get("attn_implementation") or "sdpa"
     if kind not in APART or config.get("use_bidirectional_attention"):
-        text = f"true: it is not known how documents are kept apart in a {kind}; it is of {', '.join(APART)}"
-        yield Problem("data.document_mask", text, "data.document_mask=false")
+        text = f"{documents.value}: it is not known how documents are kept apart in a {kind}"
+        yield Problem(documents.key, f"{text}; it is of {', '.join(APART)}", documents.cure)
     elif attention not in ("sdpa", "eager"):
-        text = f"{attention}: with data.document_mask=true there are masks, which sdpa and eager take"
+        text = (
+            f"{attention}: with {documents.key}={documents.value} there are masks, which sdpa and eager take"
+        )
         key = "model.config.attn_implementation"
         yield Problem(key, text, f"{key}=sdpa")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.job.schema.components import apart
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import copies, notes, reduced
 from launcher.plan.partition.sizes import Sizes
@@ -10,6 +11,9 @@ from launcher.plan.settings.grid import sizes
 from tests.plan.made import job
 
 LM = ("model=lm_tiny", "model.layers=6", "train.batch_size=64")
+
+
+SHIPPED = ("data.tokenizer", "file -> bytes, of conversations that ship")
 
 
 def of(*words: str) -> tuple[Sizes, tuple[tuple[str, str], ...]]:
@@ -53,6 +57,23 @@ def test_layers_that_a_group_of_parameters_may_name_all_stay(key: str, all_stay:
 def test_layers_that_adapters_may_name_all_stay(modules: str, all_stay: bool) -> None:
     _, changes = of(*LM, f"model.lora={{rank: 2, alpha: 2, modules: {modules}}}")
     assert ("model.layers" not in dict(changes)) == all_stay
+
+
+@pytest.mark.parametrize(("more", "change"), [
+    (("vocab_size: 300", "seq_len: 512"), SHIPPED),
+    (("vocab_size: 300", "seq_len: 512", "packing: best_fit"), SHIPPED),
+    (("vocab_size: 300", "seq_len: 64"), ("data", "chat -> random_tokens")),
+    (("vocab_size: 200", "seq_len: 512"), ("data", "chat -> random_tokens")),
+], ids=["as usual", "packed", "short samples", "few tokens"])  # fmt: skip
+def test_conversations_have_targets_that_do_not_count_in_the_copy_too(
+    more: tuple[str, ...], change: tuple[str, str]
+) -> None:
+    data = f"data={{name: chat, tokenizer: file, tokenizer_file: a.json, path: a.jsonl, {', '.join(more)}}}"
+    found, changes = of(*LM, data)
+    assert change in changes
+    copy = reduced(job(*LM, data), Certify(), found).job
+    assert copy.data.name == ("chat" if change[0] == "data.tokenizer" else "random_tokens")
+    assert apart(copy.data) == apart(job(*LM, data).data)
 
 
 def test_half_precision_allows_roundings_where_the_layout_has_another_order_of_them() -> None:

@@ -112,3 +112,14 @@ def test_attention_that_takes_no_mask(corpus: Path, tmp_path: Path, capsys: pyte
         "model.config.attn_implementation = flash_attention_2: with data.document_mask=true there are masks, which "
         "sdpa and eager take\n"
     ) in capsys.readouterr().err
+
+
+def test_conversations_that_share_a_sample_are_certified(corpus: Path, tmp_path: Path) -> None:
+    from tests.real.families import described
+
+    words = typed(
+        described("llama", tmp_path / "llama"), corpus, "data=chat", "data.packing=best_fit", "data.seq_len=256",
+        "model.config.vocab_size=257", "model.config.max_position_embeddings=256", "steps=[certify]",
+        f"run_dir={tmp_path}/run", *LAYOUTS["3 families on 4 ranks"][1],
+    )  # fmt: skip
+    assert main([w for w in words if not w.startswith(("data.path", "data.document_mask", "data=tokens"))]) == 0

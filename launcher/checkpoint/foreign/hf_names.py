@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 
 RENAMED = {"embed_out.weight": "lm_head.weight"}
 """GPT-NeoX; what transformers renames when it reads such a folder."""
+WRITTEN: Mapping[str, Mapping[str, str]] = {"gpt_neox": {"lm_head": "embed_out", "": ""}}
+"""Tables for ``renamed``, by ``model_type``: the names that every version of transformers reads."""
 COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(^|\.)rotary_emb\.inv_freq$")
 """Masks and angles that older versions saved: a model makes its own, and no weight is called so."""
 
@@ -25,6 +27,13 @@ def given(theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
         if found is not None:
             out[found] = name
     return out
+
+
+def written(model_type: object, theirs: Collection[str]) -> Mapping[str, str] | None:
+    """Of the model's names into those of a folder that had ``theirs``; ``None``: as they are."""
+    table = WRITTEN.get(str(model_type))
+    as_they_are = any(name in theirs for name in RENAMED.values())
+    return None if as_they_are else table
 
 
 def unknown(theirs: Collection[str], found: Mapping[str, str]) -> list[str]:

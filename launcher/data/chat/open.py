@@ -12,41 +12,80 @@ from launcher.data.chat.tokens import ChatTokens, in_memory
 from launcher.data.files.bad_file import BadFile
 from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source
+from launcher.data.token_files.document_index import BLOCK, Numbers, packed
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Chat
 from launcher.plan.values.facts import IGNORED
+
+Samples = tuple[Numbers, Numbers]
+"""Conversations, those of a sample together, and where in them each sample begins and ends."""
 
 
 class Conversations(Source):
     """Sample ``i`` is a conversation, padded at its end; a target is the token after, where that counts.
 
-    Nothing attends to what comes after it, and what is padded has no target.
+    Nothing attends to what comes after it, and what is padded has no target. ``packed``: of several samples
+    that fit into one; a second input numbers the conversations of a sample, and its padding as one more.
     """
 
-    def __init__(self, made: ChatTokens, seq_len: int, first: int, count: int) -> None:
-        self.made, self.seq_len, self.first, self.count = made, seq_len, first, count
+    def __init__(self, made: ChatTokens, seq_len: int, first: int, count: int, *, packed: bool) -> None:
+        self.made, self.seq_len, self.first, self.packed = made, seq_len, first, packed
+        self._samples = _in_order(count)
+        if packed:
+            ends = made.ends[first : first + count]
+            before = made.ends[first - 1] if first else 0
+            self._samples = best_fits(np.diff(ends, prepend=before) - 1, seq_len)
 
     def __len__(self) -> int:
-        return self.count
+        return len(self._samples[1]) - 1
 
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
-        out = np.zeros((len(indices), self.seq_len), np.int64)
-        for row, index in zip(out, indices.tolist(), strict=True):
-            tokens = self.made.tokens[self._at(index)][:-1]
-            row[: len(tokens)] = tokens
-        return (torch.from_numpy(out),)
+        tokens, numbers, _ = self._read(indices)
+        return (tokens, numbers) if self.packed else (tokens,)
 
     def targets(self, indices: Indices) -> Tensor:
-        out = np.full((len(indices), self.seq_len), IGNORED, np.int64)
-        for row, index in zip(out, indices.tolist(), strict=True):
-            at = self._at(index)
-            tokens, counted = self.made.tokens[at][1:], self.made.counted[at][1:]
-            row[: len(tokens)] = np.where(counted, tokens.astype(np.int64), IGNORED)
-        return torch.from_numpy(out)
+        return self._read(indices)[2]
 
-    def _at(self, index: int) -> slice:
-        k = self.first + index
+    def _read(self, indices: Indices) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, numbers of conversations, targets."""
+        tokens, numbers, targets = np.zeros((3, len(indices), self.seq_len), np.int64)
+        targets[:] = IGNORED
+        for row, index in enumerate(indices.tolist()):
+            at = 0
+            held = self._held(index)
+            for number, conversation in enumerate(held):
+                mine = self._at(conversation)
+                ids, counted = self.made.tokens[mine].astype(np.int64), self.made.counted[mine][1:]
+                here = slice(at, at + len(ids) - 1)
+                tokens[row, here], numbers[row, here] = ids[:-1], number
+                targets[row, here] = np.where(counted, ids[1:], IGNORED)
+                at = here.stop
+            numbers[row, at:] = len(held)
+        return torch.from_numpy(tokens), torch.from_numpy(numbers), torch.from_numpy(targets)
+
+    def _held(self, index: int) -> list[int]:
+        """The conversations of a sample."""
+        order, first = self._samples
+        found: list[int] = order[first[index] : first[index + 1]].tolist()
+        return found
+
+    def _at(self, conversation: int) -> slice:
+        k = self.first + conversation
         return slice(int(self.made.ends[k - 1]) if k else 0, int(self.made.ends[k]))
+
+
+def _in_order(count: int) -> Samples:
+    return np.arange(count), np.arange(count + 1)
+
+
+def best_fits(lengths: Numbers, seq_len: int) -> Samples:
+    """The same wherever it is made, whatever the job's seed."""
+    orders, sizes = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
+    for block, start in enumerate(range(0, len(lengths), BLOCK)):
+        order, count = packed(lengths[start : start + BLOCK], seq_len, block)
+        orders.append(order + start)
+        sizes.append(count)
+    return np.concatenate(orders), np.cumsum(np.concatenate(sizes))
 
 
 def open_chat(settings: Chat) -> Dataset:
@@ -57,11 +96,14 @@ def open_chat(settings: Chat) -> Dataset:
     if n - held < 1:
         text = f"{n} conversations, of which {held} are held out: none is left to train on"
         raise RequestError((Problem("data.path", text),))
-    length = settings.seq_len
-    val = Conversations(parts["val"], length, 0, len(parts["val"])) if "val" in parts else None
+
+    def source(made: ChatTokens, first: int, count: int) -> Conversations:
+        return Conversations(made, settings.seq_len, first, count, packed=settings.packing == "best_fit")
+
+    val = source(parts["val"], 0, len(parts["val"])) if "val" in parts else None
     return Dataset(
-        Conversations(train, length, 0, n - held),
-        val or Conversations(train, length, n - held, held),
+        source(train, 0, n - held),
+        val or source(train, n - held, held),
         fraction=None if val else settings.val_fraction,
     )
 

@@ -51,7 +51,7 @@ def document_index(file: TokenFile, seq_len: int, packing: Packing) -> DocumentI
     for block, (start, stop) in enumerate(_blocks(_pieces(file, seq_len))):
         count = np.ones(len(start), np.int64)
         if packing == "best_fit":
-            order, count = _packed(stop - start, seq_len, block)
+            order, count = packed(stop - start, seq_len, block)
             start, stop = start[order], stop[order]
         starts.append(start)
         stops.append(stop)
@@ -63,7 +63,7 @@ def document_index(file: TokenFile, seq_len: int, packing: Packing) -> DocumentI
     return DocumentIndex(np.concatenate(starts), np.concatenate(stops), first)
 
 
-def _packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers]:
+def packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers]:
     """An order of pieces in which those of a window are together, and how many each window has.
 
     Windows come as drawn, whatever the job's seed: the last ones, which are held out, are like all others.

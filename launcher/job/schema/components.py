@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
@@ -275,7 +276,7 @@ class Tokens(Settings):
 
 
 class Chat(Settings):
-    """Conversations, a sample each, of which what the assistant says is learnt."""
+    """Conversations, of which what the assistant says is learnt."""
 
     name: Literal["chat"]
     path: Paths | None = Field(None, description="null: the conversations that ship with the launcher")
@@ -284,6 +285,9 @@ class Chat(Settings):
     template: str | None = Field(None, description="a .jinja file; null: the tokenizer's own")
     vocab_size: Count | None = Field(None, description="null: as many as the tokenizer has")
     seq_len: Count = 256
+    packing: Literal["single", "best_fit"] = Field(
+        "single", description="one conversation a sample, padded; several where they fit, kept apart"
+    )
     too_long: Literal["error", "cut", "skip"] = Field("error", description="a conversation of more tokens")
     on_bad: Literal["error", "skip"] = Field("error", description="a row that is none")
     val: Paths | None = Field(None, description="held-out conversations; null: the last val_fraction")
@@ -295,6 +299,28 @@ class Chat(Settings):
         if (self.tokenizer == "file") != (self.tokenizer_file is not None):
             raise ValueError("data.tokenizer=file and data.tokenizer_file go together: give both or neither")
         return self
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The setting, its value and one without, that keeps the documents of a sample apart."""
+
+    key: str
+    value: str
+    off: str
+
+    @property
+    def cure(self) -> str:
+        return f"{self.key}={self.off}"
+
+
+def apart(data: object) -> Apart | None:
+    """With which a model is given (tokens, documents)."""
+    if isinstance(data, Tokens) and data.document_mask:
+        return Apart("data.document_mask", "true", "false")
+    if isinstance(data, Chat) and data.packing == "best_fit":
+        return Apart("data.packing", "best_fit", "single")
+    return None
 
 
 def _kind(value: Any) -> str | None:

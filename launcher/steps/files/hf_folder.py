@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from launcher.checkpoint.foreign.hf_read import CONFIG, model_type
+from launcher.checkpoint.foreign.hf_names import written
+from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, read_hf
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
@@ -22,14 +25,24 @@ RUNNING = ("attn_implementation", "experts_implementation", "use_cache")
 
 
 def settled(step: Export, job: Job) -> Export:
-    """With what is left open: a model of transformers goes into a folder, with the files of its own."""
+    """With what is left open: a model of transformers goes into a folder, as its own is."""
     if not isinstance(job.model, HuggingFace):
         return step
-    form = step.format or "hf"
-    if form != "hf" or step.beside:
-        return step.model_copy(update={"format": form})
-    there = (Path(job.model.path) / name for name in OTHERS)
-    return step.model_copy(update={"format": form, "beside": tuple(str(p) for p in there if p.is_file())})
+    path = Path(job.model.path)
+    new: dict[str, Any] = {"format": step.format or "hf"}
+    if new["format"] == "hf" and step.names is None:
+        new["names"] = _names(path, weights=job.model.weights)
+    if new["format"] == "hf" and not step.beside:
+        new["beside"] = tuple(str(path / name) for name in OTHERS if (path / name).is_file())
+    return step.model_copy(update=new)
+
+
+def _names(path: Path, *, weights: bool) -> Mapping[str, str] | None:
+    """Into those of the folder."""
+    try:
+        return written(model_type(path), read_hf(path).specs if weights else ())
+    except (ValueError, OSError):  # which is told of model.path
+        return None
 
 
 def told(step: Export, job: Job) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.checkpoint.foreign.hf_names import given, unknown
+from launcher.checkpoint.foreign.hf_names import given, unknown, written
+from launcher.checkpoint.foreign.rename import renamed
 
 HEAD = ("lm_head.weight",)
 GPT2 = ("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight", "transformer.h.0.attn.c_attn.bias")
@@ -22,6 +23,15 @@ def test_gpt_neox_calls_its_head_otherwise() -> None:
         "gpt_neox.embed_in.weight": "gpt_neox.embed_in.weight",
         "lm_head.weight": "embed_out.weight",
     }
+
+
+def test_gpt_neox_is_written_as_its_folder_is() -> None:
+    ours = ["gpt_neox.embed_in.weight", *HEAD]
+    table = written("gpt_neox", ["gpt_neox.embed_in.weight", "embed_out.weight"])
+    assert [*renamed(ours, table).names.values()] == ["gpt_neox.embed_in.weight", "embed_out.weight"]
+    assert written("gpt_neox", ()) == table  # what every version of transformers reads
+    assert written("gpt_neox", ours) is None
+    assert written("llama", ["embed_out.weight"]) is None
 
 
 def test_a_name_that_is_there_is_not_given_to_another_tensor() -> None:

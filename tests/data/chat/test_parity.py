@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from launcher.data.open import open_data
 from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
@@ -95,11 +96,14 @@ def test_losses_and_weights_are_those_of_plain_torch(tmp_path: Path) -> None:
     model = {"name": "lm", "vocab_size": 257, "dim": 16, "layers": 2, "heads": 2}
     cells = {}
     for name, parallel in LAYOUTS.items():
-        j = job(
-            parallel=parallel, model=model, data={"name": "chat", "path": str(path), "val_fraction": 0.0},
-            optim={"name": "sgd", "lr": 0.5}, train__steps=STEPS, train__batch_size=len(CHATS),
-        )  # fmt: skip
-        cells[name] = j, plan_job(j)
+        for packing, samples in (("single", len(CHATS)), ("best_fit", 4)):  # of 256 tokens: two conversations each
+            j = job(
+                parallel=parallel, model=model, optim={"name": "sgd", "lr": 0.5}, train__steps=STEPS,
+                data={"name": "chat", "path": str(path), "val_fraction": 0.0, "packing": packing},
+                train__batch_size=samples,
+            )  # fmt: skip
+            assert len(open_data(j.data, seed=0).train) == samples
+            cells[f"{name} {packing}"] = j, plan_job(j)
     ranks = on_ranks(4, rank_trains, cells, tmp_path)
     for name, (j, plan) in cells.items():
         expected = plain(j, plan)

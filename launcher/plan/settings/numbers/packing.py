@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.errors import Problem
-from launcher.job.schema.components import Chat, Tokens
+from launcher.job.schema.components import Chat, Tokens, apart
 from launcher.job.schema.job import Job
 from launcher.job.schema.objectives import CrossEntropy
 from launcher.plan.values.facts import IGNORED
@@ -18,20 +18,21 @@ WHY = {
     "single": "one document a window, and padding, which has no target",
 }
 
+CHATS = "conversations whole in a sample, several where they fit, each as if it were alone, and padding"
+
 
 def refused(job: Job) -> Iterator[Problem]:
     """What cannot keep documents apart, or counts targets that are of none."""
-    data = job.data
-    if isinstance(data, Chat):
-        yield from _ignored(job, "data=chat")
-    if not isinstance(data, Tokens) or not data.by_document:
-        return
-    pieces = job.parallel.pipeline.seq_chunks
-    if data.document_mask and isinstance(pieces, int) and pieces > 1:
-        text = f"{pieces}: positions restart and attention ends inside of a piece with {MASK}=true"
+    data, documents, pieces = job.data, apart(job.data), job.parallel.pipeline.seq_chunks
+    said = None if documents is None else f"{documents.key}={documents.value}"
+    if said is not None and isinstance(pieces, int) and pieces > 1:
+        text = f"{pieces}: positions restart and attention ends inside of a piece with {said}"
         cure = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
         yield Problem(PIECES, f"{text}, which pieces of a sequence do not carry over; use whole ones", cure)
-    yield from _ignored(job, f"{MASK}=true" if data.document_mask else f"{PACKING}={data.packing}")
+    if isinstance(data, Chat):
+        yield from _ignored(job, "data=chat")
+    elif isinstance(data, Tokens) and data.by_document:
+        yield from _ignored(job, said or f"{PACKING}={data.packing}")
 
 
 def _ignored(job: Job, asked: str) -> Iterator[Problem]:
@@ -43,6 +44,8 @@ def _ignored(job: Job, asked: str) -> Iterator[Problem]:
 
 def rows(job: Job) -> Iterator[Setting]:
     data = job.data
+    if isinstance(data, Chat) and data.packing != "single":
+        yield Setting(PACKING, data.packing, "applied", CHATS)
     if not isinstance(data, Tokens):
         return
     if data.packing != "windows":
