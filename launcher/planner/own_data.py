@@ -47,9 +47,12 @@ def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
-    if data.reading == "in order":
+    from launcher.data.torch_datasets.stream import Stream
+
+    if isinstance(data.train, Stream):
         text = "a stream: each data-parallel rank reads all of it and keeps its own rows"
-        yield Note(KEY, f"{settings.target} is {text}; a run that goes on reads on to its place")
+        on = "begins where its state_dict was" if data.train.place() is not None else "reads on to its place"
+        yield Note(KEY, f"{settings.target} is {text}; a run that goes on {on}")
     elif data.reading == "in epochs" and data.fraction:
         text = f"{len(data.val)} of {len(data.train) + len(data.val)} samples are held out, drawn once"
         default = "" if "val_fraction" in settings.arguments else f"null -> {data.fraction}: "

@@ -160,7 +160,8 @@ def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...
         return made
     if isinstance(made, torch_data.IterableDataset):
         anew = partial(_opened, settings, seed, allow, part)
-        return Stream(anew, settings.target, (seed, part), _said_length(made))
+        request = f"{settings.model_dump_json(by_alias=True)}, seed {seed}, part {part}"
+        return Stream(anew, settings.target, (seed, part), _said_length(made), request)
     return MapStyle(made, np.arange(_length(made, settings)), settings.target, (seed, part))
 
 

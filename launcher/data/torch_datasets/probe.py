@@ -45,14 +45,31 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
             return Problem(KEY, f"{mine.name}: {text}; {DRAW}")
     at = _differs(first, _read(theirs, n))
     if at is None:
-        return None
+        return _lost(mine, first) if isinstance(mine, Stream) and n > 1 else None
     text = f"made a second time its item {at} is another one, and each rank makes its own"
     return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and at the seed where it is made")
 
 
-def _read(source: Source, n: int) -> list[Sequence[Tensor]]:
+def _lost(stream: Stream, items: list[Sequence[Tensor]]) -> Problem | None:
+    """Of a stream that says where it is: whether another one goes on there."""
+    half = len(items) // 2
+    one, other = stream.anew(), stream.anew()
+    _read(one, half)
+    place = one.place()
+    if place is None:
+        return None
+    other.go_on(place)
+    at = _differs(items[half:], _read(other, len(items), first=half))
+    if at is None:
+        return None
+    text = f"one that is given its state_dict after {half} items goes on with another item {half + at}"
+    cure = "let it hold all that the next items hang on, or leave it out: the stream is read on then"
+    return Problem(KEY, f"{stream.name}: {text}; {cure}")
+
+
+def _read(source: Source, n: int, first: int = 0) -> list[Sequence[Tensor]]:
     """Item by item."""
-    rows = [np.arange(i, i + 1) for i in range(n)]
+    rows = [np.arange(i, i + 1) for i in range(first, n)]
     return [(*source.inputs(row), source.targets(row)) for row in rows]
 
 

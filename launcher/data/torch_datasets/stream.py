@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from launcher.data.shuffle import Indices
@@ -11,23 +12,33 @@ from launcher.data.torch_datasets.random_state import global_generators
 
 ENDLESS = 1 << 62
 """The length of a stream that does not say its own."""
+LONGEST = 1 << 20
+"""Characters of a state: it goes into what a checkpoint says of itself."""
+METHODS = ("state_dict", "load_state_dict")
 
 
 class Stream(Items):
     """Index ``i`` is the ``i``-th item of the iterator of what ``make`` makes; each rank reads all up to it.
 
     Going back means to make it and to read it anew. What an item draws from the global generators hangs on
-    ``key`` and its place.
+    ``key`` and its place. ``request``: all that its items hang on, in words.
     """
 
     def __init__(
-        self, make: Callable[[], Any], name: str, key: tuple[int, ...], length: int = ENDLESS
+        self,
+        make: Callable[[], Any],
+        name: str,
+        key: tuple[int, ...],
+        length: int = ENDLESS,
+        request: str = "",
     ) -> None:
         super().__init__(name)
         self.make, self.key, self.length = make, key, length
+        self.request = request
+        self._made: Any = None
         self._items: Iterator[Any] = iter(())
         self._done = 0
-        self._last: Any = None
+        self._last: Any = _END
         self._begun = False
 
     def __len__(self) -> int:
@@ -42,10 +53,8 @@ class Stream(Items):
 
     def _at(self, place: int, seed: Callable[..., None]) -> Any:
         """The last one is kept, for the padding of a batch asks for it again."""
-        if not self._begun or place < self._done - 1:
-            seed(*self.key, 0)
-            self._items = asked(self.name, "its iterator", lambda: iter(self.make()))
-            self._begun, self._done = True, 0
+        if not self._begun or place < self._done - (self._last is not _END):
+            self._begin(seed)
         while self._done <= place:
             seed(*self.key, 1, self._done)
             item = asked(self.name, f"item {self._done}", self._next)
@@ -55,6 +64,46 @@ class Stream(Items):
             self._done += 1
         return self._last
 
+    def _begin(self, seed: Callable[..., None], state: Any = None) -> None:
+        """At its first item, or where its own ``state`` brings it."""
+        seed(*self.key, 0)
+        self._made = self.make()
+        if state is not None and _stateful(self._made):
+            asked(self.name, "its load_state_dict", lambda: self._made.load_state_dict(state))
+        self._items = items = asked(self.name, "its iterator", lambda: iter(self._made))
+        if state is not None and not _stateful(self._made):
+            asked(self.name, "its load_state_dict", lambda: items.load_state_dict(state))
+        self._begun, self._done, self._last = True, 0, _END
+
+    def anew(self) -> Stream:
+        return Stream(self.make, self.name, self.key, self.length, self.request)
+
+    def place(self) -> dict[str, Any] | None:
+        """Where it is, for ``go_on``, if the data set or its iterator says it, in JSON; else ``None``.
+
+        ``state_dict`` and ``load_state_dict`` are asked, as torchdata has them.
+        """
+        known: tuple[Any, ...] = (self._made, self._items)
+        one = next((one for one in known if _stateful(one)), None)
+        if one is None or not self._begun:
+            return None
+        state = asked(self.name, "its state_dict", one.state_dict)
+        try:
+            text = json.dumps(state, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return None
+        if len(text) > LONGEST:
+            return None
+        return {"request": self.request, "items": self._done, "state": json.loads(text)}
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """From where another one of the same request was; of another one it is read from its beginning."""
+        if place["request"] != self.request:
+            return
+        with global_generators() as seed:
+            self._begin(seed, place["state"])
+        self._done = int(place["items"])
+
     def _next(self) -> Any:
         return next(self._items, _END)
 
@@ -63,6 +112,10 @@ class Stream(Items):
         text = f"the stream ended after {n} items, and item {place} (from 0) is due"
         cure = f"let it begin again by itself, or train.steps be at most {n} // train.batch_size"
         raise BadItem(self.name, f"{text}; {cure}")
+
+
+def _stateful(one: Any) -> bool:
+    return all(callable(getattr(one, name, None)) for name in METHODS)
 
 
 _END = object()

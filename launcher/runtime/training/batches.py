@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,13 @@ class Samples(Protocol):
     def targets(self, indices: Indices) -> Tensor: ...
 
 
+class Stream(Protocol):
+    """Samples that are read one after the other, and may say where they are, in JSON."""
+
+    def place(self) -> dict[str, Any] | None: ...
+    def go_on(self, place: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Batch:
     """``inputs`` on the first stage, ``targets`` on the last, else none; ``valid`` samples are no padding."""
@@ -44,7 +51,7 @@ class Feed:
     """``order(step, batch_size, n)``: global indices of one step. ``rank`` is handed what the plan says.
 
     ``floating``: the dtype of inputs that are no whole numbers, ``exact`` that of such targets. ``limit``:
-    train on these first samples only.
+    train on these first samples only. ``stream``: ``train``, where that is one.
     """
 
     train: Samples
@@ -56,6 +63,7 @@ class Feed:
     floating: torch.dtype
     exact: torch.dtype
     limit: int | None = None
+    stream: Stream | None = None
 
     @cached_property
     def part(self) -> int:

@@ -213,6 +213,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
         "settings": dict(s.settings),
         "results": dict(s.results),
         "loss_scale": [s.scaling.factor, s.scaling.good],
+        "stream": s.feed.stream.place() if s.feed.stream is not None and s.world.rank == 0 else None,
     }
     ranks = Ranks(s.world, group, final.name)
     best = s.results.get("best_step")

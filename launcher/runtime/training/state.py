@@ -155,7 +155,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         mine = {n: t for n, t in tensors(s, []).items() if n in begins.entries}
         _read(s, checkpoint, begins, mine, broadcast=broadcast, kinds=("param", "buffer"))
         same_copies(s)
-        s.step = int(checkpoint.state["step"])
+        _placed(s, checkpoint.state)
         return checkpoint.state
 
     averages = _averages_of(checkpoint.strategy)
@@ -182,7 +182,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         s.average.begin_again()
 
     # where training was
-    s.step = int(checkpoint.state["step"])
+    _placed(s, checkpoint.state)
     loss_scale = checkpoint.state.get("loss_scale")
     if s.scaling.dynamic and loss_scale:
         s.scaling.factor = float(loss_scale[0])
@@ -190,6 +190,13 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if checkpoint.strategy.digest == want.digest:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
     return checkpoint.state
+
+
+def _placed(s: Session, saved: Mapping[str, Any]) -> None:
+    """At the step that ``saved`` says; a stream where the first rank's was, from which others read on."""
+    s.step = int(saved["step"])
+    if s.feed.stream is not None and saved.get("stream"):
+        s.feed.stream.go_on(saved["stream"])
 
 
 def _averages_of(saved: Strategy) -> Strategy:

@@ -12,6 +12,7 @@ from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.data.fallback import with_data_read
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
+from launcher.data.torch_datasets.stream import Stream
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.objectives import CrossEntropy
@@ -120,6 +121,7 @@ def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
         floating=dtype_of(plan.dtypes.compute),
         exact=dtype_of(plan.dtypes.kept),
         limit=job.debug.overfit,
+        stream=data.train if isinstance(data.train, Stream) else None,
     )
 
 

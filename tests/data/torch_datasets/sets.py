@@ -99,6 +99,55 @@ class Row(IterableDataset[Any]):
             yield x + self.offset, y
 
 
+class Kept(IterableDataset[Any]):
+    """Says where it is; ``how`` it does, or what of it is lost. ``read`` counts all items of this process."""
+
+    read = 0
+
+    def __init__(self, how: str = "") -> None:
+        self.how, self.at, self.carry = how, 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            type(self).read += 1
+            self.at, self.carry = self.at + 1, self.carry + self.at
+            noise = torch.randn(SIDE, dtype=torch.float64)
+            yield numbers(self.at - 1) + self.carry + noise, (self.at - 1) % CLASSES
+
+    def state_dict(self) -> Any:
+        carry: Any = {"lost": 0, "no JSON": torch.tensor(self.carry), "long": "x" * (1 << 20)}.get(self.how, self.carry)
+        return {"at": self.at, "carry": carry}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at, self.carry = state["at"], state["carry"]
+
+
+class KeptByIterator(IterableDataset[Any]):
+    """Its iterator says where it is, as torchdata allows too."""
+
+    def __iter__(self) -> Any:
+        return Places()
+
+
+class Places:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Places:
+        return self
+
+    def __next__(self) -> Any:
+        Kept.read += 1
+        self.at += 1
+        return numbers(self.at - 1), (self.at - 1) % CLASSES
+
+    def state_dict(self) -> Any:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state["at"]
+
+
 class ByRank(Row):
     """Splits itself, as some do where they find a process group."""
 

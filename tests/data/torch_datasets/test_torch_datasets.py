@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from launcher.checkpoint.read import open_checkpoint
 from launcher.data.open import open_data
+from launcher.data.torch_datasets.open import open_own
 from launcher.errors import RequestError
+from launcher.job.schema.components import Target
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.faults import RanksFailed
+from tests.data.torch_datasets import sets
 from tests.data.torch_datasets.sets import CLASSES, SIDE, numbers
 from tests.data.torch_datasets.training import (
     BATCH,
@@ -92,6 +98,56 @@ def test_a_stream_is_read_in_its_order_on_any_layout_and_after_a_resume(tmp_path
     assert_same(on_layout(jobs["hsdp2"], tmp_path / "on", saved=saved), want)
 
 
+def test_a_stream_that_says_where_it_is_goes_on_there_on_any_layout(tmp_path):
+    carry = [*accumulate(range(STEPS * BATCH))]
+
+    def batch(step: int) -> Batch:
+        rows = []
+        for i in range(step * BATCH, (step + 1) * BATCH):
+            seeded(0, 0, 1, i)
+            rows.append((numbers(i) + carry[i] + torch.randn(6, dtype=torch.float64), i % CLASSES))
+        return stacked(rows)
+
+    jobs = {name: trained(of("Kept"), name) for name in LAYOUTS}
+    want = alone(jobs["one rank"], batch)
+    saved, *_ = on_layout(jobs["hsdp2"], tmp_path / "stopped", until=3)
+    said = open_checkpoint(saved).state["stream"]
+    first = 3 * BATCH - BATCH // 2  # rank 0 has read its half of the third batch
+    assert (said["items"], said["state"]) == (first, {"at": first, "carry": carry[first - 1]})
+    for name, j in jobs.items():
+        assert_same(on_layout(j, tmp_path / name, saved=saved), want)
+
+
+@pytest.mark.parametrize(("name", "how", "reads"), [
+    ("Kept", "", 3), ("KeptByIterator", None, 3), ("Kept", "no JSON", 13), ("Kept", "long", 13), ("Row", None, 0),
+], ids=str)  # fmt: skip
+def test_what_a_stream_that_goes_on_reads(name, how, reads):
+    """Up to item 12, of which 10 were read before."""
+    settings = Target.model_validate(of(name, **({} if how is None else {"how": how})))
+    one, other = (open_own(settings, 0, ("tests",)).train for _ in range(2))
+    want = one.inputs(np.arange(13))[0]
+    first = open_own(settings, 0, ("tests",)).train
+    first.inputs(np.arange(10))
+    place = first.place()
+    assert (place is None) == (reads != 3)
+    if place is not None:
+        other.go_on(json.loads(json.dumps(place)))
+    sets.Kept.read = 0
+    for i in (10, 11, 12, 12):  # padding asks for the last one again
+        assert torch.equal(other.inputs(np.array([i]))[0], want[i : i + 1])
+    assert sets.Kept.read == reads
+    assert torch.equal(other.inputs(np.array([2]))[0], want[2:3])  # back
+
+
+def test_a_stream_of_another_request_is_read_from_its_beginning():
+    one, other = (open_own(Target.model_validate(of("Kept")), seed, ("tests",)).train for seed in (0, 1))
+    one.inputs(np.arange(4))
+    sets.Kept.read = 0
+    other.go_on(one.place())
+    other.inputs(np.array([4]))
+    assert sets.Kept.read == 5
+
+
 @pytest.mark.parametrize(
     ("data", "model", "held", "two"),
     [
@@ -154,6 +210,11 @@ REFUSED = {
         trained(of("Row", how="made otherwise")),
         f"data._target_: {NAME}.Row: made a second time its item 0 is another one, and each rank makes its own; "
         f"{DRAW}, and at the seed where it is made",
+    ),
+    "lost state": (
+        trained(of("Kept", how="lost")),
+        f"data._target_: {NAME}.Kept: one that is given its state_dict after 2 items goes on with another item 2; let "
+        "it hold all that the next items hang on, or leave it out: the stream is read on then",
     ),
     "alone": (
         trained(of("Rows", samples=N, how="alone")),
@@ -232,6 +293,9 @@ def test_the_plan_says_how_it_is_read():
         f"data._target_ {NAME}.Row is a stream: each data-parallel rank reads all of it and keeps its own rows; a run "
         "that goes on reads on to its place"
     ) in notes
+    for name in ("Kept", "KeptByIterator"):
+        notes = [str(n) for n in plan_job(trained(of(name))).notes]
+        assert any(n.endswith("its own rows; a run that goes on begins where its state_dict was") for n in notes)
 
 
 LATER = {
