@@ -295,17 +295,20 @@ def test_tables_are_read_as_json_lines_are(form: str, tokenizer: Tokenizer, tmp_
     assert len(of_table) == 400
 
 
-def test_bad_tables(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_tables(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
     settings = written(tmp_path, CHATML, [messages()])
-    other = settings.model_copy(update={"path": str(tmp_path / "t.parquet")})
-    parquet.write_table(pa.table({"text": ["a"], "id": [1]}), tmp_path / "t.parquet")
+    other = settings.model_copy(update={"path": "t.parquet"})
+    monkeypatch.chdir(tmp_path)
+    parquet.write_table(pa.table({"text": ["a"], "id": [1]}), "t.parquet")
     assert main([*asked(other), "show=plan"]) == 2
     told = f"data.path = {other.path}: a row has 'messages', or 'prompt' and 'completion' (columns: text, id)\n"
     assert told in capsys.readouterr().err
-    parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", None]}), tmp_path / "t.parquet")
+    parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", None]}), "t.parquet")
     assert main([*asked(other), "show=plan"]) == 2
     why = "a row has 'messages', or 'prompt' and 'completion' (keys: prompt)"
     assert f"data.path = {other.path}: row 2: {why}; data.on_bad=skip" in capsys.readouterr().err
