@@ -7,10 +7,12 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
+from launcher.parallel.deferred_init import fill
 from launcher.parallel.tensor_parallel import collectives
 from launcher.planner.plan_job import plan_job
-from tests.parity import Run, assert_parity, error, job, rank_train, together, train_alone, whole
+from tests.parity import Run, assert_parity, error, job, plain, rank_train, together, train_alone, whole
 from tests.ranks import on_ranks
 from tests.tiers import exhaustive, some
 
@@ -114,6 +116,26 @@ def laid_out() -> dict[Any, Run]:
 @pytest.mark.parametrize(("layout", "operators", "tied"), CELLS)
 def test_the_language_model_in_every_layout_equals_one_process(layout, operators, tied):
     laid_out()[layout, operators, tied].assert_same()
+
+
+ADAPTERS = {"rank": 3, "alpha": 6, "modules": ("layers.*.attn", "layers.*.mlp", "head")}
+ADAPTED = some([*product(("tp2", "zero_bubble_h1", "shard 2, level3", "2 x 2 x 2"), BOTH)])
+
+
+@pytest.mark.parametrize(("layout", "operators"), ADAPTED)
+def test_adapters_beside_weights_that_are_cut_train_as_in_one_process(layout, operators):
+    """Several steps: of the first a gradient of ``lora_A`` is nothing."""
+    ranks, parallel = LAYOUTS[layout]
+    j = job(
+        parallel={"operators": BOTH[operators], "grid": {"tp": 2}, **parallel}, launch={"nproc": ranks},
+        model__tied=False, model__layers=2, model__lora=ADAPTERS, optim={"name": "sgd", "lr": 0.5},
+    )  # fmt: skip
+    plan = plan_job(j)
+    held = on_ranks(plan.sizes.grid.size, rank_train, j, plan, 3, timeout_s=120)
+    got, want = whole(plan, [p for pieces in held for p in pieces]), train_alone(j, plan, 3)
+    assert {n: e for n in want if not (e := error(got[n], want[n])) <= 1e-12} == {}
+    before = {n: t.detach() for n, t in fill.tensors(plain(j, plan)).items()}
+    assert {n for n in want if not torch.equal(want[n], before[n])} == {n for n in want if "lora" in n}
 
 
 SEQPIPE = {"stages": 2, "micro_batch_num": 4, "scheduler": "seqpipe", "seq_chunks": 2}

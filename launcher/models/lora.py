@@ -34,8 +34,11 @@ class AdaptedLinear(nn.Linear):
         self.train(base.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        low = F.linear(F.linear(x, self.lora_A), self.lora_B)
-        return F.linear(x, self.weight, self.bias) + self.scale * low
+        return F.linear(x, self.weight, self.bias) + self.launcher_lora(x, self.lora_A, self.lora_B)
+
+    def launcher_lora(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """What an adapter of ``a`` and ``b`` adds; by this name it is known where weights are cut."""
+        return self.scale * F.linear(F.linear(x, a), b)
 
 
 def adapt(model: nn.Module, lora: Lora) -> nn.Module:

@@ -77,6 +77,11 @@ def test_adapters_beside_a_folder_are_certified(folder: Path, tmp_path: Path) ->
     assert main(typed(folder, tmp_path / "run", "steps=[certify]")) == 0
 
 
+def test_adapters_beside_weights_that_the_folder_cuts_are_certified(folder: Path, tmp_path: Path) -> None:
+    cut = ("operators=auto", "parallel.grid.tp=2", "parallel.hsdp=null", 'model.lora.modules="*_proj"')
+    assert main(typed(folder, tmp_path / "run", "steps=[certify]", *cut)) == 0
+
+
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
 def test_transformers_and_peft_read_what_was_trained(folder: Path, tmp_path: Path) -> None:
     from peft import PeftModel

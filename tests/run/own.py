@@ -155,3 +155,24 @@ class Bypassed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.out(self.embed(x) @ self.inner.weight)
         return logits
+
+
+class OwnAdapter(nn.Linear):
+    """Of the same names as ours, and something else."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim)
+        self.lora_A, self.lora_B = nn.Parameter(torch.ones(2, dim)), nn.Parameter(torch.zeros(dim, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.tanh(x @ self.lora_A.T) @ self.lora_B.T
+
+
+class OwnAdapters(nn.Module):
+    def __init__(self, vocab: int, dim: int) -> None:
+        super().__init__()
+        self.embed, self.inner, self.out = nn.Embedding(vocab, dim), OwnAdapter(dim), nn.Linear(dim, vocab)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.inner(self.embed(x)))
+        return logits

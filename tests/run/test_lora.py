@@ -117,11 +117,25 @@ def test_an_adapter_that_no_forward_calls_is_refused(tmp_path: Path, capsys: pyt
     assert told in capsys.readouterr().err.replace(" = ", ": ")
 
 
-def test_operators_over_tp_are_not_beside_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["parallel.grid.tp=2", "launch.nproc=2", "parallel.pipeline.stages=1", "parallel.hsdp=null"]
-    more = ["operators=megatron", *sizes]
-    assert main([*TINY, LORA, f"run_dir={tmp_path}/run", *more, "train.steps=1"]) == 2
-    told = "weight cut over tp; of a linear with adapters only input and output can be cut"
+def test_operators_over_tp_train_adapters_and_export_them(base: Path, tmp_path: Path) -> None:
+    steps = ("steps=[load,train,evaluate,save,export]", f"steps.load.path={base}/checkpoints/step-000003")
+    more = (*steps, "steps.evaluate.batches=1", "schedule=constant", "optim.lr=0.01", LORA)
+    sizes = ("parallel.grid.tp=2", "launch.nproc=4", "parallel.pipeline.stages=2", "parallel.hsdp=null")
+    for name, words in (("one", shape()), ("tp", ("operators=megatron", *sizes))):
+        run(tmp_path / name, *more, *words, steps=6)
+    assert losses(tmp_path / "tp") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    one, tp = (load_file(tmp_path / name / "exports/model.safetensors") for name in ("one", "tp"))
+    for name, t in one.items():
+        torch.testing.assert_close(tp[name], t, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(one["layers.0.attn.q.weight"], held(base, 3)["layers.0.attn.q.weight"])
+
+
+def test_adapters_of_a_class_of_the_users_own_are_not_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = "model={_target_: tests.run.own.OwnAdapters, vocab: 64, dim: 16}"
+    words = ["parallel.operators={inner: {weight: [tp, null]}}", "parallel.grid.tp=2", "launch.nproc=2"]
+    none = ["parallel.pipeline.stages=1", "parallel.hsdp=null", "security.allow=[tests]", "train.steps=1"]
+    assert main([*TINY[2:], own, f"run_dir={tmp_path}/run", *words, *none]) == 2
+    told = "weight cut over tp; of a linear with adapters of its own only input and output can be cut"
     assert told in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from launcher.checkpoint.mindspore.formats.operator_json import NodeStrategies, Slices, TensorMap
-from launcher.plan.operators.resolve import Cut, Flow, Operator, Spread
+from launcher.plan.operators.resolve import LINEARS, Cut, Flow, Operator, Spread
 from launcher.plan.operators.strategy import DP, TP, Axes, FromFile
 from launcher.plan.sharding.stage_sharding import Sharding
 from launcher.plan.sharding.strategies.operator_names import main_operators
@@ -23,7 +23,7 @@ BESIDE = ("BiasAdd", "Add", "Cast", "Reshape", "Transpose")
 """Those that follow it within its module."""
 
 CALLED = {
-    "linear": ("Dense", "MatMul"),
+    **dict.fromkeys(LINEARS, ("Dense", "MatMul")),
     "embedding": ("Embedding", "Gather"),
     "norm": ("LayerNorm", "LayerNorm"),
 }
@@ -120,7 +120,7 @@ def _node_of(module: str, kind: str) -> str:
 def _inputs(s: Spread) -> Iterable[Axes]:
     """As MindSpore's primitives take them: a table comes first, and a bias is another operator's."""
     o = s.operator
-    weights = [axes for name, axes in o.weights if o.kind != "linear" or name == "weight"]
+    weights = [axes for name, axes in o.weights if o.kind not in LINEARS or name == "weight"]
     x = o.input or _activation(s.dims[0], s.takes)
     return [*weights, x] if o.kind == "embedding" else [x, *weights]
 

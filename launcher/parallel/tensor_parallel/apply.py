@@ -16,6 +16,7 @@ from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand, with_bias
 from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
+from launcher.parallel.trace.param_roles import ADAPTER, adds
 from launcher.plan.operators.resolve import Spread, all_reduced, splits, tp_dim
 from launcher.plan.operators.strategy import Axes
 from launcher.plan.plan import Plan
@@ -115,7 +116,7 @@ class OperatorForward:
         module = self.module
         match self.spread.operator.mode:
             case "column" | "row":
-                return F.linear(x, *self._weights())
+                return with_adapter(module, x, F.linear(x, *self._weights()))
             case "vocabulary":
                 return _look_up(module, x, self.axis)
             case "hidden":
@@ -138,6 +139,16 @@ class OperatorForward:
 def weight(module: nn.Module) -> Tensor:
     """This rank's piece of the module's weight, in the autograd graph."""
     return local(module.weight)  # type: ignore[arg-type]
+
+
+def with_adapter(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """``y``, what a linear layer makes of ``x``, with what its adapter adds, if it has one.
+
+    Where the weight is cut on its outputs ``lora_B`` is too, and on its inputs ``lora_A``: what they make is
+    of the same kind as ``y``, and of the gradient of the other one each rank has a term.
+    """
+    adapter = adds(module)
+    return y if adapter is None else y + adapter(x, *(local(module.get_parameter(n)) for n in ADAPTER))
 
 
 def _look_up(module: nn.Module, indices: Tensor, axis: Axis) -> Tensor:

@@ -30,7 +30,7 @@ from launcher.parallel.trace.data_dependent import looking
 from launcher.parallel.trace.fx_glue import RUNNING, refusing
 from launcher.parallel.trace.model_facts import NORMS, meta
 from launcher.parallel.trace.zero_inputs import looks, zeros
-from launcher.plan.operators.resolve import KEY, Comm, Cut, Flow, Operator, Spread, splits, tp_dim
+from launcher.plan.operators.resolve import ADAPTED, KEY, Comm, Cut, Flow, Operator, Spread, splits, tp_dim
 from launcher.plan.operators.strategy import axes_text
 from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.values.facts import TensorSpec
@@ -303,6 +303,8 @@ def _note(run: CutRun, o: Operator, module: nn.Module, planned: Spread) -> None:
         raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", o.where)
     if o.mode == "row" and planned.gives is not None and getattr(module, "bias", None) is not None:
         run.terms.add(f"{o.module}.bias")
+    if o.kind == ADAPTED and o.mode:
+        run.terms.add(f"{o.module}.{'lora_A' if o.mode == 'column' else 'lora_B'}")
 
 
 def _quietly(run: CutRun, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor:

@@ -30,10 +30,11 @@ from launcher.parallel.trace.fx_glue import (
     trace,
     trace_ours,
 )
-from launcher.parallel.trace.param_roles import adapted, param_roles
+from launcher.parallel.trace.param_roles import adapted, adds, param_roles
 from launcher.parallel.trace.specs import output_specs, spec, specs
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
+from launcher.plan.operators.resolve import ADAPTED
 from launcher.plan.partition.stage_config import owner, units
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import (
@@ -139,7 +140,7 @@ def _kind(module: nn.Module) -> str:
     """
     kind = _plain_kind(module)
     if adapted(module):
-        return "linear with adapters"
+        return ADAPTED if adds(module) else f"{ADAPTED} of its own"
     if "forward" in vars(module):
         return f"{kind} with a forward of its own" if kind else ""
     return f"parametrized {kind}" if kind and parametrize.is_parametrized(module) else kind

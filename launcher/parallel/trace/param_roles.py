@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
+
+from torch import Tensor, nn
 
 from launcher.plan.values.facts import Role
 
@@ -24,3 +26,12 @@ def param_roles(model: nn.Module) -> dict[int, Role]:
 def adapted(module: nn.Module) -> bool:
     """Whether it is linear, and has an adapter beside it."""
     return isinstance(module, nn.Linear) and module._parameters.keys() >= {*ADAPTER}
+
+
+def adds(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """Of an adapter of ``model.lora``: what it adds, given the input and its two factors, whole or pieces.
+
+    ``None`` of a class of the user's own, which may do anything with them.
+    """
+    found: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "launcher_lora", None)
+    return found if adapted(module) else None

@@ -15,7 +15,9 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.module_names import globs, no_such_module
 
 KEY = "parallel.operators"
-MODES = {"linear": {0: "column", 1: "row"}, "embedding": {0: "vocabulary", 1: "hidden"}}
+LINEAR, ADAPTED = "linear", "linear with adapters"
+LINEARS = {kind: {0: "column", 1: "row"} for kind in (LINEAR, ADAPTED)}
+MODES = LINEARS | {"embedding": {0: "vocabulary", 1: "hidden"}}
 """What a layer is called whose weight is cut on this dim."""
 
 
@@ -218,7 +220,7 @@ def _orders(kind: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list[Reading]:
     """A linear layer's weight by position may be meant (out, in), as here, or (in, out), as in MatMul."""
     said = dict(reading.weights)
-    if "in" not in value or kind != "linear" or len(said.get("weight", ())) != 2:
+    if "in" not in value or kind not in LINEARS or len(said.get("weight", ())) != 2:
         return [reading]
     turned = {**said, "weight": said["weight"][::-1]}
     return [reading, Reading(reading.input, reading.output, tuple(turned.items()))]
@@ -251,13 +253,19 @@ def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Readi
     if why := _activations(reading, kind, tp_dim(full.get("weight", ())), listed):
         return None, why
 
-    # a bias is cut with the outputs, and added once where they are summed
-    if kind == "linear" and "bias" in full:
-        wanted: Axes = (full["weight"][0],)
-        if "bias" in said and full["bias"] != wanted:
-            return None, f"bias {axes_text(full['bias'])} does not go with weight {axes_text(full['weight'])}"
-        full["bias"] = wanted
+    # a bias is cut with the outputs, and added once where they are summed; an adapter on the same side
+    if kind in LINEARS:
+        for name, wanted in _beside(full["weight"]).items():
+            if said.get(name, wanted) != wanted:
+                text = f"{name} {axes_text(full[name])} does not go with weight"
+                return None, f"{text} {axes_text(full['weight'])}"
+            full |= {name: wanted} if name in full else {}
     return Reading(reading.input, reading.output, tuple(full.items())), ""
+
+
+def _beside(weight: Axes) -> dict[str, Axes]:
+    """How other parameters of a linear layer are cut, those of its adapter too."""
+    return {"bias": weight[:1], "lora_A": ((), weight[1]), "lora_B": (weight[0], ())}
 
 
 def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) -> str:
@@ -272,13 +280,13 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
     given = reading.input
     into = None if given is None else tp_dim(given)
     last = given is not None and into == len(given) - 1
-    if kind == "linear":
+    if kind in LINEARS:
         if weight == 1 and given is not None and not last:
             return f"input {axes_text(given)} does not go with a weight cut over tp on its inputs"
         if weight != 1 and last:
             asked = axes_text(given or ())
             return f"input {asked} cut over tp on its features needs a weight cut on its inputs"
-    if listed and kind == "linear" and weight == 0 and into is not None:
+    if listed and kind in LINEARS and weight == 0 and into is not None:
         return f"input {axes_text(given or ())}: tp cannot cut both the samples and the outputs"
     if listed and kind == "embedding" and weight is None and into is not None:
         return f"input {axes_text(given or ())}: tp cuts a table, not the indices"
@@ -286,8 +294,8 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
         return f"input {axes_text(given or ())}: every rank looks up all indices in its part of the table"
 
     # what goes out
-    made = reading.output
-    if made is not None and weight is not None and weight == {"linear": 0, "embedding": 1}.get(kind):
+    made, cut_out = reading.output, {**dict.fromkeys(LINEARS, 0), "embedding": 1}.get(kind)
+    if made is not None and weight is not None and weight == cut_out:
         out = tp_dim(made)
         if out is not None and out != len(made) - 1:
             what = "what comes out is cut on its last dim; it can be kept so or gathered"
