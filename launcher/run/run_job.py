@@ -42,6 +42,7 @@ from launcher.runtime.lock import locked
 if TYPE_CHECKING:
     from launcher.job.compose import Request
     from launcher.run.outer_ranks import Others
+    from launcher.run.report.report import Report
     from launcher.runtime.training.metrics import Metrics
     from launcher.runtime.training.progress import SilentProgress
 
@@ -274,7 +275,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
         with _saved(run.job):
             if _reads_data(run.job, left):
                 _prepare(run.job)
-            _phases(run, left, record)
+            _phases(run, left, record, request.overrides)
     except BaseException as error:
         record.fail(error)
         raise
@@ -305,9 +306,12 @@ def _prepare(job: Job) -> None:
             text_cache.make(job.data, say, speed)
 
 
-def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -> None:
+def _phases(
+    run: execute.Run, left: Sequence[Phase], record: status.RunStatus, overrides: Sequence[str]
+) -> None:
     """Those that are ``left``, each recorded when it is done."""
-    from launcher.runtime.training.metrics import Metrics
+    from launcher.run.report.report import Report
+    from launcher.runtime.training.metrics import Metrics, read
     from launcher.runtime.training.progress import progress
 
     # rows of the steps that will be trained again go
@@ -318,14 +322,20 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
     table = run.folder / "metrics.csv" if run.job.logger.csv else None
     patient = run.job.checkpoint.on_error == "continue"
 
-    with Metrics(path, first, table, patient) as metrics, progress(run.job.logger.progress) as bar:
-        hear = partial(_hear, run.folder, bar, metrics)
+    with (
+        Metrics(path, first, table, patient) as metrics,
+        progress(run.job.logger.progress) as bar,
+        Report(run.folder, run.job.name, overrides, read(path)) as report,
+    ):
+        hear = partial(_hear, run.folder, bar, metrics, report)
         for phase in left:
             check()
             record.add(phase.steps, execute.do(run, phase, record.results, hear))
+    if line := report.loss():
+        say(line)
 
 
-def _hear(run: Path, bar: SilentProgress, metrics: Metrics, rank: int, news: object) -> None:
+def _hear(run: Path, bar: SilentProgress, metrics: Metrics, report: Report, rank: int, news: object) -> None:
     assert isinstance(news, dict)
     folder.still_there(run)
     try:
@@ -334,6 +344,7 @@ def _hear(run: Path, bar: SilentProgress, metrics: Metrics, rank: int, news: obj
         gone()
     if "text" not in news:
         metrics.write(news)
+        report.feed(news)
 
 
 @contextmanager

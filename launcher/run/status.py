@@ -17,7 +17,7 @@ from launcher.job.schema import redact
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.plan.to_json import as_json
-from launcher.run.pictures import pictures
+from launcher.run.report.plan_pictures import pictures
 from launcher.runtime import folder
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted

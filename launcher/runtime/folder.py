@@ -42,8 +42,8 @@ FOLDERS = (
 )  # fmt: skip
 FILES = (
     ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "job.sbatch",
-    "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "request.yaml", STATUS,
-    "timeline.json", "timeline.svg",
+    "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "report.html", "request.yaml",
+    STATUS, "timeline.json", "timeline.svg",
 )  # fmt: skip
 
 

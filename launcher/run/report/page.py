@@ -1,0 +1,125 @@
+"""A run as one page of HTML that needs nothing else: no network, no script."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from urllib.parse import quote
+
+from launcher.run.report.chart import chart
+from launcher.run.report.curve import Curve
+
+REFRESH_S = 15
+"""Seconds between two looks of a browser at a run that goes on."""
+TOGETHER = {"loss": ("loss", "val_loss", "val_loss_ema")}
+"""Curves of one chart, by its title."""
+FIRST = ("loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "memory_mb")
+LABELS = {
+    "lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens/s",
+    "samples_per_s": "samples/s", "step_ms": "ms a step", "memory_mb": "memory of rank 0, MB",
+    "val_loss": "validation", "val_loss_ema": "validation of the average",
+}  # fmt: skip
+LEFT_OUT = ("step", "steps", "bubble")
+"""Of what a row says: the bubble is the plan's, and the same in each."""
+STYLE = (
+    "body{font-family:sans-serif;color:#24292f;max-width:1180px;margin:24px auto;padding:0 16px}"
+    "h1{font-size:22px;margin:0}h2{font-size:16px;margin:28px 0 8px}p{margin:6px 0}a{color:#2c6fbb}"
+    ".soft{color:#6e7781}.bar{background:#eaeef2;height:8px;border-radius:4px;margin:10px 0}"
+    ".bar div{background:#2c6fbb;height:8px;border-radius:4px}.bad{color:#cf222e}"
+    ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:12px}"
+    "pre{background:#f6f8fa;padding:12px;overflow:auto;font-size:12px}img{max-width:100%}"
+    "table{border-collapse:collapse;font-size:13px}td,th{padding:3px 14px 3px 0;text-align:left}"
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a page is made of.
+
+    ``status``: running, done, or how it ended. ``changes``: what was typed, a setting each. ``pictures``: SVG
+    texts by title. ``files``: paths in the run folder.
+    """
+
+    name: str
+    status: str
+    curves: Mapping[str, Curve]
+    steps: int
+    changes: Sequence[str]
+    plan: str
+    pictures: Mapping[str, str]
+    files: Sequence[str]
+
+
+def page(told: Told) -> str:
+    running = told.status == "running"
+    refresh = f'<meta http-equiv="refresh" content="{REFRESH_S}">' if running else ""
+    return "\n".join([
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}',
+        f"<title>{escape(told.name)}: {escape(told.status)}</title><style>{STYLE}</style></head><body>",
+        *_head(told),
+        *_charts(told.curves),
+        *_pictures(told.pictures),
+        *_settings(told.changes),
+        f"<h2>Plan</h2><details><summary>all of it</summary><pre>{escape(told.plan)}</pre></details>",
+        *_files(told.files),
+        "</body></html>\n",
+    ])  # fmt: skip
+
+
+def _head(told: Told) -> Iterator[str]:
+    done = max((c.points[-1].last for c in told.curves.values() if len(c)), default=0)
+    steps = max(told.steps, done)
+    bad = "" if told.status in ("running", "done") else ' class="bad"'
+    yield f"<h1>{escape(told.name)}</h1>"
+    yield f'<p><span{bad}>{escape(told.status)}</span> <span class="soft">step {done} of {steps}</span></p>'
+    yield f'<div class="bar"><div style="width:{100 * done / max(steps, 1):.1f}%"></div></div>'
+    rows = [(_label(key), told.curves[key].points[-1].mean) for key in _order(told.curves)]
+    if rows:
+        yield (
+            "<table><tr>" + "".join(f'<th class="soft">{escape(name)}</th>' for name, _ in rows) + "</tr><tr>"
+        )
+        yield "".join(f"<td>{value:.6g}</td>" for _, value in rows) + "</tr></table>"
+
+
+def _order(curves: Mapping[str, Curve]) -> list[str]:
+    """Known figures first, then what else there is, in the order in which it came."""
+    there = [key for key in curves if key not in LEFT_OUT and len(curves[key])]
+    return [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
+
+
+def _label(key: str) -> str:
+    return LABELS.get(key, key)
+
+
+def _charts(curves: Mapping[str, Curve]) -> Iterator[str]:
+    yield '<h2>Curves</h2><div class="charts">'
+    shown: set[str] = set()
+    for key in _order(curves):
+        if key in shown:
+            continue
+        keys = [k for k in TOGETHER.get(key, (key,)) if k in curves and len(curves[k])]
+        shown.update(keys)
+        alone = len(keys) == 1
+        named = {"" if alone else "training" if k == key else _label(k): curves[k] for k in keys}
+        yield f"<div>{chart(_label(key), named)}</div>"
+    yield "</div>"
+
+
+def _pictures(pictures: Mapping[str, str]) -> Iterator[str]:
+    """As images: each keeps its styles to itself."""
+    for title, svg in pictures.items():
+        data = b64encode(svg.encode()).decode()
+        yield f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def _settings(changes: Sequence[str]) -> Iterator[str]:
+    if changes:
+        yield "<h2>What was asked</h2><pre>" + escape("\n".join(changes)) + "</pre>"
+
+
+def _files(files: Sequence[str]) -> Iterator[str]:
+    if files:
+        links = (f'<a href="{quote(name)}">{escape(name)}</a>' for name in files)
+        yield f"<h2>Files</h2><p>{' &middot; '.join(links)}</p>"
