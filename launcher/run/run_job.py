@@ -275,7 +275,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
         with _saved(run.job):
             if _reads_data(run.job, left):
                 _prepare(run.job)
-            _phases(run, left, record, request.overrides)
+            _phases(run, left, record)
     except BaseException as error:
         record.fail(error)
         raise
@@ -306,9 +306,7 @@ def _prepare(job: Job) -> None:
             text_cache.make(job.data, say, speed)
 
 
-def _phases(
-    run: execute.Run, left: Sequence[Phase], record: status.RunStatus, overrides: Sequence[str]
-) -> None:
+def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -> None:
     """Those that are ``left``, each recorded when it is done."""
     from launcher.run.report.report import Report
     from launcher.runtime.training.metrics import Metrics, read
@@ -325,7 +323,7 @@ def _phases(
     with (
         Metrics(path, first, table, patient) as metrics,
         progress(run.job.logger.progress) as bar,
-        Report(run.folder, run.job.name, overrides, read(path)) as report,
+        Report(run.folder, run.job.name, record.overrides, read(path)) as report,
     ):
         hear = partial(_hear, run.folder, bar, metrics, report)
         for phase in left:
