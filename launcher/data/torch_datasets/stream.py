@@ -98,11 +98,12 @@ class Stream(Items):
 
     def go_on(self, place: Mapping[str, Any]) -> None:
         """From where another one of the same request was; of another one it is read from its beginning."""
-        if place["request"] != self.request:
+        items = place.get("items")
+        if place.get("request") != self.request or not isinstance(items, int):
             return
         with global_generators() as seed:
-            self._begin(seed, place["state"])
-        self._done = int(place["items"])
+            self._begin(seed, place.get("state"))
+        self._done = items
 
     def _next(self) -> Any:
         return next(self._items, _END)
