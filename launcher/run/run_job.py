@@ -42,7 +42,7 @@ from launcher.runtime.lock import locked
 if TYPE_CHECKING:
     from launcher.job.compose import Request
     from launcher.run.outer_ranks import Others
-    from launcher.run.report.report import Report
+    from launcher.run.report.viewers import Viewers
     from launcher.runtime.training.metrics import Metrics
     from launcher.runtime.training.progress import SilentProgress
 
@@ -308,7 +308,7 @@ def _prepare(job: Job) -> None:
 
 def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -> None:
     """Those that are ``left``, each recorded when it is done."""
-    from launcher.run.report.report import Report
+    from launcher.run.report.viewers import viewers
     from launcher.runtime.training.metrics import Metrics, read
     from launcher.runtime.training.progress import progress
 
@@ -323,17 +323,17 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
     with (
         Metrics(path, first, table, patient) as metrics,
         progress(run.job.logger.progress) as bar,
-        Report(run.folder, run.job.name, record.overrides, read(path)) as report,
+        viewers(run.folder, run.job, record.overrides, read(path)) as shown,
     ):
-        hear = partial(_hear, run.folder, bar, metrics, report)
+        hear = partial(_hear, run.folder, bar, metrics, shown)
         for phase in left:
             check()
             record.add(phase.steps, execute.do(run, phase, record.results, hear))
-    if line := report.loss():
+    if line := shown.report.loss():
         say(line)
 
 
-def _hear(run: Path, bar: SilentProgress, metrics: Metrics, report: Report, rank: int, news: object) -> None:
+def _hear(run: Path, bar: SilentProgress, metrics: Metrics, shown: Viewers, rank: int, news: object) -> None:
     assert isinstance(news, dict)
     folder.still_there(run)
     try:
@@ -342,7 +342,7 @@ def _hear(run: Path, bar: SilentProgress, metrics: Metrics, report: Report, rank
         gone()
     if "text" not in news:
         metrics.write(news)
-        report.feed(news)
+        shown.feed(news)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ STATUS, NEXT_STATUS = "status.json", ".status.json"
 STATUS_ROOM = 16 << 10  # bytes; one with many figures has a few thousand
 FOLDERS = (
     "certify", "checkpoints", "errors", "exports", "graphs", "local_norm", "logs",
-    "profile", "strategy", "tokens", "transformed",
+    "profile", "strategy", "tensorboard", "tokens", "transformed",
 )  # fmt: skip
 FILES = (
     ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "job.sbatch",

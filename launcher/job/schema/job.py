@@ -164,6 +164,7 @@ class Logger(Settings):
 
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
     csv: Flag = False
+    tensorboard: Flag = False
 
 
 class Debug(Settings):

@@ -8,7 +8,8 @@ BEST = "best"
 TAKEN = (
     "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "graphs",
     "job.sbatch", "logs", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile",
-    "report.html", "request.yaml", "status.json", "strategy", "timeline.json", "timeline.svg", "transformed",
+    "report.html", "request.yaml", "status.json", "strategy", "tensorboard", "timeline.json", "timeline.svg",
+    "transformed",
 )  # fmt: skip
 """What a run and its steps themselves write there."""
 

@@ -1,4 +1,4 @@
-"""Pictures of a run for people: its plan drawn, its metrics as curves, all of it as one page.
+"""A run for people to look at: its plan drawn, its metrics as curves, on a page of its own or in TensorBoard.
 
 They are made of what the run folder has anyway, by the process that writes that; no rank waits for them.
 """

@@ -1,0 +1,96 @@
+"""TensorBoard's files, in ``tensorboard/`` of the run folder; needs its package, starts no thread of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+
+KEY, FOLDER = "logger.tensorboard", "tensorboard"
+VERSION = "brain.Event:2"
+"""Of the form of the file, which has to begin with it."""
+
+
+def refused(job: Job) -> list[Problem]:
+    if not job.logger.tensorboard or find_spec("tensorboard") is not None:
+        return []
+    text = "true: tensorboard is not installed: pip install 'autoparallel-launcher[tensorboard]'"
+    return [Problem(KEY, text)]
+
+
+class TensorBoard:
+    """Fed with every row of the metrics; ``before``: those of earlier starts, ``texts``: by their names.
+
+    A file of its own each start. What is told of a step again takes the place of what was told of it and of
+    all later ones.
+    """
+
+    def __init__(self, run: Path, before: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder = run / FOLDER
+        known = folder.is_dir() and any(folder.iterdir())
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("xb")
+        self._records = RecordWriter(self._file)
+        self._step = max((int(row["step"]) for row in before), default=0)
+        self._event(file_version=VERSION)
+        if known:
+            self._again(self._step + 1)
+        for row in () if known else before:
+            self._scalars(row)
+        for title, text in () if known else texts.items():
+            self._text(title, text)
+
+    def feed(self, row: Mapping[str, Any]) -> None:
+        if "loss" in row and int(row["step"]) <= self._step:
+            self._again(int(row["step"]))
+        self._scalars(row)
+        self._step = max(self._step, int(row["step"]))
+        self._records.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _scalars(self, row: Mapping[str, Any]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        found = {key: value for key, value in row.items() if isinstance(value, int | float)}
+        values = [
+            Summary.Value(tag=tag(key), simple_value=value)
+            for key, value in found.items()
+            if key not in ("step", "steps")
+        ]
+        self._event(step=int(row["step"]), summary=Summary(value=values))
+
+    def _text(self, title: str, text: str) -> None:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._event(step=0, summary=text_pb(title, f"```\n{text}\n```"))
+
+    def _again(self, step: int) -> None:
+        """What is there of it and of later steps is passed over by who reads."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._event(step=step, session_log=SessionLog(status=SessionLog.START))
+
+    def _event(self, **parts: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=time.time(), **parts).SerializeToString())
+
+
+def tag(key: str) -> str:
+    """
+    >>> tag("loss"), tag("val_loss"), tag("val_accuracy_ema")
+    ('train/loss', 'val/loss', 'val/accuracy_ema')
+    """
+    return f"val/{key.removeprefix('val_')}" if key.startswith("val_") else f"train/{key}"

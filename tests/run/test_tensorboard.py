@@ -1,0 +1,105 @@
+"""``logger.tensorboard``, read by the package itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from launcher.__main__ import main
+from launcher.run.report import tensorboard
+from launcher.run.report.tensorboard import FOLDER, TensorBoard
+from tests.run.launching import TINY, metrics, run, shape
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    read = EventAccumulator(str(folder / FOLDER), size_guidance={"scalars": 0, "tensors": 0})
+    read.Reload()
+    return {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+
+
+def texts(folder: Path) -> dict[str, str]:
+    read = EventAccumulator(str(folder / FOLDER), size_guidance={"tensors": 0})
+    read.Reload()
+    return {tag: b"".join(read.Tensors(tag)[-1].tensor_proto.string_val).decode() for tag in read.Tags()["tensors"]}
+
+
+def same(folder: Path) -> None:
+    """Each number of ``metrics.jsonl`` is there once."""
+    want: dict[str, list[tuple[int, float]]] = {}
+    for row in metrics(folder):
+        for key, value in row.items():
+            if key not in ("step", "steps"):
+                name = f"val/{key[4:]}" if key.startswith("val_") else f"train/{key}"
+                want.setdefault(name, []).append((row["step"], value))
+    found = scalars(folder)
+    assert found.keys() == want.keys()
+    for tag, points in want.items():
+        assert [step for step, _ in found[tag]] == [step for step, _ in points], tag
+        assert [v for _, v in found[tag]] == pytest.approx([v for _, v in points], rel=1e-6), tag
+
+
+WORDS = (*shape(), "train.eval_every=2", "schedule=constant", "logger.tensorboard=true")
+
+
+def test_a_run_that_goes_on_goes_on_with_its_curves(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    folder = run(tmp_path / "run", *WORDS, steps=4)
+    same(folder)
+    run(folder, *WORDS, steps=7)
+    same(folder)
+    assert threading.active_count() == threads
+    assert texts(folder) == {
+        "config.yaml": f"```\n{(folder / 'config.yaml').read_text().replace('steps: 7', 'steps: 4')}\n```",
+        "plan.txt": texts(folder)["plan.txt"],
+    }
+    assert "```\nplan of " in texts(folder)["plan.txt"]
+
+
+def test_curves_that_were_there_before_it_was_asked_for_are_there_too(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", *WORDS[:-1], steps=3)
+    assert not (folder / FOLDER).exists()
+    run(folder, *WORDS, steps=5)
+    same(folder)
+
+
+def test_steps_that_are_trained_again_take_the_place_of_what_was_told(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"step": n, "steps": 6, "loss": float(n)} for n in range(1, 6)]
+    board = TensorBoard(tmp_path, [], {})
+    for row in rows:
+        board.feed(row)
+    board.feed({"step": 4, "steps": 6, "val_loss": 9.0})  # of a step that is there
+    board.feed({"step": 3, "steps": 6, "loss": 30.0})
+    board.close()
+    assert scalars(tmp_path)["train/loss"] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert not scalars(tmp_path).get("val/loss")
+
+
+def test_it_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(self: Any, row: Any) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(TensorBoard, "feed", fails)
+    folder = run(tmp_path / "run", *WORDS, steps=3)
+    assert json.loads((folder / "status.json").read_text())["status"] == "done"
+    said = [r.getMessage() for r in caplog.records]
+    assert said == ["tensorboard: 'a bug'; the run goes on without it"]
+
+
+def test_a_package_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = util.find_spec
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None if name == "tensorboard" else real(name))
+    assert main([*TINY, *WORDS, f"run_dir={tmp_path}/run", "train.steps=1"]) == 2
+    assert capsys.readouterr().err == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        "  logger.tensorboard = true: tensorboard is not installed: pip install 'autoparallel-launcher[tensorboard]'\n"
+        "    set by: logger.tensorboard=true (command line)\n"
+    )
+    assert not (tmp_path / "run").exists()
