@@ -132,6 +132,13 @@ def test_a_run_that_fails_says_so(tmp_path: Path) -> None:
     assert "step 3 of 3" in page
 
 
+def test_numbers_that_cannot_be_drawn_end_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Report(tmp_path, "lm", clock=lambda: 0.0) as report:
+        for value in (-1.7e308, 1.7e308):
+            report.feed({"step": 1 + (value > 0), "steps": 9, "mine": value})
+    assert [r.getMessage().endswith("; the run goes on without it") for r in caplog.records] == [True]
+
+
 def test_where_it_cannot_be_written_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Report(tmp_path / "gone", "lm") as report:
         report.feed(rows(1)[0])

@@ -80,11 +80,15 @@ def test_steps_that_are_trained_again_take_the_place_of_what_was_told(tmp_path: 
     assert not scalars(tmp_path).get("val/loss")
 
 
-def test_it_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fails(self: Any, row: Any) -> None:
+@pytest.mark.parametrize("where", ["_text", "feed", "close"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its file stays open
+def test_it_ends_no_run(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(TensorBoard, "feed", fails)
+    monkeypatch.setattr(TensorBoard, where, fails)
     folder = run(tmp_path / "run", *WORDS, steps=3)
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
     said = [r.getMessage() for r in caplog.records]

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from launcher.checkpoint.tensorfile.disk_space import Unwritten
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import said
 from launcher.run.report.curve import Curve, sparkline
@@ -85,23 +84,24 @@ class Report:
                 self.curves.setdefault(key, Curve()).add(step, float(value))
 
     def _write(self, status: str) -> None:
-        pictures = {t: text for t, name in PICTURES.items() if (text := self._text(name))}
-        told = Told(
+        try:
+            write_text(self._run / NAME, page(self._told(status)))
+        except Exception as error:  # whatever it is about, it is no reason to end a run
+            if not self._failed:
+                _log.warning("%s: %s; the run goes on without it", self._run / NAME, said(error))
+            self._failed = True
+
+    def _told(self, status: str) -> Told:
+        return Told(
             name=f"{self._name} {self._run.name}",
             status=status,
             curves=self.curves,
             steps=self._steps,
             changes=self._changes,
             plan=self._text("plan.txt"),
-            pictures=pictures,
+            pictures={t: text for t, name in PICTURES.items() if (text := self._text(name))},
             files=[name for name in LINKS if (self._run / name).exists()],
         )
-        try:
-            write_text(self._run / NAME, page(told))
-        except (OSError, Unwritten) as error:
-            if not self._failed:
-                _log.warning("%s: %s; the run goes on without it", self._run / NAME, said(error))
-            self._failed = True
 
     def _text(self, name: str) -> str:
         path = self._run / name
