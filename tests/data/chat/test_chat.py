@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,80 +12,23 @@ from tokenizers import Tokenizer, processors
 
 from launcher.__main__ import main
 from launcher.data.chat import cache
-from launcher.data.chat.encode import ROWS
 from launcher.data.chat.open import open_chat
-from launcher.data.chat.tokenizer import chat_tokenizer
-from launcher.data.chat.tokens import in_memory
-from launcher.data.files import bpe
 from launcher.data.prepare.speed import Speed
 from launcher.job.schema.components import Chat
+from tests.data.chat.chats import (
+    CHATML,
+    FORGETFUL,
+    LLAMA,
+    MARKED,
+    MISTRAL,
+    TURNS,
+    asked,
+    expected,
+    messages,
+    read,
+    written,
+)
 from tests.run.launching import losses, shape
-
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "<s>", "</s>"]
-CHATML = """\
-{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}
-{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-LLAMA = """\
-{{ bos_token }}{% for m in messages %}
-{{ '<|head|>' + m['role'] + '<|/head|>\n\n' + m['content'] | trim + '<|eot|>' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|head|>assistant<|/head|>\n\n' }}{% endif %}"""
-MISTRAL = """\
-{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}
-{%- elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}
-{%- else %}{{ raise_exception('only user and assistant roles are known') }}{% endif %}{% endfor %}"""
-MARKED = """\
-{% for m in messages %}{% if m['role'] == 'assistant' %}
-{{- '<|im_start|>assistant\n' }}{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
-{%- else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"""
-FORGETFUL = """\
-{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}
-{%- if loop.last or m['role'] == 'user' %}{{ m['content'] }}{% else %}{{ '...' }}{% endif %}{{ '<|im_end|>\n' }}
-{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-TURNS = [("user", "Hi there"), ("assistant", "Hello, you."), ("user", "More?"), ("assistant", "No.")]
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
-    """Byte pairs with the special tokens of all templates, in ``tokenizer.json``."""
-    made = bpe.train_on(["Hi there, you. Hello! More? No. user assistant system " * 9], 400, SPECIAL)
-    made.save(str(tmp_path / "tokenizer.json"))
-    return made
-
-
-def written(folder: Path, template: str, rows: list[Any]) -> Chat:
-    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Chat(
-        name="chat", path=str(folder / "rows.jsonl"), tokenizer="file", val_fraction=0.0, seq_len=64,
-        tokenizer_file=str(folder / "tokenizer.json"),
-    )  # fmt: skip
-
-
-def messages(turns: list[tuple[str, str]] = TURNS) -> dict[str, Any]:
-    return {"messages": [{"role": role, "content": content} for role, content in turns]}
-
-
-def expected(tokenizer: Tokenizer, parts: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
-    """Inputs and targets of texts that follow each other, each learnt or not."""
-    ids, counted = [], []
-    for text, learnt in parts:
-        found = tokenizer.encode(text, add_special_tokens=False).ids
-        ids += found
-        counted += [learnt] * len(found)
-    targets = [t if c else -100 for t, c in zip(ids[1:], counted[1:], strict=True)]
-    return ids[:-1], targets
-
-
-def read(settings: Chat) -> tuple[list[int], list[int]]:
-    """The first sample without its padding, which is looked at."""
-    data = open_chat(settings).train
-    (inputs,), targets = data.inputs(np.array([0])), data.targets(np.array([0]))
-    last = int((targets[0] != -100).nonzero().max()) + 1
-    assert inputs.shape == targets.shape == (1, settings.seq_len)
-    assert not inputs[0, last + 2 :].any()
-    return inputs[0, :last].tolist(), targets[0, :last].tolist()
-
 
 SHAPES: dict[str, tuple[str, list[tuple[str, bool]]]] = {
     "chatml": (CHATML, [
@@ -181,54 +123,6 @@ def test_what_is_too_long(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert len(open_chat(short.model_copy(update={"too_long": "skip"})).train) == 1
 
 
-def test_several_conversations_in_a_sample(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    rows = [messages(TURNS[:2]), messages(), messages(TURNS[2:]), messages(TURNS[:2])]
-    settings = written(tmp_path, CHATML, rows)
-    alone, packed = (open_chat(settings.model_copy(update={"packing": p})).train for p in ("single", "best_fit"))
-    (tokens,), targets = alone.inputs(at := np.arange(4)), alone.targets(at)
-    assert len(packed) == len(packed.inputs(np.arange(2))) == 2
-    (both, numbers), both_targets = packed.inputs(np.arange(2)), packed.targets(np.arange(2))
-
-    # each conversation once, whole, under a number of its own, and what is left has the next one and no target
-    size = [int((t != -100).nonzero().max()) + 1 for t in targets]
-    want = {(tuple(tokens[i, :n].tolist()), tuple(targets[i, :n].tolist())) for i, n in enumerate(size)}
-    found = []
-    for row in range(2):
-        count = int(numbers[row].max())
-        assert numbers[row].tolist() == sorted(numbers[row].tolist())
-        assert (both_targets[row][numbers[row] == count] == -100).all()
-        for number in range(count):
-            mine = numbers[row] == number
-            last = int((both_targets[row][mine] != -100).nonzero().max()) + 1
-            found.append((tuple(both[row][mine][:last].tolist()), tuple(both_targets[row][mine][:last].tolist())))
-    assert len(found) == 4
-    assert {*found} == want
-
-
-def test_what_packed_conversations_need(
-    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = written(tmp_path, CHATML, [messages()] * 9)
-    words = [*asked(settings), "data.packing=best_fit", "show=plan"]
-    assert main(words) == 0
-    assert (
-        "data.packing=best_fit: applied, conversations whole in a sample, several where they fit, each as if it were "
-        "alone,"
-    ) in " ".join(capsys.readouterr().out.split())
-    assert main([*words, "parallel.pipeline.scheduler=seqpipe", "parallel.pipeline.seq_chunks=2"]) == 2
-    assert capsys.readouterr().err == (
-        "error: 1 problem in this request; nothing was started\n\n"
-        "  parallel.pipeline.seq_chunks = 2: positions restart and attention ends inside of a piece with "
-        "data.packing=best_fit, which pieces of a sequence do not carry over; use whole ones\n"
-        "    set by: parallel.pipeline.seq_chunks=2 (command line)\n"
-    )
-    assert main([*words, "model=tied_pair", "steps=[train]"]) == 2
-    assert (
-        "  data.packing = best_fit: model tied_pair takes tokens alone, and no documents to keep apart\n"
-        "    set by: data.packing=best_fit (command line)\n"
-    ) in capsys.readouterr().err
-
-
 def test_held_out_conversations_are_the_last_ones(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [messages([("user", f"{n}"), ("assistant", f"{n}")]) for n in range(10)]
     data = open_chat(written(tmp_path, CHATML, rows).model_copy(update={"val_fraction": 0.2}))
@@ -255,63 +149,6 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
         assert torch.equal(one.targets(at), other.targets(at))
     (tmp_path / "rows.jsonl").write_text(json.dumps(messages(TURNS[:2])) + "\n")
     assert cache.opened(kept) is None  # of other conversations
-
-
-def test_many_processes_make_what_one_makes(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    rows = [messages([("user", "Hi" * (i % 7 + 1)), ("assistant", "No." * (i % 5))]) for i in range(ROWS * 2 + 9)]
-    settings = written(tmp_path, CHATML, rows).model_copy(update={"on_bad": "skip"})
-    one = in_memory(settings, chat_tokenizer(settings), settings.path)
-    kept = settings.model_copy(update={"cache": str(tmp_path / "kept"), "val": settings.path})
-    said: list[str] = []
-    with Speed("off", said.append) as speed:
-        cache.make(kept, said.append, speed)
-    parts = cache.opened(kept)
-    assert parts is not None
-    for part in (parts["train"], parts["val"]):
-        assert [a.dtype for a in (part.tokens, part.counted, part.ends)] == [np.uint32, np.uint8, np.int64]
-        assert all(np.array_equal(getattr(part, n), getattr(one, n)) for n in ("tokens", "counted", "ends"))
-    assert len(one) == len(rows)
-    assert said[0].startswith(f"data: {len(rows)} conversations; {len(rows)} conversations held out, as tokens, once: ")
-
-
-@pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_tables_are_read_as_json_lines_are(form: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    import pyarrow as pa
-
-    rows = [messages(), messages(TURNS[:2])] * 200
-    settings = written(tmp_path, CHATML, rows)
-    table = pa.Table.from_pylist([{"id": i, **row} for i, row in enumerate(rows)])
-    path = tmp_path / f"rows.{form}"
-    if form == "parquet":
-        from pyarrow import parquet
-
-        parquet.write_table(table, path)
-    else:
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=150)
-    other = settings.model_copy(update={"path": str(path)})
-    lines, of_table = (in_memory(s, chat_tokenizer(s), s.path) for s in (settings, other))
-    assert all(np.array_equal(getattr(lines, n), getattr(of_table, n)) for n in ("tokens", "counted", "ends"))
-    assert len(of_table) == 400
-
-
-def test_bad_tables(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    settings = written(tmp_path, CHATML, [messages()])
-    other = settings.model_copy(update={"path": "t.parquet"})
-    monkeypatch.chdir(tmp_path)
-    parquet.write_table(pa.table({"text": ["a"], "id": [1]}), "t.parquet")
-    assert main([*asked(other), "show=plan"]) == 2
-    told = f"data.path = {other.path}: a row has 'messages', or 'prompt' and 'completion' (columns: text, id)\n"
-    assert told in capsys.readouterr().err
-    parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", None]}), "t.parquet")
-    assert main([*asked(other), "show=plan"]) == 2
-    why = "a row has 'messages', or 'prompt' and 'completion' (keys: prompt)"
-    assert f"data.path = {other.path}: row 2: {why}; data.on_bad=skip" in capsys.readouterr().err
 
 
 BAD = {
@@ -354,13 +191,6 @@ def test_a_bad_row_is_named_or_left_out(
         f"    try:    data.path={path} data.on_bad=skip\n"
     )
     assert len(open_chat(settings.model_copy(update={"on_bad": "skip"})).train) == 1
-
-
-def asked(settings: Chat) -> list[str]:
-    return [
-        "recipe=chat_lm_pp2", f"data.path={settings.path}", "data.tokenizer=file", "data.val_fraction=0",
-        f"data.tokenizer_file={settings.tokenizer_file}", "data.seq_len=64", "train.steps=2", "steps=[train]",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

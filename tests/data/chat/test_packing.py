@@ -1,0 +1,61 @@
+"""Several conversations in a sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from launcher.__main__ import main
+from launcher.data.chat.open import open_chat
+from tests.data.chat.chats import CHATML, TURNS, asked, messages, written
+
+
+def test_several_conversations_in_a_sample(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [messages(TURNS[:2]), messages(), messages(TURNS[2:]), messages(TURNS[:2])]
+    settings = written(tmp_path, CHATML, rows)
+    alone, packed = (open_chat(settings.model_copy(update={"packing": p})).train for p in ("single", "best_fit"))
+    (tokens,), targets = alone.inputs(at := np.arange(4)), alone.targets(at)
+    assert len(packed) == len(packed.inputs(np.arange(2))) == 2
+    (both, numbers), both_targets = packed.inputs(np.arange(2)), packed.targets(np.arange(2))
+
+    # each conversation once, whole, under a number of its own, and what is left has the next one and no target
+    size = [int((t != -100).nonzero().max()) + 1 for t in targets]
+    want = {(tuple(tokens[i, :n].tolist()), tuple(targets[i, :n].tolist())) for i, n in enumerate(size)}
+    found = []
+    for row in range(2):
+        count = int(numbers[row].max())
+        assert numbers[row].tolist() == sorted(numbers[row].tolist())
+        assert (both_targets[row][numbers[row] == count] == -100).all()
+        for number in range(count):
+            mine = numbers[row] == number
+            last = int((both_targets[row][mine] != -100).nonzero().max()) + 1
+            found.append((tuple(both[row][mine][:last].tolist()), tuple(both_targets[row][mine][:last].tolist())))
+    assert len(found) == 4
+    assert {*found} == want
+
+
+def test_what_packed_conversations_need(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = written(tmp_path, CHATML, [messages()] * 9)
+    words = [*asked(settings), "data.packing=best_fit", "show=plan"]
+    assert main(words) == 0
+    assert (
+        "data.packing=best_fit: applied, conversations whole in a sample, several where they fit, each as if it were "
+        "alone,"
+    ) in " ".join(capsys.readouterr().out.split())
+    assert main([*words, "parallel.pipeline.scheduler=seqpipe", "parallel.pipeline.seq_chunks=2"]) == 2
+    assert capsys.readouterr().err == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        "  parallel.pipeline.seq_chunks = 2: positions restart and attention ends inside of a piece with "
+        "data.packing=best_fit, which pieces of a sequence do not carry over; use whole ones\n"
+        "    set by: parallel.pipeline.seq_chunks=2 (command line)\n"
+    )
+    assert main([*words, "model=tied_pair", "steps=[train]"]) == 2
+    assert (
+        "  data.packing = best_fit: model tied_pair takes tokens alone, and no documents to keep apart\n"
+        "    set by: data.packing=best_fit (command line)\n"
+    ) in capsys.readouterr().err
