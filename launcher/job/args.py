@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,11 +63,14 @@ def parse(argv: Sequence[str]) -> Args:
                     text = f"--cfg {value}: only --cfg job is there"
                     found.append(Problem("", text, "show=config", (word, value)))
 
-        # a sweep's folder without a sweep
-        if sweep_dir is not None and not {"--multirun", "--help"} & seen:
-            typed = f"sweep_dir={sweep_dir}"
-            text = f"{sweep_dir}: only a sweep has one"
-            found.append(Problem("sweep_dir", text, shlex.join(["-m", typed]), (typed,)))
+        # what only a sweep has, without one
+        if not {"--multirun", "--help"} & seen:
+            own = [] if sweep_dir is None else [("sweep_dir", str(sweep_dir))]
+            own += [(key, value) for word in overrides for key, value in _of_a_sweep(word)]
+            for key, value in own:
+                typed = f"{key}={value}"
+                cure = shlex.join(["-m", typed])
+                found.append(Problem(key, f"{value}: only a sweep has one", cure, (typed,)))
     return Args(
         tuple(overrides),
         help="--help" in seen,
@@ -76,6 +79,12 @@ def parse(argv: Sequence[str]) -> Args:
         config_dir=config_dir,
         sweep_dir=sweep_dir,
     )
+
+
+def _of_a_sweep(word: str) -> Iterator[tuple[str, str]]:
+    key, equals, value = word.partition("=")
+    if equals and key.startswith("sweep."):
+        yield key, value
 
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:

@@ -1,14 +1,15 @@
-"""Expands the overrides of a sweep into the grid of its runs."""
+"""Expands the overrides of a sweep into its axes, and those into the grid of its runs."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep
 from hydra.core.override_parser.types import Override as Parsed
 from hydra.errors import HydraException
 
@@ -18,34 +19,100 @@ from launcher.job.schema import redact
 from launcher.job.stray_arguments import KnownNames, sift
 from launcher.job.yaml.config_files import ConfigFiles
 
+OWN = "sweep."
+"""How keys of the sweep itself begin."""
+SHOWN = 80
+"""Characters of a name."""
+
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep. ``varied``: those of its overrides that differ between the cells."""
+    """One run of a sweep. ``varied``: those of its overrides that differ between the cells.
+
+    ``repeat``: the how-manieth of runs that differ in nothing but the seed.
+    """
 
     name: str
     overrides: tuple[str, ...]
     varied: tuple[str, ...]
+    repeat: int = 0
 
 
-def cells(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Cell, ...]:
-    """Every combination, the last override varying fastest; cells are named by what varies.
+@dataclass(frozen=True)
+class Interval:
+    """From ``low`` to ``high``; ``log``: small values are as likely as large ones; ``whole`` numbers only."""
 
-    Raises ``RequestError``.
-    """
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What one word of the command line may become: ``words``, or ``key`` with a number of ``interval``."""
+
+    key: str
+    words: tuple[str, ...]
+    interval: Interval | None = None
+
+    @property
+    def varies(self) -> bool:
+        return self.interval is not None or len(self.words) > 1
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """All words, or the lowest and the highest."""
+        it = self.interval
+        return self.words if it is None else (self.word(it.low), self.word(it.high))
+
+    def word(self, value: float) -> str:
+        """
+        >>> Axis("train.steps", (), Interval(1, 9, False, True)).word(4.0)
+        'train.steps=4'
+        """
+        assert self.interval is not None
+        return f"{self.key}={int(value) if self.interval.whole else float(value)!r}"
+
+
+def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Axis, ...]:
+    """One for each word. Raises ``RequestError``."""
     with problems() as found:
         single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), found)
-        lists = [_values(o, configs, found) for o in single]
-    varying = [i for i, values in enumerate(lists) if len(values) > 1]
+        return tuple(_axis(o, configs, found) for o in single)
+
+
+def grid(given: Sequence[Axis]) -> tuple[Cell, ...]:
+    """Every combination, the last override varying fastest; cells are named by what varies."""
+    varying = [i for i, axis in enumerate(given) if axis.varies]
     out = []
-    for k, combination in enumerate(itertools.product(*lists)):
-        varied = tuple(combination[i] for i in varying)
-        out.append(Cell(_name(k, varied), combination, varied))
+    for k, combination in enumerate(itertools.product(*(axis.words for axis in given))):
+        out.append(cell(k, combination, tuple(combination[i] for i in varying)))
     return tuple(out)
 
 
-def _values(text: str, configs: ConfigFiles, found: list[Problem]) -> list[str]:
-    """One override for each value that an override of a sweep lists."""
+def cell(number: int, overrides: tuple[str, ...], varied: tuple[str, ...]) -> Cell:
+    return Cell(_name(number, varied), overrides, varied)
+
+
+def repeated(one: Cell, seeds: Sequence[int]) -> tuple[Cell, ...]:
+    """``one`` with each of ``seeds``, if there are several."""
+    if len(seeds) == 1:
+        return (one,)
+    return tuple(
+        Cell(f"{one.name}-seed{seed}", (*one.overrides, f"seed={seed}"), one.varied, repeat)
+        for repeat, seed in enumerate(seeds)
+    )
+
+
+def values(one: Cell) -> Mapping[str, str]:
+    """What varies, by key; secrets hidden."""
+    pairs = (redact.text(word).partition("=") for word in one.varied)
+    return {key.lstrip("+~"): value for key, _, value in pairs}
+
+
+def _axis(text: str, configs: ConfigFiles, found: list[Problem]) -> Axis:
+    """The values that an override of a sweep lists, or the interval."""
 
     class Options:
         """The loader that Hydra's grammar asks for the options behind ``glob(...)``."""
@@ -57,21 +124,47 @@ def _values(text: str, configs: ConfigFiles, found: list[Problem]) -> list[str]:
         parsed: Parsed = OverridesParser.create(config_loader=cast(Any, Options())).parse_overrides([text])[0]
     except HydraException:
         read([text], found)
-        return [text]
+        return Axis(text.partition("=")[0], (text,))
+    key = parsed.get_key_element()
     if not parsed.is_sweep_override():
-        return [text]
+        return Axis(key, (text,))
     if not parsed.is_discrete_sweep():
-        key = parsed.key_or_group
-        found.append(Problem(key, f"{parsed.get_value_string()}: has no list of values; write {key}=A,B"))
-        return [text]
-    values = [f"{parsed.get_key_element()}={v}" for v in parsed.sweep_string_iterator()]
-    if not values:
+        return _interval(key, parsed, text, found)
+    words = tuple(f"{key}={v}" for v in parsed.sweep_string_iterator())
+    if not words:
         found.append(Problem(parsed.key_or_group, f"{parsed.get_value_string()}: matches nothing"))
-    return values
+    return Axis(key, words)
+
+
+def _interval(key: str, parsed: Parsed, text: str, found: list[Problem]) -> Axis:
+    span = parsed.value()
+    assert isinstance(span, IntervalSweep)
+    low, high = span.start, span.end
+    whole = isinstance(low, int) and isinstance(high, int)
+    log = "log" in span.tags
+    name, shown = parsed.key_or_group, parsed.get_value_string()
+    assert low is not None
+    assert high is not None
+    if not low < high:
+        found.append(Problem(name, f"{shown}: the lower end comes first"))
+    elif log and low <= 0:
+        found.append(Problem(name, f"{shown}: a logarithm needs a lower end above 0"))
+    return Axis(key, (text,), Interval(low, high, log, whole))
 
 
 def _name(k: int, varied: Sequence[str]) -> str:
     """Number ``k`` and the values that vary, without secrets, in letters that a path may have."""
     words = [v.partition("=")[2] for v in varied if not redact.secret(v.partition("=")[0])]
-    text = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", w).strip("_.") for w in words)
-    return f"{k}-{text[:80]}".rstrip("-")
+    text = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", _short(w)).strip("_.") for w in words)
+    return f"{k}-{text[:SHOWN]}".rstrip("-")
+
+
+def _short(word: str) -> str:
+    """
+    >>> _short("0.00012345678901234"), _short("0.001"), _short("1f1b")
+    ('0.0001235', '0.001', '1f1b')
+    """
+    try:
+        return word if len(word) < 8 else f"{float(word):.4g}"
+    except ValueError:
+        return word

@@ -74,12 +74,12 @@ def start(job: Job, outer: int | None, size: int) -> Start:
     how = mode(job, outer)
 
     # where they work, and how they talk
-    device, notes = _device(job, -(-size // job.launch.nnodes))
-    if job.launch.backend == "nccl" and device == "cpu":
+    where, notes = device(job, -(-size // job.launch.nnodes))
+    if job.launch.backend == "nccl" and where == "cpu":
         text = "nccl: the ranks of this run are on the CPU, which gloo is for"
         raise RequestError((Problem("launch.backend", text),))
     backend = "gloo" if job.launch.backend == "gloo" else None
-    return Start(how, device, backend, (*notes, *_idle(job, how)))
+    return Start(how, where, backend, (*notes, *_idle(job, how)))
 
 
 def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
@@ -94,7 +94,7 @@ def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
     return []
 
 
-def _device(job: Job, here: int) -> tuple[str, list[str]]:
+def device(job: Job, here: int) -> tuple[str, list[str]]:
     """``auto`` is CUDA where every one of the ``here`` ranks of a machine has a device of its own."""
     import torch
 

@@ -10,7 +10,7 @@ from launcher.job.schema.job import Job
 
 GROUPS = ("model", "data", "loss", "optim", "schedule", "steps")
 """Sections that are one option out of several: all of their keys are written."""
-ASIDE = {"recipe", "show", "run_dir", "search"}
+ASIDE = {"recipe", "show", "run_dir", "search", "sweep"}
 
 
 def text(job: Job, said: tuple[str, ...]) -> str:

@@ -116,14 +116,14 @@ def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
     return follow(timeout_s)
 
 
-def rehearse(request: Request, planned: bool = True) -> None:
+def rehearse(request: Request, planned: bool = True) -> Plan | None:
     """All that a request can be refused for before it starts or prints anything. Raises ``RequestError``.
 
-    Not ``planned``: what it can be refused for without importing torch.
+    Not ``planned``: what it can be refused for without importing torch. Returns the plan where there is one.
     """
     job = request.job
     if job.show == "config":
-        return
+        return None
     if job.show is not None and planned and job.show != "search":
         list(show.shown(job, request.overrides))
     elif job.show is not None:
@@ -134,13 +134,14 @@ def rehearse(request: Request, planned: bool = True) -> None:
         with own_tokens.supposed(job) as (supposed, _):
             asked = settle(supposed, as_yaml(request.data), request.overrides, None)
             if planned and asked.job.launch.slurm is not None:
-                _plan(*_settled(asked))
-            elif planned:
-                _decide(*_settled(asked))
-            elif layout_search.open_ended(asked.job):
+                return _plan(*_settled(asked))
+            if planned:
+                return _decide(*_settled(asked))[1]
+            if layout_search.open_ended(asked.job):
                 layout_search.check(asked.job)
             else:
                 refuse(impossible(before_torch(asked.job, preflight.before_plan(asked)).asked))
+    return None
 
 
 def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:

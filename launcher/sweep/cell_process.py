@@ -16,58 +16,85 @@ from typing import Any
 from launcher.errors import REFUSED
 from launcher.job.overrides.grammar import quoted
 from launcher.job.sweep_grid import Cell
-from launcher.runtime.faults import Interrupted, signal_name
 from launcher.runtime.folder import status_of
 from launcher.runtime.lock import at_work
-from launcher.runtime.preemption import StopFlag
 from launcher.sweep.folder import without_run_dir
 
-LOOK_S = 0.1
 SAVE_S = 30.0  # for the cell of a sweep that was killed, which saves and stops
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """What came of ``cell``: ``status`` is done, failed, refused or interrupted."""
+    """What came of ``cell``: ``status`` is done, failed, refused, pruned or interrupted.
+
+    ``same_as``: the name of the cell that ran in its place.
+    """
 
     cell: Cell
     status: str
     metrics: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     error: str = ""
+    same_as: str = ""
 
 
-def run(folder: Path, cell: Cell, command: Sequence[str], told: StopFlag) -> CellResult:
-    """One cell, by ``command``. It is told to stop when this process is, or dies."""
-    if busy := at_work(folder / cell.name, SAVE_S):  # of a sweep that was killed
-        return CellResult(cell, "failed", seconds=SAVE_S, error=busy)
-    (folder / cell.name / "status.json").unlink(missing_ok=True)
+class CellProcess:
+    """``command`` at work on ``cell``, its words in a log of its own.
 
-    # its words go to its own log
-    path = folder / f"{cell.name}.log"
-    run_dir = f"run_dir={quoted(str(folder / cell.name))}"
-    began = time.monotonic()
-    with path.open("w", encoding="utf-8") as log:
-        child = subprocess.Popen(
-            [*command, *cell.overrides, run_dir],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=partial(_dies_with, os.getpid()),
-        )
-        code = _wait(child, told)
-    seconds = time.monotonic() - began
+    It is told to stop when this process dies, however that comes.
+    """
 
-    # what it says of itself counts, unless it died of something else
-    if told.signum:
-        stopped = f"stopped by {signal_name(told.signum)}"
-        return CellResult(cell, "interrupted", seconds=seconds, error=stopped)
-    own = known_result(folder, cell)
-    if own is not None and (own.status == "done") == (code == 0):
-        return own
-    return CellResult(cell, "failed", seconds=seconds, error=_why(code, path))
+    def __init__(
+        self, folder: Path, cell: Cell, command: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> None:
+        self.cell, self._folder = cell, folder
+        self._log = folder / f"{cell.name}.log"
+        self._told = False
+        self._began = time.monotonic()
+        run_dir = f"run_dir={quoted(str(folder / cell.name))}"
+        with self._log.open("w", encoding="utf-8") as log:
+            self._child = subprocess.Popen(
+                [*command, *cell.overrides, run_dir],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(env or {})},
+                preexec_fn=partial(_dies_with, os.getpid()),
+            )
+
+    def result(self, ended: str = "", why: str = "") -> CellResult | None:
+        """``None`` while it runs. ``ended``: the status of one that was told to stop, and ``why``."""
+        code = self._child.poll()
+        if code is None:
+            return None
+        seconds = time.monotonic() - self._began
+
+        # what it says of itself counts, unless it died of something else
+        own = known_result(self._folder, self.cell)
+        if own is not None and (own.status == "done") == (code == 0) and not (ended and own.status != "done"):
+            return own
+        if ended:
+            return CellResult(self.cell, ended, seconds=seconds, error=why)
+        return CellResult(self.cell, "failed", seconds=seconds, error=_why(code, self._log))
+
+    def stop(self) -> None:
+        """Once: it saves first."""
+        if not self._told:
+            self._child.terminate()
+            self._told = True
+
+    def end(self) -> None:
+        """At once, and all its ranks."""
+        os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+
+
+def held(folder: Path, cell: Cell) -> CellResult | None:
+    """``None`` if nobody is at work on it; the cell of a sweep that was killed saves first."""
+    busy = at_work(folder / cell.name, SAVE_S)
+    return CellResult(cell, "failed", seconds=SAVE_S, error=busy) if busy else None
 
 
 def _dies_with(parent: int) -> None:
@@ -75,27 +102,6 @@ def _dies_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _wait(child: subprocess.Popen[bytes], told: StopFlag) -> int:
-    """The exit code. The first signal that asks to stop is sent on, a second one ends the cell at once."""
-    sent = False
-    try:
-        while (code := _polled(child)) is None:
-            if told.signum and not sent:
-                child.terminate()
-                sent = True
-        return code
-    except Interrupted:
-        os.killpg(child.pid, signal.SIGKILL)
-        return child.wait()
-
-
-def _polled(child: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return child.wait(LOOK_S)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _why(code: int, log: Path) -> str:

@@ -1,10 +1,11 @@
-"""The folder of a sweep: whose it is, and which folder in it each cell has."""
+"""The folder of a sweep: whose it is, which folder in it each cell has, and which cells were pruned."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,30 +20,42 @@ from launcher.untrusted.files import read_json, read_text
 INDEX = "sweep.json"
 """The overrides of each cell, by its name."""
 
-JOB = "job"
-"""Which Slurm job began it."""
+PRUNED = "pruned.json"
+"""Why, by the names of cells that were."""
+
+COMMAND, JOB = "command.txt", "job"
+"""What was typed, and which Slurm job began it."""
 
 HOME = Path("runs/sweeps")
 
 
-def open_folder(named: Path | None, grid: Sequence[Cell]) -> Path:
+def open_folder(named: Path | None, words: Sequence[str]) -> Path:
     """``named``, else that of this very sweep if Slurm runs its job again, else a new one."""
-    return named or _begun(HOME, grid) or _new(HOME)
+    folder = named or _begun(HOME, words) or _new(HOME)
+    _make(folder)
+    write_text(folder / COMMAND, _command(words))
+    if job := launch_env.job():
+        write_text(folder / JOB, job)
+    return folder
 
 
-def _begun(above: Path, grid: Sequence[Cell]) -> Path | None:
+def _begun(above: Path, words: Sequence[str]) -> Path | None:
     job = launch_env.job()
     if job is None or not launch_env.again():
         return None
-    keys = {without_run_dir(cell.overrides) for cell in grid}
     for place in sorted(above.glob(f"*/{JOB}"), reverse=True):
         try:
-            mine = read_text(place) == job
+            mine = read_text(place) == job and read_text(place.parent / COMMAND) == _command(words)
         except (OSError, ValueError):
             continue
-        if mine and keys == {tuple(words) for words in _known(place.parent / INDEX).values()}:
+        if mine:
             return place.parent
     return None
+
+
+def _command(words: Sequence[str]) -> str:
+    typed = [redact.text(word) for word in words]
+    return shlex.join(["python", "-m", "launcher", "-m", *typed]) + "\n"
 
 
 def _new(above: Path) -> Path:
@@ -65,43 +78,50 @@ def _make(folder: Path) -> None:
         raise RequestError((Problem("sweep_dir", f"{folder}: cannot be made: {error.strerror}"),)) from error
 
 
-def write_index(folder: Path, grid: Sequence[Cell]) -> tuple[Cell, ...]:
-    """The cells by the names of their folders in ``folder``, which is made, and says whose job it is.
-
-    The same overrides keep the folder they had; new ones are numbered on.
-    """
-    _make(folder)
+def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """The cells by the names of their folders; the same overrides keep theirs, new ones are numbered on."""
     path = folder / INDEX
-    names = {tuple(overrides): name for name, overrides in _known(path).items()}
+    names = {tuple(overrides): name for name, overrides in known(folder).items()}
     out = []
-    for cell in grid:
+    for cell in cells:
         key = without_run_dir(cell.overrides)
         if key not in names:
             names[key] = f"{len(names)}-{cell.name.partition('-')[2]}".rstrip("-")
-        out.append(Cell(names[key], cell.overrides, cell.varied))
+        out.append(Cell(names[key], cell.overrides, cell.varied, cell.repeat))
 
-    text = json.dumps({name: list(key) for key, name in names.items()}, indent=1)
-    write_text(path, text + "\n")
-    if job := launch_env.job():
-        write_text(folder / JOB, job)
+    write_text(path, json.dumps({name: list(key) for key, name in names.items()}, indent=1) + "\n")
     return tuple(out)
 
 
-def _known(index: Path) -> dict[str, list[str]]:
+def known(folder: Path) -> dict[str, list[str]]:
     """The overrides of each cell that there is. Raises ``RequestError`` for a file that does not say them."""
+    index = folder / INDEX
     if not os.path.lexists(index):
         return {}
     try:
-        known: dict[str, list[str]] = read_json(index)
+        found: dict[str, list[str]] = read_json(index)
     except (OSError, ValueError) as error:
         why = said(error) if isinstance(error, OSError) else f"{index}: no JSON"
         raise RequestError((Problem("sweep_dir", why),)) from error
 
     # anybody may have edited it
-    rows: list[Any] = [*known.values()] if isinstance(known, dict) else [None]
+    rows: list[Any] = [*found.values()] if isinstance(found, dict) else [None]
     if not all(isinstance(row, list) and all(isinstance(word, str) for word in row) for row in rows):
         raise RequestError((Problem("sweep_dir", f"{index}: it does not say which overrides each cell has"),))
-    return known
+    return found
+
+
+def pruned(folder: Path) -> dict[str, str]:
+    """One that is damaged says nothing: what it told of runs again."""
+    try:
+        found = read_json(folder / PRUNED)
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def prune(folder: Path, name: str, why: str) -> None:
+    write_text(folder / PRUNED, json.dumps(pruned(folder) | {name: why}, indent=1) + "\n")
 
 
 def without_run_dir(overrides: Sequence[str]) -> tuple[str, ...]:

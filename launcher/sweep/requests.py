@@ -1,26 +1,87 @@
-"""The request of each cell of a sweep, composed and checked before any runs."""
+"""The requests of a sweep: its own settings, its axes, and each cell composed, checked and planned."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
+from launcher.job import sweep_grid
 from launcher.job.args import Args
 from launcher.job.compose import BadRequest, Request, compose, late
 from launcher.job.overrides.grammar import shell
 from launcher.job.schema import redact
-from launcher.job.sweep_grid import Cell, cells
+from launcher.job.schema.sweep import GRID, Sweep
+from launcher.job.sweep_grid import OWN, Axis, Cell
 from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.origins import Origins
+from launcher.sweep import settings
+from launcher.sweep.forecast import Forecast, forecast
 
 
-def composed(args: Args) -> dict[Cell, Request]:
-    """The cells, each composed. Raises ``RequestError`` with each problem once, whichever cell has it."""
+@dataclass(frozen=True)
+class SweepRequest:
+    """``axes`` of the cells; ``own``: words of the sweep itself, which no cell is started with.
+
+    ``words``: all as typed. ``cells``: of a grid, or for a sampler those at the ends of its axes, composed.
+    """
+
+    words: tuple[str, ...]
+    config_dir: Path | None
+    axes: tuple[Axis, ...]
+    own: tuple[str, ...]
+    cells: Mapping[Cell, Request]
+
+    @property
+    def first(self) -> Request:
+        return next(iter(self.cells.values()))
+
+    @property
+    def settings(self) -> Sweep:
+        return self.first.job.sweep
+
+    def compose(self, cell: Cell) -> Request:
+        """Raises ``BadRequest``."""
+        return compose((*self.own, *cell.overrides), config_dir=self.config_dir)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A cell: what is predicted of it, or why it is ``refused``."""
+
+    cell: Cell
+    forecast: Forecast | None = None
+    refused: str = ""
+
+
+def composed(args: Args) -> SweepRequest:
+    """Raises ``RequestError`` with each problem once, whichever cell has it."""
+    given = sweep_grid.axes(args.overrides, ConfigFiles.of(args.config_dir))
+    own = tuple(axis for axis in given if axis.key.lstrip("+").startswith(OWN))
+    refuse([_one_value(axis) for axis in own if axis.varies])
+    axes = tuple(axis for axis in given if axis not in own)
+    words = tuple(word for axis in own for word in axis.words)
+    probe = SweepRequest(args.overrides, args.config_dir, axes, words, {})
+
+    # a cell that can be composed says how the others are chosen
+    first = Cell("0", tuple(axis.ends[0] for axis in axes), ())
+    asked = probe.compose(first).job.sweep
+    refuse([*settings.intervals(asked, axes)])
+    cells = sweep_grid.grid(axes) if asked.sampler == GRID else tuple(_ends(axes))
+    found = SweepRequest(args.overrides, args.config_dir, axes, words, _composed(probe, cells, args))
+    wrong = [*settings.refused(found.settings, axes, [r.job for r in found.cells.values()])]
+    if wrong:
+        raise BadRequest(tuple(wrong), found.first.origins)
+    return found
+
+
+def _composed(asked: SweepRequest, cells: Sequence[Cell], args: Args) -> dict[Cell, Request]:
     errors: dict[Cell, BadRequest] = {}
     out: dict[Cell, Request] = {}
-    for cell in cells(args.overrides, ConfigFiles.of(args.config_dir)):
+    for cell in cells:
         try:
-            request = compose(cell.overrides, config_dir=args.config_dir)
+            request = asked.compose(cell)
         except BadRequest as error:
             errors[cell] = error
             continue
@@ -33,13 +94,40 @@ def composed(args: Args) -> dict[Cell, Request]:
     return out
 
 
+def _ends(axes: Sequence[Axis]) -> Iterator[Cell]:
+    """Each value that an axis lists, and both ends of each interval, once; the others at their first."""
+    first = tuple(axis.ends[0] for axis in axes)
+    yield sweep_grid.cell(0, first, ())
+    for i, axis in enumerate(axes):
+        for word in axis.ends[1:]:
+            yield sweep_grid.cell(0, (*first[:i], word, *first[i + 1 :]), (word,))
+
+
+def _one_value(axis: Axis) -> Problem:
+    """Of the sweep itself."""
+    key = axis.key.lstrip("+")
+    shown = ",".join(word.partition("=")[2] for word in axis.words)
+    return Problem(key, f"{shown}: cells differ in other settings; a sweep has one {key}", axis.words[0])
+
+
 def _own_folder(run_dir: str, args: Args) -> Problem:
     typed = tuple(o for o in args.overrides if o.lstrip("+").startswith("run_dir="))[-1:]
     cure = shell(f"sweep_dir={run_dir}") if typed else ""
     return Problem("run_dir", f"{run_dir}: a sweep gives each cell its own folder", cure, typed)
 
 
-def impossible(requests: Mapping[Cell, Request], planned: bool = True) -> dict[Cell, BadRequest]:
+def check(cell: Cell, request: Request) -> Forecast | None:
+    """What its plan predicts. Raises ``BadRequest`` where it would be refused when its turn came."""
+    from launcher.run.run_job import rehearse
+
+    try:
+        plan = rehearse(request)
+        return None if plan is None else forecast(request.job, plan)
+    except RequestError as error:
+        raise late(error, request) from error
+
+
+def impossible(requests: Mapping[Cell, Request], planned: bool) -> dict[Cell, BadRequest]:
     """The cells that would be refused when their turn came, and why."""
     from launcher.run.run_job import rehearse
 

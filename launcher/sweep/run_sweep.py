@@ -1,66 +1,120 @@
-"""A sweep from its checks to its summary, cell by cell."""
+"""A sweep from its checks to its summary."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import Problem, RequestError
+from launcher.job import sweep_grid
 from launcher.job.args import Args
 from launcher.job.compose import BadRequest, Request, late
 from launcher.job.overrides.grammar import shell
 from launcher.job.schema import redact
+from launcher.job.schema.sweep import GRID
 from launcher.job.sweep_grid import Cell
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Preempted
-from launcher.runtime.preemption import StopFlag, heard
-from launcher.sweep import cell_process
-from launcher.sweep.cell_process import CellResult
-from launcher.sweep.folder import open_folder, write_index
-from launcher.sweep.requests import composed, impossible, reason, together
-from launcher.sweep.summary import summarize
-
-Refused = Mapping[tuple[str, ...], str]
-"""Why a cell cannot run, by its overrides."""
+from launcher.runtime.lock import locked
+from launcher.runtime.preemption import heard
+from launcher.sweep import folder, requests, settings
+from launcher.sweep.outcome import Outcome
+from launcher.sweep.requests import Checked, SweepRequest, composed, impossible, reason, together
+from launcher.sweep.run_cells import CellRuns
+from launcher.sweep.sampler import GridSampler, Sampler
+from launcher.sweep.slots import Slots, machine
+from launcher.sweep.summary import planned
+from launcher.sweep.watch import Watch
 
 
 def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable, "-m", "launcher")) -> int:
-    """Check every cell, then run those that are not done; 1 if any failed.
+    """Check every cell that is known, then run those that are not done; 1 if any failed.
 
     Raises ``RequestError`` before any runs.
     """
     _refuse_outer_launcher(args, rank)
-    requests = composed(args)
-    if all(r.job.show is not None for r in requests.values()):
-        return _show(requests)
+    asked = composed(args)
+    if all(r.job.show is not None for r in asked.cells.values()):
+        return _show(asked.cells)
 
     # what can be refused is refused before any runs
-    wrong = impossible(requests)
-    if len(wrong) == len(requests):
-        raise together(wrong)
-    refused = {cell.overrides: reason(error, args.overrides) for cell, error in wrong.items()}
+    checked = _checked(asked)
+    if asked.settings.plan:
+        print("\n".join(planned(checked)), flush=True)
+        return 0
 
     # the folder of the sweep, with one for each cell
-    folder = open_folder(args.sweep_dir, [*requests])
-    cells = write_index(folder, [*requests])
-    _announce(cells, refused)
-
-    # the cells, one after another
-    flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
-    with heard() as told:
-        results = [*_run_cells(folder, cells, refused, command=(*command, *flags), told=told)]
-    summarize(folder, results)
-    if told.signum:
-        return Preempted(told.signum).code
-    return int(any(r.status != "done" for r in results))
+    at = folder.open_folder(args.sweep_dir, asked.words)
+    with locked(at):
+        return _run(asked, checked, at, _command(args, command))
 
 
 def check(args: Args, planned: bool) -> None:
     """Raises ``RequestError`` with the problems of all cells; plans only if ``planned``."""
     _refuse_outer_launcher(args, launch_env.rank())
-    if wrong := impossible(composed(args), planned):
+    if wrong := impossible(composed(args).cells, planned):
         raise together(wrong)
+
+
+def _checked(asked: SweepRequest) -> tuple[Checked, ...]:
+    """Every cell of a grid, planned; of a sampler those at the ends of its axes. Raises if none can be."""
+    out: list[Checked] = []
+    wrong: dict[Cell, BadRequest] = {}
+    for one, request in asked.cells.items():
+        seeds = [request.job.seed + n for n in range(request.job.sweep.seeds)]
+        for cell in sweep_grid.repeated(one, seeds):
+            try:
+                again = request if cell is one else asked.compose(cell)
+                out.append(Checked(cell, requests.check(cell, again)))
+            except BadRequest as error:
+                wrong[cell] = error
+                out.append(Checked(cell, refused=reason(error, asked.words)))
+    if len(wrong) == len(out):
+        raise together(wrong)
+    return tuple(out)
+
+
+def _run(asked: SweepRequest, checked: Sequence[Checked], at: Path, command: Sequence[str]) -> int:
+    said = asked.settings
+    metric = settings.metric(said, [r.job for r in asked.cells.values()])
+    slots = Slots(machine(), said.parallel)
+    sampler = _sampler(asked, checked, at, metric, slots)
+    deadline = None if said.minutes is None else time.monotonic() + 60 * said.minutes
+
+    outcome = Outcome(at, asked, metric)
+    with heard() as told, Watch(sampler.size) as watch:
+        runs = CellRuns(at, sampler, slots, command, metric, told, watch, outcome, deadline)
+        done = runs.run()
+    right = outcome.end(done, runs.forecasts)
+    if told.signum:
+        return Preempted(told.signum).code
+    return int(not right or any(r.status in _wrong(asked) for r in done))
+
+
+def _wrong(asked: SweepRequest) -> tuple[str, ...]:
+    """What no cell should have come to; a sampler may well propose what cannot be."""
+    return ("failed", "interrupted", *(("refused",) if asked.settings.sampler == GRID else ()))
+
+
+def _sampler(asked: SweepRequest, checked: Sequence[Checked], at: Path, metric: str, slots: Slots) -> Sampler:
+    if asked.settings.sampler == GRID:
+        cells = folder.named(at, [one.cell for one in checked])
+        named = [Checked(c, o.forecast, o.refused) for c, o in zip(cells, checked, strict=True)]
+        _announce(named)
+        return GridSampler(named)
+    from launcher.sweep.optuna_sampler import OptunaSampler
+
+    first = next((one.forecast for one in checked if one.forecast is not None), None)
+    known = [*folder.known(at).values()]
+    window = slots.room(first)
+    return OptunaSampler(asked, metric, lambda cells: folder.named(at, cells), known, window)
+
+
+def _command(args: Args, command: Sequence[str]) -> tuple[str, ...]:
+    flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
+    return (*command, *flags)
 
 
 def _refuse_outer_launcher(args: Args, rank: int | None) -> None:
@@ -70,17 +124,17 @@ def _refuse_outer_launcher(args: Args, rank: int | None) -> None:
         raise RequestError((Problem("", f"-m: {text}; outside: python -m launcher -m {words}"),))
 
 
-def _show(requests: Mapping[Cell, Request]) -> int:
+def _show(cells: Mapping[Cell, Request]) -> int:
     """What each cell prints; nothing is started, nothing written. Raises ``RequestError`` when none can."""
     errors: dict[Cell, BadRequest] = {}
-    for cell, request in requests.items():
+    for cell, request in cells.items():
         print(f"[{cell.name}] {' '.join(redact.text(v) for v in cell.varied)}", flush=True)
         try:
             print(_shown(request), flush=True)
         except RequestError as error:
             errors[cell] = late(error, request)
             print(f"  cannot run: {reason(error, cell.overrides)}", flush=True)
-    if errors and len(errors) == len(requests):
+    if errors and len(errors) == len(cells):
         raise together(errors)
     return int(bool(errors))
 
@@ -94,34 +148,9 @@ def _shown(request: Request) -> str:
     return "\n".join(shown(request.job, request.overrides))
 
 
-def _announce(cells: Sequence[Cell], refused: Refused) -> None:
+def _announce(cells: Sequence[Checked]) -> None:
+    refused = [one for one in cells if one.refused]
     if refused:
         print(f"{len(refused)} of {len(cells)} cells cannot run, the others do:", flush=True)
-    for cell in cells:
-        if cell.overrides in refused:
-            print(f"  {cell.name}: {refused[cell.overrides]}", flush=True)
-
-
-def _run_cells(
-    folder: Path, cells: Sequence[Cell], refused: Refused, command: Sequence[str], told: StopFlag
-) -> Iterator[CellResult]:
-    """What came of each cell; none is begun after a signal that asks to stop."""
-    for k, cell in enumerate(cells, 1):
-        label = f"[{k}/{len(cells)}] {cell.name}"
-
-        # known already, or to be run now
-        done = cell_process.known_result(folder, cell)
-        if done is not None and done.status == "done":
-            print(f"{label}: already done", flush=True)
-            yield done
-        elif cell.overrides in refused:
-            yield CellResult(cell, "refused", error=refused[cell.overrides])
-        else:
-            print(f"{label}: running, log in {folder / cell.name}.log", flush=True)
-            result = cell_process.run(folder, cell, command, told)
-            why = f": {result.error}" if result.error else ""
-            print(f"{label}: {result.status} after {result.seconds:.1f} s{why}", flush=True)
-            yield result
-
-        if told.signum:
-            return
+    for one in refused:
+        print(f"  {one.cell.name}: {one.refused}", flush=True)

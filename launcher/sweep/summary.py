@@ -1,60 +1,151 @@
-"""What a sweep came to: ``summary.csv``, and a table of the same on the console."""
+"""What a sweep came to: ``summary.csv``, ``best.yaml``, and a table of the same on the console."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.tensorfile.durable import write_text
-from launcher.job.schema import redact
-from launcher.sweep.cell_process import CellResult
+from launcher.job import sweep_grid
+from launcher.sweep.compare_losses import Gap
+from launcher.sweep.requests import Checked
+from launcher.sweep.results import Line, Results
+from launcher.sweep.settings import MEASURED
+from launcher.sweep.table import figure, lines
+
+CSV = "summary.csv"
+MOST = 40
+"""Lines of a table on the console; the file has all."""
 
 
-def summarize(folder: Path, results: Sequence[CellResult]) -> None:
-    """Every metric of every cell; how many are done, and how to run the others."""
-    metrics = list(dict.fromkeys(k for r in results for k in r.metrics))
-    head = ["cell", "overrides", "status", *metrics, "seconds", "error"]
-    rows = [list(_row(r, metrics)) for r in results]
-
-    table = io.StringIO(newline="")
-    csv.writer(table).writerows([head, *rows])
-    write_text(folder / "summary.csv", table.getvalue())
-    _print_table(head, rows)
-
-    failed = sum(r.status != "done" for r in results)
-    again = f"; to run those again: -m sweep_dir={folder} and the same overrides" if failed else ""
-    print(f"{len(results) - failed} of {len(results)} done, {folder / 'summary.csv'}{again}")
+def write(folder: Path, found: Results, gaps: Mapping[str, Gap]) -> None:
+    """A line for each cell, in the order in which they were asked for; a column for each key and figure."""
+    rows = [dict(_columns(line, found, gaps.get(line.name))) for line in _ordered(found)]
+    head = list(dict.fromkeys(key for row in rows for key in row if key not in ("seconds", "error")))
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, [*head, "seconds", "error"], restval="")
+    table.writeheader()
+    table.writerows(rows)
+    write_text(folder / CSV, text.getvalue())
 
 
-def _row(result: CellResult, metrics: Sequence[str]) -> Iterator[Any]:
-    yield result.cell.name
-    yield " ".join(redact.text(v) for v in result.cell.varied)
-    yield result.status
-    yield from (result.metrics.get(m, "") for m in metrics)
-    yield round(result.seconds, 1)
-    yield result.error
+def printed(found: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
+    """Sorted by the metric; below it why cells failed, and those that are not the numbers of the first."""
+    shown = found.lines[:MOST]
+    columns: dict[str, list[str]] = {"cell": [line.name.partition("-")[0] for line in shown]}
+    for key in _keys(found):
+        columns[_last(key, _keys(found))] = [line.values.get(key, "") for line in shown]
+    columns[found.metric] = [figure(line.value) for line in shown]
+    columns["mean"], columns["spread"] = _repeats(shown, found)
+    columns["status"] = [
+        f"as {line.result.same_as.partition('-')[0]}" if line.result.same_as else line.result.status
+        for line in shown
+    ]
+    columns["gap"] = [figure(gaps[line.name].early) if line.name in gaps else "" for line in shown]
+    for name in MEASURED:
+        if name != found.metric:
+            columns[name] = [figure(line.result.metrics.get(name)) for line in shown]
+    yield from lines(columns)
+    if len(found.lines) > MOST:
+        yield f"  and {len(found.lines) - MOST} more in {CSV}"
+    for line in found.lines:
+        if line.result.error and line.result.status != "done":
+            yield f"  {line.name}: {line.result.status}: {line.result.error}"
+    for name, gap in gaps.items():
+        if not gap.right:
+            yield f"  {name}: not the numbers of {gap.of}: off by {gap.early:.1e}, {gap.allowed:.0e} allowed"
 
 
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Columns that say something; a narrow terminal folds what does not fit, a file gets whole lines."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
+def planned(checked: Sequence[Checked]) -> Iterator[str]:
+    """What is predicted of each cell; below it those that cannot run, and why."""
+    columns: dict[str, list[str]] = {"cell": [one.cell.name.partition("-")[0] for one in checked]}
+    values = [sweep_grid.values(one.cell) for one in checked]
+    keys = list(dict.fromkeys(key for row in values for key in row))
+    for key in keys:
+        columns[_last(key, keys)] = [row.get(key, "") for row in values]
 
-    shown = [i for i in range(len(head)) if any(row[i] != "" for row in rows)]
-    table = Table(*(Column(head[i], overflow="fold") for i in shown), box=box.SIMPLE)
-    for row in rows:
-        table.add_row(*(Text(_cell_text(row[i])) for i in shown))
+    first: dict[str, str] = {}
+    for one in checked:
+        if one.forecast is not None:
+            first.setdefault(one.forecast.digest, one.cell.name)
+    columns["runs"] = [_runs(one, first) for one in checked]
+    told = [{} if one.forecast is None else one.forecast.columns for one in checked]
+    for name in dict.fromkeys(name for row in told for name in row):
+        columns[name.removeprefix("planned_")] = [figure(row.get(name)) for row in told]
+    yield from lines(columns)
+    for one in checked:
+        if one.refused:
+            yield f"  {one.cell.name}: {one.refused}"
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = console.measure(table, options=console.options.update_width(10_000)).maximum
-    console.print(table)
+
+def _runs(one: Checked, first: Mapping[str, str]) -> str:
+    if one.refused:
+        return "cannot"
+    if one.forecast is None:
+        return "yes"
+    twin = first[one.forecast.digest]
+    return "yes" if twin == one.cell.name else f"as {twin.partition('-')[0]}"
 
 
-def _cell_text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _columns(line: Line, found: Results, gap: Gap | None) -> Iterator[tuple[str, Any]]:
+    result = line.result
+    yield "cell", line.name
+    yield from line.values.items()
+    mean, spread = found.groups.get(result.cell.varied, (None, None))
+    if spread is not None:
+        yield "repeat", result.cell.repeat
+    yield "status", result.status
+    if result.same_as:
+        yield "same_as", result.same_as
+    yield from result.metrics.items()
+    if spread is not None:
+        yield f"{found.metric}_mean", mean
+        yield f"{found.metric}_spread", spread
+    if line.forecast is not None:
+        yield from line.forecast.columns.items()
+    if gap is not None:
+        yield "gap_early", gap.early
+        yield "gap", gap.whole
+    if line in found.front:
+        yield "front", "yes"
+    yield "seconds", round(result.seconds, 1)
+    yield "error", result.error
+
+
+def _ordered(found: Results) -> list[Line]:
+    def number(line: Line) -> tuple[int, str]:
+        return int(line.name.partition("-")[0]), line.name
+
+    return sorted(found.lines, key=number)
+
+
+def _keys(found: Results) -> list[str]:
+    return list(dict.fromkeys(key for line in found.lines for key in line.values))
+
+
+def _last(key: str, keys: Sequence[str]) -> str:
+    """The shortest end of ``key`` that is not that of another.
+
+    >>> _last("optim.lr", ["optim.lr", "model.dim"]), _last("a.b.x", ["a.b.x", "a.c.x"])
+    ('lr', 'b.x')
+    """
+    parts = key.split(".")
+    for n in range(1, len(parts)):
+        short = ".".join(parts[-n:])
+        if not any(other != key and f".{other}".endswith(f".{short}") for other in keys):
+            return short
+    return key
+
+
+def _repeats(shown: Sequence[Line], found: Results) -> tuple[list[str], list[str]]:
+    """Of runs that differ in the seed, at the first of them."""
+    means, spreads = [], []
+    for line in shown:
+        mean, spread = found.groups.get(line.result.cell.varied, (None, None))
+        told = spread is not None and line.result.cell.repeat == 0
+        means.append(figure(mean) if told else "")
+        spreads.append(figure(spread) if told else "")
+    return means, spreads

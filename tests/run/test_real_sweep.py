@@ -39,9 +39,8 @@ def test_a_sweep_of_real_runs(tmp_path, capsys):
     kept = status(folder / CELLS[0])
     capsys.readouterr()
     assert main(command) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(": already done")] == [
-        f"[{k + 1}/4] {cell}: already done" for k, cell in enumerate(CELLS) if k != 2
-    ]
+    again = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": already done")]
+    assert [line.partition(" ")[2] for line in again] == [f"{cell}: already done" for cell in (*CELLS[:2], CELLS[3])]
     assert status(folder / CELLS[0]) == kept
     assert {row["status"] for row in rows(folder).values()} == {"done"}
     assert all(steps(folder / cell) == [1, 2] for cell in CELLS)

@@ -43,7 +43,7 @@ if seed == "9":
     open(os.path.join(run_dir, "pid"), "w").write(str(os.getpid()))
     time.sleep(600)
 failed = seed == "2"
-metrics = {} if failed else {"evaluate": {"loss": 1.0 + int(seed), "curve": [1]}}
+metrics = {} if failed else {"val_loss": 9.0 - int(seed), "evaluate": {"loss": 1.0 + int(seed), "curve": [1]}}
 status = {"status": "failed" if failed else "done", "overrides": sys.argv[1:], "seconds": 0.5,
           "metrics": metrics, "error": "rank 1: out of luck" if failed else None}
 json.dump(status, open(os.path.join(run_dir, "status.json"), "w"))
@@ -109,16 +109,32 @@ def test_a_cell_that_fails_or_dies_is_recorded_and_the_rest_go_on(tmp_path, comm
     folder = tmp_path / "grid"
     assert run(folder, command, "recipe=lm_single", "seed=0,1,2,3") == 1
     head, *found = rows(folder)
-    assert head == ["cell", "overrides", "status", "evaluate.loss", "seconds", "error"]
-    assert [row[:4] for row in found] == [
-        ["0-0", "seed=0", "done", "1.0"],
-        ["1-1", "seed=1", "failed", ""],
-        ["2-2", "seed=2", "failed", ""],
-        ["3-3", "seed=3", "done", "4.0"],
+    assert head == [
+        "cell", "seed", "status", "val_loss", "evaluate.loss", "ranks", "planned_memory_mb", "planned_bubble",
+        "seconds", "error",
+    ]  # fmt: skip
+    assert [row[:5] for row in found] == [
+        ["0-0", "0", "done", "9.0", "1.0"],
+        ["1-1", "1", "failed", "", ""],
+        ["2-2", "2", "failed", "", ""],
+        ["3-3", "3", "done", "6.0", "4.0"],
     ]
-    assert [row[5] for row in found] == ["", "exit code -9: about to die", "rank 1: out of luck", ""]
+    assert [row[9] for row in found] == ["", "exit code -9: about to die", "rank 1: out of luck", ""]
     out = capfd.readouterr().out
-    assert f"2 of 4 done, {folder}/summary.csv; to run those again: -m sweep_dir={folder} and the same overrides" in out
+    assert (
+        """
+  cell  seed  val_loss  status
+  3     3     6         done
+  0     0     9         done
+  1     1               failed
+  2     2               failed
+  1-1: failed: exit code -9: about to die
+  2-2: failed: rank 1: out of luck
+best: 3-3, as a recipe in"""
+        in out
+    )
+    again = f"to run those again: -m sweep_dir={folder} and the same overrides"
+    assert f"2 of 4 done, {folder}/summary.csv, report.html; {again}" in out
 
 
 def test_the_same_folder_again_runs_only_what_is_missing_or_failed(tmp_path, command):
@@ -127,7 +143,7 @@ def test_the_same_folder_again_runs_only_what_is_missing_or_failed(tmp_path, com
     assert run(folder, command, "recipe=lm_single", "seed=4,0,2") == 1
     ran = {p.parent.name: p.read_text() for p in folder.glob("*/count")}
     assert ran == {"0-0": "x", "1-2": "xx", "2-4": "x"}
-    assert [row[0] for row in rows(folder)[1:]] == ["2-4", "0-0", "1-2"]
+    assert [row[0] for row in rows(folder)[1:]] == ["0-0", "1-2", "2-4"]
 
 
 def test_other_settings_in_the_same_folder_never_reuse_a_cell(tmp_path, command):
@@ -178,7 +194,9 @@ def test_a_sweep_that_is_told_to_stop_ends_its_cell_and_starts_no_other(how, cod
         assert child.wait(300) == code
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    assert [(row[2], row[-1]) for row in rows(tmp_path / "grid")[1:]] == [("interrupted", f"stopped by {how}")]
+    found = [(row[2], row[-1]) for row in rows(tmp_path / "grid")[1:]]
+    assert ("interrupted", f"stopped by {how}") in found
+    assert {row for row in found if row[0] != "done"} == {("interrupted", f"stopped by {how}")}
     assert json.loads((tmp_path / "grid/sweep.json").read_text()) == {
         "0-9": ["recipe=lm_single", "seed=9"],
         "1-0": ["recipe=lm_single", "seed=0"],

@@ -18,4 +18,5 @@ __all__ = [
     "search",
     "similar_names",
     "steps",
+    "sweep",
 ]

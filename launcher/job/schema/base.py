@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic._internal._model_construction import ModelMetaclass  # pydantic's own advice to derive from it
@@ -14,6 +14,7 @@ Index = Annotated[int, Field(ge=0, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
+Goal = Literal["min", "max"]
 
 
 class _Loud(ModelMetaclass):

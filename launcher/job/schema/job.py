@@ -14,13 +14,14 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.job.schema.base import Count, Flag, Index, Settings
+from launcher.job.schema.base import Count, Flag, Goal, Index, Settings
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule, Target
 from launcher.job.schema.objectives import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.search import Search, lifted
 from launcher.job.schema.steps import Step, named
+from launcher.job.schema.sweep import Sweep
 
 
 class Compile(Settings):
@@ -43,9 +44,6 @@ class Ema(Settings):
 
     decay: float = Field(0.999, gt=0, lt=1)
     every: Count = 1
-
-
-Goal = Literal["min", "max"]
 
 
 class EarlyStop(Settings):
@@ -207,6 +205,7 @@ class Job(Settings):
     train: Train
     parallel: Parallel = Parallel()
     search: Search = Search()
+    sweep: Sweep = Sweep()
     launch: Launch = Launch()
     cluster: Cluster = Cluster()
     checkpoint: Checkpoint = Checkpoint()

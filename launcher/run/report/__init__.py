@@ -2,3 +2,5 @@
 
 They are made of what the run folder has anyway, by the process that writes that; no rank waits for them.
 """
+
+__all__ = ["chart", "curve", "page"]

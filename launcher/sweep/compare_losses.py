@@ -1,0 +1,77 @@
+"""Compares the losses of cells that differ in nothing but their layout, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import inf, isfinite
+from pathlib import Path
+
+from launcher.job.sweep_grid import Cell
+from launcher.plan.certify_copy import TOLERANCE
+from launcher.sweep.cell_process import CellResult
+from launcher.sweep.rows import Row, RowReader
+
+LAYOUT = ("parallel.", "operators", "launch.")
+"""How words begin that leave the numbers as they are."""
+COMPARED = ("loss", "grad_norm")
+EARLY = 4
+"""Steps that are judged: from then on roundings have grown by training on them."""
+TIMES = 10.0
+"""Of what is allowed of one step."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """``early``: the largest relative difference of the first steps, ``whole``: of all; ``of`` which cell."""
+
+    of: str
+    early: float
+    whole: float
+    allowed: float
+
+    @property
+    def right(self) -> bool:
+        return self.early <= self.allowed
+
+
+def gaps(folder: Path, found: Sequence[CellResult], precisions: Mapping[str, str]) -> dict[str, Gap]:
+    """Of each cell that is done, to the first of its kind; ``precisions`` by the names of cells."""
+    first: dict[tuple[str, ...], tuple[str, list[Row]]] = {}
+    out = {}
+    for result in found:
+        if result.status != "done" or result.same_as:
+            continue
+        name = result.cell.name
+        mine = [row for row in RowReader(folder / name).read() if "loss" in row]
+        kind = numbers(result.cell)
+        if kind not in first:
+            first[kind] = name, mine
+            continue
+        of, its = first[kind]
+        out[name] = _gap(of, its, mine, TIMES * TOLERANCE[precisions[name]])
+    return out
+
+
+def numbers(cell: Cell) -> tuple[str, ...]:
+    """Its words without those of the layout: what its numbers hang on."""
+    return tuple(word for word in cell.overrides if not word.lstrip("+~").startswith(LAYOUT))
+
+
+def _gap(of: str, its: Sequence[Row], mine: Sequence[Row], allowed: float) -> Gap:
+    if [row["step"] for row in its] != [row["step"] for row in mine]:
+        return Gap(of, inf, inf, allowed)
+    errors = [max(_error(a, b, name) for name in COMPARED) for a, b in zip(its, mine, strict=True)]
+    return Gap(of, max(islice(errors, EARLY), default=0.0), max(errors, default=0.0), allowed)
+
+
+def _error(a: Row, b: Row, name: str) -> float:
+    """Relative. What is no number in both is the same."""
+    one, other = a.get(name), b.get(name)
+    if one is None or other is None:
+        return 0.0 if one is other else inf
+    if one == other:
+        return 0.0
+    error = abs(one - other) / max(abs(one), abs(other))
+    return error if isfinite(error) else inf

@@ -1,0 +1,100 @@
+"""What the plan of a cell predicts, and which cells come to the very same run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from launcher.job.schema import redact
+from launcher.job.schema.job import Job
+from launcher.plan.capacity import HEAP, Free, fit
+from launcher.plan.plan import Plan
+from launcher.plan.to_json import as_json
+from launcher.run.launch import device
+from launcher.run.memory_check import local_ranks
+
+PLANNED = (
+    "grid", "hsdp", "recompute", "operators", "mode", "pipeline.stages", "pipeline.stage_config",
+    "pipeline.scheduler", "pipeline.interleave", "pipeline.chunks", "pipeline.micro_batch_num",
+    "pipeline.seq_chunks", "pipeline.seq_split",
+)  # fmt: skip
+"""Settings below ``parallel`` that are what the plan says they come to, however they are written."""
+WORDS = ("name", "notes", "settings", "scheduler")
+"""Of a plan: how it was asked for, and what is said of that."""
+ASIDE = {"sweep", "search", "recipe", "run_dir", "runs", "show"}
+ENDLESS = Free(1 << 62)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """``ranks`` of ``threads`` each on ``device``; ``resident``: bytes of main memory that they take here.
+
+    ``memory``: bytes of the rank that needs most. ``seconds`` of a step, and ``samples`` and ``tokens`` of
+    one, where the cluster is known. ``digest``: the same for cells that are the same run.
+    """
+
+    ranks: int
+    threads: int
+    device: str
+    resident: int
+    memory: int
+    bubble: float
+    seconds: float | None
+    mfu: float | None
+    samples: int
+    tokens: int | None
+    digest: str
+
+    @property
+    def columns(self) -> Mapping[str, float]:
+        """Of a table."""
+        found: dict[str, float] = {
+            "ranks": self.ranks,
+            "planned_memory_mb": round(self.memory / 2**20, 1),
+            "planned_bubble": round(self.bubble, 4),
+        }
+        if self.seconds is not None:
+            found["planned_step_ms"] = round(self.seconds * 1e3, 3)
+            amount, unit = (self.samples, "samples") if self.tokens is None else (self.tokens, "tokens")
+            found[f"planned_{unit}_per_s"] = round(amount / self.seconds, 1)
+        if self.mfu is not None:
+            found["planned_mfu"] = round(self.mfu, 4)
+        return found
+
+
+def forecast(job: Job, plan: Plan) -> Forecast:
+    """``plan`` is that of ``job``."""
+    ranks, found = local_ranks(job, plan), plan.estimate
+    size, step = plan.sizes.grid.size, plan.estimate.step
+    needed = fit(job, plan, ranks, ENDLESS, besides={}) if ranks else None
+    return Forecast(
+        ranks=size,
+        threads=job.launch.threads,
+        device=device(job, ceil(size / job.launch.nnodes))[0],
+        resident=0 if needed is None else int(needed.needed * HEAP),
+        memory=max(m.total for m in found.memory),
+        bubble=found.timeline.bubble,
+        seconds=None if step is None else step.seconds,
+        mfu=None if step is None else step.mfu,
+        samples=plan.sizes.global_batch,
+        tokens=None if step is None else step.tokens,
+        digest=_digest(job, plan),
+    )
+
+
+def _digest(job: Job, plan: Plan) -> str:
+    """Of the plan, and of each setting that is not in it for certain: rather twice than not at all."""
+    asked: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude=ASIDE)
+    for key in PLANNED:
+        section: dict[str, Any] = asked["parallel"]
+        *above, name = key.split(".")
+        for part in above:
+            section = section[part]
+        section.pop(name)
+    planned = {k: v for k, v in json.loads(as_json(plan)).items() if k not in WORDS}
+    text = json.dumps([redact.values(asked), planned], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

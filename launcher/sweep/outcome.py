@@ -1,0 +1,102 @@
+"""Writes what a sweep has come to, while it goes on and at its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.errors import RequestError, said
+from launcher.job.schema import redact
+from launcher.job.schema.sweep import Sweep
+from launcher.run import recipe_of_job
+from launcher.sweep import report, summary
+from launcher.sweep.cell_process import CellResult
+from launcher.sweep.compare_losses import Gap, gaps
+from launcher.sweep.forecast import Forecast
+from launcher.sweep.requests import SweepRequest
+from launcher.sweep.results import Line, Results, curves, results
+from launcher.sweep.table import figure
+
+BEST = "best.yaml"
+EVERY_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Outcome:
+    """In ``folder``; sorted by ``metric``."""
+
+    def __init__(self, folder: Path, asked: SweepRequest, metric: str) -> None:
+        self._folder, self._asked, self._metric = folder, asked, metric
+        self._written = 0.0
+
+    @property
+    def _settings(self) -> Sweep:
+        return self._asked.settings
+
+    def now(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> None:
+        """Now and then: what is known so far. A sweep does not end for it."""
+        if time.monotonic() - self._written < EVERY_S:
+            return
+        try:
+            ranked = self._results(found, forecasts)
+            summary.write(self._folder, ranked, {})
+            report.write(self._folder, ranked, running=True)
+        except OSError as error:
+            _log.warning("the sweep goes on without its page: %s", said(error))
+        self._written = time.monotonic()
+
+    def end(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> bool:
+        """Write all of it, print the table; whether all cells have the numbers that they should have."""
+        ranked = self._results(found, forecasts)
+        off = self._gaps(found) if self._settings.certify else {}
+        summary.write(self._folder, ranked, off)
+        files = [summary.CSV, *self._best(ranked)]
+        report.write(self._folder, ranked, running=False, files=files)
+        print("\n".join([*summary.printed(ranked, off), *self._told(ranked, off)]), flush=True)
+        return all(gap.right for gap in off.values())
+
+    def _results(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> Results:
+        losses = dict(curves(self._folder, found))
+        return results(found, forecasts, self._metric, self._settings.goal, losses)
+
+    def _gaps(self, found: Sequence[CellResult]) -> dict[str, Gap]:
+        precisions = {r.cell.name: self._asked.compose(r.cell).job.train.precision for r in found}
+        return gaps(self._folder, found, precisions)
+
+    def _best(self, ranked: Results) -> list[str]:
+        """The best cell as a recipe, if it has no secrets; the names of the files."""
+        if ranked.best is None:
+            return []
+        try:
+            job = self._asked.compose(ranked.best.result.cell).job
+        except RequestError:  # of files that have changed since
+            return []
+        values = job.model_dump(mode="json", by_alias=True)
+        if redact.values(values) != values:
+            return []
+        about = f"The best of a sweep: {ranked.best.name}, {self._metric} {figure(ranked.best.value)}."
+        write_text(self._folder / BEST, recipe_of_job.text(job, (about,)))
+        return [BEST]
+
+    def _told(self, ranked: Results, off: Mapping[str, Gap]) -> list[str]:
+        out = []
+        if len(ranked.front) > 1:
+            out.append(f"none is better in all of {self._metric}, speed and memory: {_names(ranked.front)}")
+        if off and all(gap.right for gap in off.values()):
+            most = max(gap.early for gap in off.values())
+            out.append(f"the losses of {len(off)} cells are those of the first of their kind, to {most:.1e}")
+        if (self._folder / BEST).is_file() and ranked.best is not None:
+            out.append(f"best: {ranked.best.name}, as a recipe in {self._folder / BEST}")
+        done = sum(line.result.status in ("done", "pruned") for line in ranked.lines)
+        left = done < len(ranked.lines)
+        again = f"; to run those again: -m sweep_dir={self._folder} and the same overrides" if left else ""
+        out.append(f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.NAME}{again}")
+        return out
+
+
+def _names(lines: Sequence[Line]) -> str:
+    return ", ".join(line.name for line in lines)

@@ -1,0 +1,128 @@
+"""What a sweep has come to: a line for each cell, the best of them, and the front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, isfinite
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Literal
+
+from launcher.job import sweep_grid
+from launcher.run.report.curve import Curve
+from launcher.sweep.cell_process import CellResult
+from launcher.sweep.forecast import Forecast
+from launcher.sweep.rows import Row, RowReader
+
+SPEEDS = ("tokens_per_s", "samples_per_s")
+MEMORY = "memory_mb"
+
+
+@dataclass(frozen=True)
+class Line:
+    """``value``: the metric of a cell that is done, if it is a number. ``curve``: of its loss."""
+
+    result: CellResult
+    forecast: Forecast | None
+    value: float | None
+    curve: Curve
+
+    @property
+    def name(self) -> str:
+        return self.result.cell.name
+
+    @cached_property
+    def values(self) -> Mapping[str, str]:
+        """Of the settings that vary."""
+        return sweep_grid.values(self.result.cell)
+
+
+@dataclass(frozen=True)
+class Results:
+    """``lines``: the best first, then those without a value."""
+
+    metric: str
+    goal: Literal["min", "max"]
+    lines: tuple[Line, ...]
+
+    @property
+    def best(self) -> Line | None:
+        """Of repeats the group with the best mean counts, and its first."""
+        ranked = [line for line in self.lines if line.value is not None]
+        return ranked[0] if ranked else None
+
+    @cached_property
+    def groups(self) -> Mapping[tuple[str, ...], tuple[float, float | None]]:
+        """Mean and standard deviation over runs that differ in nothing but the seed, by what varies."""
+        found: dict[tuple[str, ...], list[float]] = {}
+        for line in self.lines:
+            if line.value is not None:
+                found.setdefault(line.result.cell.varied, []).append(line.value)
+        return {k: (fmean(v), stdev(v) if len(v) > 1 else None) for k, v in found.items()}
+
+    @cached_property
+    def front(self) -> tuple[Line, ...]:
+        """Those that no other is as good as in metric, speed and memory, and better in one."""
+        those = [(line, point) for line in self.lines if (point := self._point(line)) is not None]
+        return tuple(
+            line
+            for line, point in those
+            if not any(all(a <= b for a, b in zip(o, point, strict=True)) and o != point for _, o in those)
+        )
+
+    def _point(self, line: Line) -> tuple[float, ...] | None:
+        """Less is better, in each."""
+        found = line.result.metrics
+        speed = next((found[name] for name in SPEEDS if name in found), None)
+        if line.value is None or speed is None or MEMORY not in found or line.result.same_as:
+            return None
+        return self.sign * line.value, -float(speed), float(found[MEMORY])
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.goal == "min" else -1
+
+
+def results(
+    found: Sequence[CellResult],
+    forecasts: Mapping[str, Forecast],
+    metric: str,
+    goal: Literal["min", "max"],
+    curves: Mapping[str, Curve],
+) -> Results:
+    """``curves``: of the loss, by the names of cells."""
+    lines = [
+        Line(r, forecasts.get(r.cell.name), _value(r, metric), curves.get(r.cell.name, Curve()))
+        for r in found
+    ]
+    unsorted = Results(metric, goal, tuple(lines))
+
+    def place(line: Line) -> tuple[float, tuple[str, ...], int]:
+        mean = unsorted.groups.get(line.result.cell.varied, (inf, None))[0] * unsorted.sign
+        return (inf if line.value is None else mean), line.result.cell.varied, line.result.cell.repeat
+
+    return Results(metric, goal, tuple(sorted(lines, key=place)))
+
+
+def loss_curve(rows: Sequence[Row]) -> Curve:
+    curve = Curve()
+    for row in rows:
+        value = row.get("loss")
+        if isinstance(value, int | float):
+            curve.add(row["step"], float(value))
+    return curve
+
+
+def curves(folder: Path, found: Sequence[CellResult]) -> Iterator[tuple[str, Curve]]:
+    """Of each cell, read from its folder one after another."""
+    for result in found:
+        yield result.cell.name, loss_curve(RowReader(folder / (result.same_as or result.cell.name)).read())
+
+
+def _value(result: CellResult, metric: str) -> float | None:
+    value = result.seconds if metric == "seconds" else result.metrics.get(metric)
+    if result.status != "done" or not isinstance(value, int | float) or not isfinite(value):
+        return None
+    return float(value)

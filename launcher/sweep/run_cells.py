@@ -1,0 +1,169 @@
+"""Runs the cells of a sweep, side by side where there is room, until all have or somebody says stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from launcher.job.sweep_grid import Cell
+from launcher.runtime.faults import Interrupted, signal_name
+from launcher.runtime.preemption import StopFlag
+from launcher.sweep import cell_process, folder
+from launcher.sweep.cell_process import CellProcess, CellResult
+from launcher.sweep.forecast import Forecast
+from launcher.sweep.outcome import Outcome
+from launcher.sweep.requests import Checked
+from launcher.sweep.rows import RowReader, measured, reports
+from launcher.sweep.sampler import Sampler
+from launcher.sweep.slots import Slot, Slots
+from launcher.sweep.watch import Watch
+
+LOOK_S = 0.1
+ROWS_S = 1.0
+"""Between two looks at what the cells have written."""
+
+
+@dataclass
+class _Work:
+    process: CellProcess
+    slot: Slot
+    reader: RowReader
+    pruned: str = ""
+
+
+@dataclass
+class CellRuns:
+    """``deadline``: by the monotonic clock; no cell begins after it. ``results``: as they came."""
+
+    folder: Path
+    sampler: Sampler
+    slots: Slots
+    command: Sequence[str]
+    metric: str
+    told: StopFlag
+    watch: Watch
+    outcome: Outcome
+    deadline: float | None = None
+    results: dict[str, CellResult] = field(default_factory=dict)
+    forecasts: dict[str, Forecast] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._work: dict[str, _Work] = {}
+        self._first: dict[str, str] = {}
+        self._looked = 0.0
+
+    def run(self) -> tuple[CellResult, ...]:
+        """Returns once no cell of ours is at work any more."""
+        waiting: Checked | None = None
+        while True:
+            try:
+                if waiting is None and not self._over and not self.sampler.finished:
+                    waiting = self.sampler.ask()
+                if waiting is not None and (self._over or self._begin(waiting)):
+                    waiting = None
+                    continue
+                self._look()
+                if waiting is None and not self._work and (self._over or self.sampler.finished):
+                    return self._all()
+                time.sleep(LOOK_S)
+            except Interrupted:  # the second signal
+                for work in self._work.values():
+                    work.process.end()
+
+    @property
+    def _over(self) -> bool:
+        late = self.deadline is not None and time.monotonic() > self.deadline
+        return bool(self.told.signum) or late
+
+    def _begin(self, one: Checked) -> bool:
+        """Whether it has begun, or need not."""
+        cell, wanted = one.cell, one.forecast
+        if wanted is not None:
+            self.forecasts[cell.name] = wanted
+            if self._first.setdefault(wanted.digest, cell.name) != cell.name:
+                same = CellResult(cell, "same", same_as=self._first[wanted.digest])
+                self.results[cell.name] = same
+                self.watch.ended(same, known=True)
+                return True
+
+        # known already, or not to be run at all
+        done = cell_process.known_result(self.folder, cell)
+        why = folder.pruned(self.folder).get(cell.name)
+        if done is not None and done.status == "done":
+            self._end(done, known=True)
+        elif why is not None:
+            self._end(CellResult(cell, "pruned", error=why), known=True)
+        elif one.refused:
+            self._end(CellResult(cell, "refused", error=one.refused), known=False)
+        else:
+            slot = self.slots.take(wanted)
+            if slot is None:
+                return False
+            self._start(cell, slot)
+        return True
+
+    def _start(self, cell: Cell, slot: Slot) -> None:
+        held = cell_process.held(self.folder, cell)
+        if held is not None:
+            self.slots.give_back(slot)
+            self._end(held, known=False)
+            return
+        run = self.folder / cell.name
+        (run / "status.json").unlink(missing_ok=True)
+        process = CellProcess(self.folder, cell, self.command, slot.env)
+        self._work[cell.name] = _Work(process, slot, RowReader(run))
+        self.watch.began(cell)
+
+    def _look(self) -> None:
+        """At each cell that runs: whether it has ended, and now and then at what it has written."""
+        for name, work in [*self._work.items()]:
+            if self.told.signum:
+                work.process.stop()
+            ended, why = self._why(work)
+            result = work.process.result(ended, why)
+            if result is not None:
+                del self._work[name]
+                self.slots.give_back(work.slot)
+                self._end(result, known=False)
+        if time.monotonic() - self._looked > ROWS_S:
+            self._looked = time.monotonic()
+            self._read()
+
+    def _why(self, work: _Work) -> tuple[str, str]:
+        if work.pruned:
+            return "pruned", work.pruned
+        if self.told.signum:
+            return "interrupted", f"stopped by {signal_name(self.told.signum)}"
+        return "", ""
+
+    def _read(self) -> None:
+        for name, work in self._work.items():
+            found = work.reader.read()
+            if not work.pruned and not self.told.signum:
+                work.pruned = self.sampler.hopeless(name, reports(found, self.metric))
+                if work.pruned:
+                    folder.prune(self.folder, name, work.pruned)
+                    work.process.stop()
+        self.watch.rows({work.process.cell: work.reader.rows for work in self._work.values()})
+        self.outcome.now(self._all(), self.forecasts)
+
+    def _end(self, result: CellResult, known: bool) -> None:
+        """With what its rows come to beside what it says of itself."""
+        rows = RowReader(self.folder / result.cell.name).read()
+        result = replace(result, metrics={**result.metrics, **measured(rows)})
+        self.results[result.cell.name] = result
+        if result.status != "interrupted":
+            self.sampler.tell(result, reports(rows, self.metric))
+        self.watch.ended(result, known)
+
+    def _all(self) -> tuple[CellResult, ...]:
+        """Those that are the same run have what the first of them came to."""
+        out = []
+        for result in self.results.values():
+            twin = self.results.get(result.same_as)
+            if twin is not None:
+                result = replace(twin, cell=result.cell, same_as=twin.cell.name)
+            out.append(result)
+        return tuple(sorted(out, key=lambda r: int(r.cell.name.partition("-")[0])))

@@ -1,0 +1,48 @@
+"""Rows of a table in few columns of a terminal: what is less important goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+WIDTH = 100
+LONGEST = 24
+"""Letters of a cell of a table."""
+
+
+def lines(columns: Mapping[str, Sequence[str]], width: int = WIDTH) -> Iterator[str]:
+    """``columns`` by their heads, the most important first; those that say nothing are left out.
+
+    >>> for line in lines({"cell": ["0", "1"], "lr": ["0.1", "0.01"], "none": ["", ""]}): print(line)
+      cell  lr
+      0     0.1
+      1     0.01
+    >>> for line in lines({"cell": ["0"], "metric": ["1.5"]}, width=8): print(line)
+      cell
+      0
+    """
+    shown: dict[str, list[str]] = {}
+    used = 0
+    for head, cells in columns.items():
+        texts = [_short(text) for text in (head, *cells)]
+        wide = 2 + max(map(len, texts))
+        if any(cells) and used + wide <= width:
+            shown[head] = [f"{text:<{wide - 2}}" for text in texts]
+            used += wide
+    for row in zip(*shown.values(), strict=True):
+        yield ("  " + "  ".join(row)).rstrip()
+
+
+def figure(value: object) -> str:
+    """
+    >>> figure(0.000123456), figure(12345.6), figure(3), figure(None)
+    ('0.0001235', '12346', '3', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
