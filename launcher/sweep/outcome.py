@@ -22,6 +22,7 @@ from launcher.sweep.table import figure
 
 BEST = "best.yaml"
 EVERY_S = 10.0
+NAMED = 5
 
 _log = logging.getLogger(__name__)
 
@@ -99,4 +100,5 @@ class Outcome:
 
 
 def _names(lines: Sequence[Line]) -> str:
-    return ", ".join(line.name for line in lines)
+    more = f" and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
+    return ", ".join(line.name for line in lines[:NAMED]) + more

@@ -25,7 +25,7 @@ from launcher.sweep.requests import Checked, SweepRequest, composed, impossible,
 from launcher.sweep.run_cells import CellRuns
 from launcher.sweep.sampler import GridSampler, Sampler
 from launcher.sweep.slots import Slots, machine
-from launcher.sweep.summary import planned
+from launcher.sweep.summary import planned, reasons
 from launcher.sweep.watch import Watch
 
 
@@ -79,7 +79,7 @@ def _checked(asked: SweepRequest) -> tuple[Checked, ...]:
 def _run(asked: SweepRequest, checked: Sequence[Checked], at: Path, command: Sequence[str]) -> int:
     said = asked.settings
     metric = settings.metric(said, [r.job for r in asked.cells.values()])
-    slots = Slots(machine(), said.parallel)
+    slots = Slots(machine(), settings.side_by_side(said, metric))
     sampler = _sampler(asked, checked, at, metric, slots)
     deadline = None if said.minutes is None else time.monotonic() + 60 * said.minutes
 
@@ -149,8 +149,7 @@ def _shown(request: Request) -> str:
 
 
 def _announce(cells: Sequence[Checked]) -> None:
-    refused = [one for one in cells if one.refused]
+    refused = sum(bool(one.refused) for one in cells)
     if refused:
-        print(f"{len(refused)} of {len(cells)} cells cannot run, the others do:", flush=True)
-    for one in refused:
-        print(f"  {one.cell.name}: {one.refused}", flush=True)
+        print(f"{refused} of {len(cells)} cells cannot run, the others do:", flush=True)
+        print("\n".join(reasons(cells)), flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
+from typing import Literal
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
@@ -14,6 +15,8 @@ from launcher.job.sweep_grid import Axis
 
 MEASURED = ("step_ms", "tokens_per_s", "samples_per_s", "memory_mb")
 """Of the rows of a run, and what they come to over all of its steps."""
+TIMED = ("step_ms", "tokens_per_s", "samples_per_s", "seconds")
+"""What cells that run beside each other slow down."""
 
 
 def intervals(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
@@ -49,6 +52,11 @@ def metric(asked: Sweep, jobs: Sequence[Job]) -> str:
     if asked.metric is not None:
         return asked.metric
     return "val_loss" if any(_validates(job) for job in jobs) else "loss"
+
+
+def side_by_side(asked: Sweep, metric: str) -> int | Literal["auto"]:
+    """How many cells at a time: one where it is their speed that counts."""
+    return 1 if asked.parallel == "auto" and metric in TIMED else asked.parallel
 
 
 def _sampler(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,13 @@ def write(folder: Path, found: Results, gaps: Mapping[str, Gap]) -> None:
 def printed(found: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
     """Sorted by the metric; below it why cells failed, and those that are not the numbers of the first."""
     shown = found.lines[:MOST]
-    columns: dict[str, list[str]] = {"cell": [line.name.partition("-")[0] for line in shown]}
+    columns: dict[str, list[str]] = {"cell": [number(line.name) for line in shown]}
     for key in _keys(found):
         columns[_last(key, _keys(found))] = [line.values.get(key, "") for line in shown]
     columns[found.metric] = [figure(line.value) for line in shown]
     columns["mean"], columns["spread"] = _repeats(shown, found)
     columns["status"] = [
-        f"as {line.result.same_as.partition('-')[0]}" if line.result.same_as else line.result.status
-        for line in shown
+        f"as {number(line.result.same_as)}" if line.result.same_as else line.result.status for line in shown
     ]
     columns["gap"] = [figure(gaps[line.name].early) if line.name in gaps else "" for line in shown]
     for name in MEASURED:
@@ -60,34 +60,50 @@ def printed(found: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
 
 
 def planned(checked: Sequence[Checked]) -> Iterator[str]:
-    """What is predicted of each cell; below it those that cannot run, and why."""
-    columns: dict[str, list[str]] = {"cell": [one.cell.name.partition("-")[0] for one in checked]}
-    values = [sweep_grid.values(one.cell) for one in checked]
-    keys = list(dict.fromkeys(key for row in values for key in row))
-    for key in keys:
-        columns[_last(key, keys)] = [row.get(key, "") for row in values]
-
+    """What is predicted of each cell that can run, the fastest first; below it why others cannot."""
     first: dict[str, str] = {}
     for one in checked:
         if one.forecast is not None:
             first.setdefault(one.forecast.digest, one.cell.name)
-    columns["runs"] = [_runs(one, first) for one in checked]
-    told = [{} if one.forecast is None else one.forecast.columns for one in checked]
+    shown = sorted((one for one in checked if not one.refused), key=_seconds)
+    columns: dict[str, list[str]] = {"cell": [number(one.cell.name) for one in shown]}
+    values = [sweep_grid.values(one.cell) for one in shown]
+    keys = list(dict.fromkeys(key for row in values for key in row))
+    for key in keys:
+        columns[_last(key, keys)] = [row.get(key, "") for row in values]
+    columns["runs"] = [_runs(one, first) for one in shown]
+    told = [{} if one.forecast is None else one.forecast.columns for one in shown]
     for name in dict.fromkeys(name for row in told for name in row):
-        columns[name.removeprefix("planned_")] = [figure(row.get(name)) for row in told]
+        cells = [figure(row.get(name)) for row in told]
+        if name != "ranks" or len({*cells}) > 1:
+            columns[name.removeprefix("planned_")] = cells
     yield from lines(columns)
+    yield from reasons(checked)
+
+
+def reasons(checked: Sequence[Checked]) -> Iterator[str]:
+    """Why cells cannot run, each reason once."""
+    found: dict[str, list[str]] = {}
     for one in checked:
         if one.refused:
-            yield f"  {one.cell.name}: {one.refused}"
+            found.setdefault(one.refused, []).append(number(one.cell.name))
+    for why, numbers in found.items():
+        yield f"  cannot run: {why} ({'cell' if len(numbers) == 1 else 'cells'} {', '.join(numbers)})"
+
+
+def number(name: str) -> str:
+    """Of the cell of this ``name``."""
+    return name.partition("-")[0]
+
+
+def _seconds(one: Checked) -> float:
+    seconds = None if one.forecast is None else one.forecast.seconds
+    return inf if seconds is None else seconds
 
 
 def _runs(one: Checked, first: Mapping[str, str]) -> str:
-    if one.refused:
-        return "cannot"
-    if one.forecast is None:
-        return "yes"
-    twin = first[one.forecast.digest]
-    return "yes" if twin == one.cell.name else f"as {twin.partition('-')[0]}"
+    twin = one.cell.name if one.forecast is None else first[one.forecast.digest]
+    return "yes" if twin == one.cell.name else f"as {number(twin)}"
 
 
 def _columns(line: Line, found: Results, gap: Gap | None) -> Iterator[tuple[str, Any]]:
@@ -116,10 +132,7 @@ def _columns(line: Line, found: Results, gap: Gap | None) -> Iterator[tuple[str,
 
 
 def _ordered(found: Results) -> list[Line]:
-    def number(line: Line) -> tuple[int, str]:
-        return int(line.name.partition("-")[0]), line.name
-
-    return sorted(found.lines, key=number)
+    return sorted(found.lines, key=lambda line: (int(number(line.name)), line.name))
 
 
 def _keys(found: Results) -> list[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 WIDTH = 100
 LONGEST = 24
 """Letters of a cell of a table."""
+DIGITS = 8
+"""Of a number that is shown as it is."""
 
 
 def lines(columns: Mapping[str, Sequence[str]], width: int = WIDTH) -> Iterator[str]:
@@ -45,4 +48,11 @@ def figure(value: object) -> str:
 
 
 def _short(text: str) -> str:
+    """
+    >>> _short("0.07963234721775597"), _short("1f1b"), _short("a_very_long_name_of_a_recipe")
+    ('0.07963', '1f1b', 'a_very_long_name_of_a...')
+    """
+    if len(text) > DIGITS:
+        with suppress(ValueError):
+            return f"{float(text):.4g}"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
