@@ -96,5 +96,7 @@ def _digest(job: Job, plan: Plan) -> str:
             section = section[part]
         section.pop(name)
     planned = {k: v for k, v in json.loads(as_json(plan)).items() if k not in WORDS}
+    if planned["hsdp"] is not None:
+        del planned["hsdp"]["shard_size"]  # the grid has it
     text = json.dumps([redact.values(asked), planned], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

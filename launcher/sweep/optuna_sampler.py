@@ -98,9 +98,7 @@ class OptunaSampler:
         trial = self._of(result.cell.name)
         trial.results[result.cell.name] = result
         self._report(trial, reports)
-        while self._told < len(self._trials) and self._trials[self._told].complete:
-            self._tell(self._trials[self._told])
-            self._told += 1
+        self._learn()
 
     def hopeless(self, name: str, reports: Reports) -> str:
         trial = self._of(name)
@@ -134,6 +132,7 @@ class OptunaSampler:
             return
         if first is not None and first.digest in self._seen:
             self._idle += 1
+            self._learn()
             return
         self._idle = 0
         self._counted += 1
@@ -162,6 +161,12 @@ class OptunaSampler:
             trial.optuna.report(value, step)
             trial.reports = (*trial.reports, (step, value))
             trial.pruned = trial.optuna.should_prune()
+
+    def _learn(self) -> None:
+        """What is known, in the order of proposals."""
+        while self._told < len(self._trials) and self._trials[self._told].complete:
+            self._tell(self._trials[self._told])
+            self._told += 1
 
     def _tell(self, trial: _Trial) -> None:
         values = [r.metrics.get(self._metric) for r in trial.results.values() if r.status == "done"]

@@ -1,0 +1,146 @@
+"""What of ``sweep`` cannot be is said before anything runs, with a way out that works."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from launcher.__main__ import main
+
+LINE = (
+    "-m", "recipe=lm_single", "model=lm_tiny", "model.dim=16", "data=random_tokens", "data.vocab_size=64",
+    "data.seq_len=8", "data.samples=64", "train.batch_size=16", "train.steps=20", "steps=[train,evaluate]",
+)  # fmt: skip
+KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_ms"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["optim.lr=interval(1e-4,1e-2)"],
+            """
+  optim.lr: interval(1e-4,1e-2): a grid is of lists of values, as optim.lr=A,B; samplers take intervals
+    try:    sweep.sampler=tpe sweep.cells=20
+""",
+        ),
+        (
+            ["optim.lr=1,2", "sweep.cells=5"],
+            """
+  sweep.cells = 5: a grid has as many cells as there are combinations
+    set by: sweep.cells=5 (command line)
+    try:    sweep.cells=5 sweep.sampler=tpe
+""",
+        ),
+        (
+            ["optim.lr=1,2", "sweep.prune=asha"],
+            """
+  sweep.prune = asha: only a sampler learns from cells that are ended early
+    set by: sweep.prune=asha (command line)
+
+  sweep.prune = asha: looks at val_loss while cells train, and nothing is validated meanwhile
+    set by: sweep.prune=asha (command line)
+    try:    sweep.prune=asha train.eval_every=2
+""",
+        ),
+        (
+            ["optim.lr=1,2", "sweep.sampler=tpe"],
+            """
+  sweep.cells = null: this says how many cells a sampler proposes, or sweep.minutes how long it goes on
+    set in: conf/config.yaml:LINE
+          |   cells: null     # number of cells that a sampler proposes; null: as many as the minutes allow
+    try:    sweep.cells=20
+""",
+        ),
+        (
+            ["sweep.sampler=random", "sweep.minutes=1"],
+            """
+  sweep.sampler = random: nothing varies; give a key a list, A,B, or an interval, interval(LOW, HIGH)
+    set by: sweep.sampler=random (command line)
+""",
+        ),
+        (
+            ["optim.lr=1,2", "sweep.metric=val_acuracy"],
+            f"""
+  sweep.metric = val_acuracy: no cell reports it; there are {KNOWN}
+    set by: sweep.metric=val_acuracy (command line)
+""",
+        ),
+        (
+            ["optim.lr=1,2", "sweep.metric=val_los"],
+            f"""
+  sweep.metric = val_los: no cell reports it; there are {KNOWN}
+    set by: sweep.metric=val_los (command line)
+    try:    sweep.metric=val_loss
+""",
+        ),
+        (
+            ["optim.lr=1,2", "seed=1,2", "sweep.seeds=2"],
+            """
+  sweep.seeds = 2: seed varies already
+    set by: sweep.seeds=2 (command line)
+""",
+        ),
+        (
+            ["optim.lr=1,2", "sweep.goal=min,max"],
+            """
+  sweep.goal: min,max: cells differ in other settings; a sweep has one sweep.goal
+    try:    sweep.goal=min
+""",
+        ),
+        (
+            ["optim.lr=1,2", "sweep.sampler=annealing"],
+            """
+  sweep.sampler = annealing: should be one of grid, random, tpe
+    set by: sweep.sampler=annealing (command line)
+""",
+        ),
+        (
+            ["optim.lr=interval(-1,1e-2)", "sweep.sampler=tpe", "sweep.cells=3"],
+            """
+  optim.lr = -1.0: should be at least 0
+    set by: optim.lr=-1.0 (command line)
+""",
+        ),
+    ],
+    ids=[
+        "interval-of-a-grid", "cells-of-a-grid", "pruned-grid", "endless", "nothing-varies", "unknown-metric", "metric",
+        "seed-twice", "two-goals", "sampler", "end-of-an-interval",
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(words, told, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    monkeypatch.chdir(tmp_path)
+    assert main([*LINE, *words]) == 2
+    problems = told.count("\n  ") - told.count("\n    ")
+    noun = "problem" if problems == 1 else "problems"
+    found = re.sub(r"(?<=config.yaml:)[\d:]+", "LINE", capsys.readouterr().err)
+    assert found == f"error: {problems} {noun} in this request; nothing was started\n{told}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_optuna_there_are_grids_only(monkeypatch, capsys):
+    monkeypatch.setattr("launcher.sweep.settings.find_spec", lambda name: None)
+    assert main([*LINE, "optim.lr=1,2", "sweep.sampler=tpe", "sweep.cells=2"]) == 2
+    assert capsys.readouterr().err == (
+        """error: 1 problem in this request; nothing was started
+
+  sweep.sampler = tpe: optuna is not installed: pip install 'autoparallel-launcher[optuna]'
+    set by: sweep.sampler=tpe (command line)
+"""
+    )
+
+
+def test_settings_of_a_sweep_without_one_are_refused(capsys):
+    assert main([*LINE[1:], "sweep.seeds=3", "sweep_dir=x"]) == 2
+    assert capsys.readouterr().err == (
+        """error: 2 problems in this request; nothing was started
+
+  sweep_dir: x: only a sweep has one
+    try:    -m sweep_dir=x
+
+  sweep.seeds: 3: only a sweep has one
+    try:    -m sweep.seeds=3
+"""
+    )
