@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.errors import Problem, RequestError
@@ -17,7 +18,7 @@ from launcher.job.schema.sweep import GRID
 from launcher.job.sweep_grid import Cell
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Preempted
-from launcher.runtime.lock import locked
+from launcher.runtime.lock import at_work, locked
 from launcher.runtime.preemption import heard
 from launcher.sweep import folder, requests, settings
 from launcher.sweep.outcome import Outcome
@@ -47,7 +48,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
 
     # the folder of the sweep, with one for each cell
     at = folder.open_folder(args.sweep_dir, asked.words)
-    with locked(at):
+    with _alone(at):
         return _run(asked, checked, at, _command(args, command))
 
 
@@ -96,6 +97,15 @@ def _run(asked: SweepRequest, checked: Sequence[Checked], at: Path, command: Seq
 def _wrong(asked: SweepRequest) -> tuple[str, ...]:
     """What no cell should have come to; a sampler may well propose what cannot be."""
     return ("failed", "interrupted", *(("refused",) if asked.settings.sampler == GRID else ()))
+
+
+@contextmanager
+def _alone(at: Path) -> Iterator[None]:
+    """Raises ``RequestError`` while another sweep is at work in this folder."""
+    if busy := at_work(at, patience_s=0):
+        raise RequestError((Problem("sweep_dir", f"{at}: {busy}"),))
+    with locked(at):
+        yield
 
 
 def _sampler(asked: SweepRequest, checked: Sequence[Checked], at: Path, metric: str, slots: Slots) -> Sampler:

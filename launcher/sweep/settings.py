@@ -24,9 +24,7 @@ def intervals(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
     for axis in axes:
         if axis.interval is not None and asked.sampler == GRID:
             key, _, shown = axis.words[0].lstrip("+").partition("=")
-            text = (
-                f"{shown}: a grid is of lists of values, as {key}=A,B; samplers take intervals"
-            )
+            text = f"{shown}: a grid is of lists of values, as {key}=A,B; samplers take intervals"
             yield Problem(key, text, "sweep.sampler=tpe sweep.cells=20")
 
 
