@@ -25,6 +25,8 @@ UNSAID = 120
 """As Python ends when nobody can be told."""
 OF_A_RUN = ("status", "logs", "cancel")
 """First words that are no settings: a run folder follows."""
+BEGIN = "init"
+"""Another: a folder follows that gets a small project."""
 
 
 class _Told(RequestError):
@@ -52,6 +54,10 @@ def _main(words: list[str], rank: int | None) -> int:
             from launcher.run.commands import carry_out
 
             return carry_out(words)
+        if words and words[0] == BEGIN:
+            from launcher.starter import new_project
+
+            return DONE if rank else new_project.carry_out(words)
         args = parse(words)
         if args.help or args.version:
             if not rank:
