@@ -59,7 +59,7 @@ def _main(words: list[str], rank: int | None) -> int:
 
             return DONE if rank else new_project.carry_out(words)
         args = parse(words)
-        if args.help or args.version:
+        if args.help or args.version or args.completion:
             if not rank:
                 say(_about(args))
             return DONE
@@ -154,7 +154,7 @@ def look(words: Sequence[str], planned: bool = True) -> None:
     Not ``planned``: without importing torch, nor a class of the user's own.
     """
     args = parse(words)
-    if args.help or args.version:
+    if args.help or args.version or args.completion:
         return
     if args.multirun:
         from launcher.sweep import check
@@ -177,6 +177,10 @@ def _about(args: Args) -> str:
         from launcher.job.help_text import usage
 
         return usage(args.config_dir)
+    if args.completion:
+        from launcher.job.completion.scripts import script
+
+        return script(args.completion, (BEGIN, *OF_A_RUN)).removesuffix("\n")
     from importlib.metadata import PackageNotFoundError, version
 
     try:

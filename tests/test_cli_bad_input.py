@@ -317,7 +317,7 @@ mine.Net: there is no such module
         ["--hlep"],
         """
   --hlep: unknown flag, did you mean --help? """
-        """(flags: --help, --version, --multirun, --config-dir, --cfg; settings are key=value)
+        """(flags: --help, --version, --multirun, --config-dir, --cfg, --completion; settings are key=value)
     try:    --help
 """,
     ),

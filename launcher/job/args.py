@@ -10,9 +10,10 @@ from pathlib import Path
 from launcher.errors import Problem, problems
 from launcher.job.schema.redact import text as redacted
 
-TAKE_A_VALUE = ("--config-dir", "--cfg")
+TAKE_A_VALUE = ("--config-dir", "--cfg", "--completion")
 FLAGS = ("--help", "--version", "--multirun", *TAKE_A_VALUE)
 SHORT = {"-h": "--help", "-m": "--multirun", "-cd": "--config-dir", "-c": "--cfg"}
+SHELLS = ("bash", "zsh", "fish")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Args:
     multirun: bool = False
     config_dir: Path | None = None
     sweep_dir: Path | None = None
+    completion: str | None = None
 
 
 def parse(argv: Sequence[str]) -> Args:
@@ -34,6 +36,7 @@ def parse(argv: Sequence[str]) -> Args:
     seen: set[str] = set()
     config_dir: Path | None = None
     sweep_dir: Path | None = None
+    completion: str | None = None
     with problems() as found:
         # flags and their values apart; all other words are overrides
         while rest:
@@ -57,6 +60,12 @@ def parse(argv: Sequence[str]) -> Args:
                     config_dir = Path(value) if value else None
                     if not value:
                         found.append(Problem("", "--config-dir: needs a folder", "", (word,)))
+                elif flag == "--completion":
+                    completion = value
+                    if value not in SHELLS:
+                        typed = (word,) if equals or not value else (word, value)
+                        text = f"{' '.join(typed)}: takes the name of a shell, {', '.join(SHELLS)}"
+                        found.append(Problem("", text, "", typed))
                 elif value == "job":
                     overrides.append("show=config")
                 else:
@@ -65,9 +74,7 @@ def parse(argv: Sequence[str]) -> Args:
 
         # a sweep's folder without a sweep
         if sweep_dir is not None and not {"--multirun", "--help"} & seen:
-            typed = f"sweep_dir={sweep_dir}"
-            text = f"{sweep_dir}: only a sweep has one"
-            found.append(Problem("sweep_dir", text, shlex.join(["-m", typed]), (typed,)))
+            found.append(_no_sweep(f"sweep_dir={sweep_dir}", sweep_dir))
     return Args(
         tuple(overrides),
         help="--help" in seen,
@@ -75,7 +82,12 @@ def parse(argv: Sequence[str]) -> Args:
         multirun="--multirun" in seen,
         config_dir=config_dir,
         sweep_dir=sweep_dir,
+        completion=completion,
     )
+
+
+def _no_sweep(typed: str, sweep_dir: Path) -> Problem:
+    return Problem("sweep_dir", f"{sweep_dir}: only a sweep has one", shlex.join(["-m", typed]), (typed,))
 
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:

@@ -30,6 +30,7 @@ flags:
   --version            the version
   -m, --multirun       run every combination of a,b lists, range(1,4) and glob(*)
   -cd, --config-dir D  folder with options and recipes of your own (D/model/mine.yaml, D/recipes/mine.yaml)
+  --completion SHELL   print what bash, zsh or fish completes the words of launcher with
   show=config          print the composed settings, start nothing (also: --cfg job)
   show=plan            print the plan on one page, start nothing
   show=plan-full       print all of the plan, as in plan.txt of a run folder
