@@ -286,8 +286,9 @@ has none
     "Hydra's own settings": (
         ["hydra.run.dir=x"],
         """
-  hydra.run.dir: Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options
+  hydra.run.dir: Hydra's own settings have no effect here; run_dir sets the folder of a run
     set by: hydra.run.dir=x (command line)
+    try:    run_dir=x
 """,
     ),
     "steps appended": (

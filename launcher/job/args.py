@@ -92,6 +92,7 @@ def _no_sweep(typed: str, sweep_dir: Path) -> Problem:
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
     """How many arguments ``after`` it are its value, and the problem to report."""
+    from launcher.job import hydra_flags
     from launcher.job.schema.similar_names import did_you_mean, nearest
     from launcher.job.stray_arguments import KnownNames, flag
     from launcher.job.yaml.config_files import ConfigFiles
@@ -99,6 +100,15 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
     name = word.partition("=")[0]
     configs = ConfigFiles.of(config_dir)
     taken, meant = flag(word, after, KnownNames(configs.groups(), configs.options("recipe")))
+
+    # one of Hydra's own: the sentence says what there is in its place
+    if hydras := hydra_flags.instead(word, after):
+        sentence, taken, cure = hydras
+        words = (word, *after[:taken])
+        text = f"{redacted(' '.join(words))}: unknown flag; {sentence}"
+        return taken, Problem("", text, meant or cure, words)
+
+    # any other
     words = (word, *after[:taken])
     hint = None if meant else nearest(name, FLAGS, 0.75)
     advice = did_you_mean(hint, shown=str)
