@@ -25,6 +25,8 @@ UNSAID = 120
 """As Python ends when nobody can be told."""
 OF_A_RUN = ("status", "logs", "cancel")
 """First words that are no settings: a run folder follows."""
+BEGIN = "init"
+"""Another: a folder follows that gets a small project."""
 
 
 class _Told(RequestError):
@@ -52,8 +54,12 @@ def _main(words: list[str], rank: int | None) -> int:
             from launcher.run.commands import carry_out
 
             return carry_out(words)
+        if words and words[0] == BEGIN:
+            from launcher.starter import new_project
+
+            return DONE if rank else new_project.carry_out(words)
         args = parse(words)
-        if args.help or args.version:
+        if args.help or args.version or args.completion:
             if not rank:
                 say(_about(args))
             return DONE
@@ -148,7 +154,7 @@ def look(words: Sequence[str], planned: bool = True) -> None:
     Not ``planned``: without importing torch, nor a class of the user's own.
     """
     args = parse(words)
-    if args.help or args.version:
+    if args.help or args.version or args.completion:
         return
     if args.multirun:
         from launcher.sweep import check
@@ -171,6 +177,10 @@ def _about(args: Args) -> str:
         from launcher.job.help_text import usage
 
         return usage(args.config_dir)
+    if args.completion:
+        from launcher.job.completion.scripts import script
+
+        return script(args.completion, (BEGIN, *OF_A_RUN)).removesuffix("\n")
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -21,6 +21,9 @@ settings.load_profile("same")
 # Forked ranks share the cores of one machine; torch reads this once, when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What is told is compared as text, also where a CI service asks for colours.
+os.environ.pop("FORCE_COLOR", None)
+
 # A shell's background job ignores Ctrl-C, one under nohup hangups, and so would the launchers that tests send them to.
 for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(signum) is signal.SIG_IGN:

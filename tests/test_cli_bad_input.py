@@ -19,7 +19,7 @@ STEPS = (
 )
 TOP = (
     "name, seed, deterministic, recipe, runs, run_dir, show, model, data, loss, metrics, optim, schedule, train, "
-    "parallel, search, launch, cluster, checkpoint, callbacks, steps, logger, debug, security"
+    "parallel, search, sweep, launch, cluster, checkpoint, callbacks, steps, logger, debug, security"
 )
 
 CASES = {
@@ -286,8 +286,9 @@ has none
     "Hydra's own settings": (
         ["hydra.run.dir=x"],
         """
-  hydra.run.dir: Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options
+  hydra.run.dir: Hydra's own settings have no effect here; run_dir sets the folder of a run
     set by: hydra.run.dir=x (command line)
+    try:    run_dir=x
 """,
     ),
     "steps appended": (
@@ -317,7 +318,7 @@ mine.Net: there is no such module
         ["--hlep"],
         """
   --hlep: unknown flag, did you mean --help? """
-        """(flags: --help, --version, --multirun, --config-dir, --cfg; settings are key=value)
+        """(flags: --help, --version, --multirun, --config-dir, --cfg, --completion; settings are key=value)
     try:    --help
 """,
     ),

@@ -1,8 +1,12 @@
-"""A reader that leaves early, as ``| head`` does, ends nothing; a line that others write beside is not torn."""
+"""A reader that leaves early ends nothing; a line that others write beside is not torn; colours on terminals."""
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +15,8 @@ import pytest
 
 from launcher.__main__ import main
 
+CHOICES = ("NO_COLOR", "FORCE_COLOR", "TERM")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 ROOT = Path(__file__).parents[1]
 
 
@@ -52,3 +58,68 @@ def test_what_is_said_on_standard_error_is_written_in_one_piece(monkeypatch: pyt
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(pipe), "utf-8", line_buffering=True))
     assert main(["train.steps=0"]) == 2
     assert pipe.pieces == [REFUSED.encode()]
+
+
+TOLD = """\
+<error:> 2 problems in this request; nothing was started
+
+  <optim.lr> = fast: should be a number
+    set by: optim.lr=fast (command line)
+
+  <train.stesp>: unknown key, did you mean 'train.steps'?
+    set by: train.stesp=3 (command line)
+    (try:    train.steps=3)
+"""
+WRONG_TWICE = ["optim.lr=fast", "train.stesp=3"]
+PLAINLY = TOLD.translate(dict.fromkeys(map(ord, "<>"))).replace("(try:    train.steps=3)", "try:    train.steps=3")
+
+
+def on_a_terminal(words: list[str], **chosen: str) -> tuple[int, str]:
+    """What ``python -m launcher`` writes to standard error, which is a terminal; bold red in <>, green in ()."""
+    ours, theirs = pty.openpty()
+    env = {k: v for k, v in os.environ.items() if k not in CHOICES} | {"TERM": "xterm"} | chosen
+    command = [sys.executable, "-m", "launcher", *words]
+    with subprocess.Popen(command, cwd=ROOT, env=env, stderr=theirs, stdout=subprocess.DEVNULL) as process:
+        os.close(theirs)
+        text = "".join(iter(lambda: _piece(ours), ""))
+        os.close(ours)
+        code = process.wait(300)
+    text = text.replace("\r\n", "\n")
+    return code, re.sub(r"\x1b\[1;31m(.*?)\x1b\[0m", r"<\1>", re.sub(r"\x1b\[32m(.*?)\x1b\[0m", r"(\1)", text))
+
+
+def _piece(terminal: int) -> str:
+    try:
+        return os.read(terminal, 1 << 16).decode()
+    except OSError as error:
+        if error.errno != errno.EIO:  # so a terminal ends
+            raise
+        return ""
+
+
+def test_on_a_terminal_keys_and_cures_have_colours() -> None:
+    assert on_a_terminal(WRONG_TWICE) == (2, TOLD)
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}], ids=str
+)
+def test_without_colours_where_nobody_wants_any(chosen: dict[str, str]) -> None:
+    assert on_a_terminal(WRONG_TWICE, **chosen) == (2, PLAINLY)
+
+
+def test_what_fails_while_running_has_its_first_word_in_colour(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text('{"status": "done"}')
+    said = f"<error:> {tmp_path}: it is done, and there is nothing to cancel\n"
+    assert on_a_terminal(["cancel", str(tmp_path)]) == (1, said)
+
+
+@pytest.mark.parametrize(("chosen", "colours"), [({}, 0), ({"FORCE_COLOR": "1"}, 8)], ids=["as it is", "FORCE_COLOR"])
+def test_in_a_pipe_there_are_colours_only_where_they_are_asked_for(
+    chosen: dict[str, str], colours: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {**dict.fromkeys(CHOICES, ""), **chosen}.items():
+        monkeypatch.setenv(name, value)
+    assert main(WRONG_TWICE) == 2
+    said = capsys.readouterr().err
+    assert (len(COLOUR.findall(said)), COLOUR.sub("", said)) == (colours, PLAINLY)

@@ -51,7 +51,13 @@ def shipped(*patterns: str) -> set[str]:
 def test_the_wheel_has_the_package_with_its_settings_and_text_and_nothing_else(wheel: Path) -> None:
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     beside = {f"launcher/{name}" for name in shipped("conf/**/*.yaml", "recipes/**/*.yaml")}
-    assert inside == shipped("launcher/**/*.py", "launcher/data/text/*.*") | beside
+    assert (
+        inside
+        == shipped(
+            "launcher/**/*.py", "launcher/data/text/*.*", "launcher/starter/project/*.*", "launcher/job/completion/*.*"
+        )
+        | beside
+    )
 
 
 def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem, problems
 from launcher.job.schema.redact import text as redacted
 
-TAKE_A_VALUE = ("--config-dir", "--cfg")
+TAKE_A_VALUE = ("--config-dir", "--cfg", "--completion")
 FLAGS = ("--help", "--version", "--multirun", *TAKE_A_VALUE)
 SHORT = {"-h": "--help", "-m": "--multirun", "-cd": "--config-dir", "-c": "--cfg"}
+SHELLS = ("bash", "zsh", "fish")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Args:
     multirun: bool = False
     config_dir: Path | None = None
     sweep_dir: Path | None = None
+    completion: str | None = None
 
 
 def parse(argv: Sequence[str]) -> Args:
@@ -34,6 +36,7 @@ def parse(argv: Sequence[str]) -> Args:
     seen: set[str] = set()
     config_dir: Path | None = None
     sweep_dir: Path | None = None
+    completion: str | None = None
     with problems() as found:
         # flags and their values apart; all other words are overrides
         while rest:
@@ -57,6 +60,12 @@ def parse(argv: Sequence[str]) -> Args:
                     config_dir = Path(value) if value else None
                     if not value:
                         found.append(Problem("", "--config-dir: needs a folder", "", (word,)))
+                elif flag == "--completion":
+                    completion = value
+                    if value not in SHELLS:
+                        typed = (word,) if equals or not value else (word, value)
+                        text = f"{' '.join(typed)}: takes the name of a shell, {', '.join(SHELLS)}"
+                        found.append(Problem("", text, "", typed))
                 elif value == "job":
                     overrides.append("show=config")
                 else:
@@ -65,12 +74,8 @@ def parse(argv: Sequence[str]) -> Args:
 
         # what only a sweep has, without one
         if not {"--multirun", "--help"} & seen:
-            own = [] if sweep_dir is None else [("sweep_dir", str(sweep_dir))]
-            own += [(key, value) for word in overrides for key, value in _of_a_sweep(word)]
-            for key, value in own:
-                typed = f"{key}={value}"
-                cure = shlex.join(["-m", typed])
-                found.append(Problem(key, f"{value}: only a sweep has one", cure, (typed,)))
+            own = [] if sweep_dir is None else [f"sweep_dir={sweep_dir}"]
+            found += map(_no_sweep, [*own, *(word for word in overrides if word.startswith("sweep."))])
     return Args(
         tuple(overrides),
         help="--help" in seen,
@@ -78,17 +83,18 @@ def parse(argv: Sequence[str]) -> Args:
         multirun="--multirun" in seen,
         config_dir=config_dir,
         sweep_dir=sweep_dir,
+        completion=completion,
     )
 
 
-def _of_a_sweep(word: str) -> Iterator[tuple[str, str]]:
-    key, equals, value = word.partition("=")
-    if equals and key.startswith("sweep."):
-        yield key, value
+def _no_sweep(typed: str) -> Problem:
+    key, _, value = typed.partition("=")
+    return Problem(key, f"{value}: only a sweep has one", shlex.join(["-m", typed]), (typed,))
 
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
     """How many arguments ``after`` it are its value, and the problem to report."""
+    from launcher.job import hydra_flags
     from launcher.job.schema.similar_names import did_you_mean, nearest
     from launcher.job.stray_arguments import KnownNames, flag
     from launcher.job.yaml.config_files import ConfigFiles
@@ -96,6 +102,15 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
     name = word.partition("=")[0]
     configs = ConfigFiles.of(config_dir)
     taken, meant = flag(word, after, KnownNames(configs.groups(), configs.options("recipe")))
+
+    # one of Hydra's own: the sentence says what there is in its place
+    if hydras := hydra_flags.instead(word, after):
+        sentence, taken, cure = hydras
+        words = (word, *after[:taken])
+        text = f"{redacted(' '.join(words))}: unknown flag; {sentence}"
+        return taken, Problem("", text, meant or cure, words)
+
+    # any other
     words = (word, *after[:taken])
     hint = None if meant else nearest(name, FLAGS, 0.75)
     advice = did_you_mean(hint, shown=str)

@@ -16,7 +16,7 @@ from launcher.job import candidates
 from launcher.job.cures.group_override import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
-from launcher.job.overrides import intended_value
+from launcher.job.overrides import hydra_settings, intended_value
 from launcher.job.overrides.grammar import Override, paste, read, shell, written
 from launcher.job.overrides.merge import CHOSEN, keys, plain, put
 from launcher.job.schema import schema_keys
@@ -246,8 +246,7 @@ def _idle(origins: Origins) -> Iterator[Problem]:
     """Hydra's own settings in a file: nothing here reads them."""
     origin = origins.of("hydra")
     if origin is not None and not origin.typed:
-        text = "Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options"
-        yield Problem("", f"{origin.where}: {text}")
+        yield Problem("", f"{origin.where}: {hydra_settings.instead('hydra', None)[0]}")
 
 
 def _of_hole(key: str, holes: set[str]) -> bool:

@@ -10,11 +10,13 @@ HEAD = """\
 launcher: one YAML file plans, trains and checkpoints a parallel model on torch.distributed.
 
 usage: python -m launcher [recipe=NAME|FILE.yaml] [key=value ...] [flags]
+       python -m launcher init FOLDER
        python -m launcher status|logs|cancel RUN
 """
 
 EXAMPLES = """\
 examples:
+  python -m launcher init my_project                        a model, data, a recipe for 2 ranks to begin with
   python -m launcher                                        the default recipe, on this machine
   python -m launcher recipe=lm_single train.steps=20        a recipe with one setting changed
   python -m launcher recipe=mlp_autoparallel show=plan      what would happen; no process is started
@@ -28,6 +30,7 @@ flags:
   --version            the version
   -m, --multirun       run every combination of a,b lists, range(1,4) and glob(*)
   -cd, --config-dir D  folder with options and recipes of your own (D/model/mine.yaml, D/recipes/mine.yaml)
+  --completion SHELL   print what bash, zsh or fish completes the words of launcher with
   show=config          print the composed settings, start nothing (also: --cfg job)
   show=plan            print the plan on one page, start nothing
   show=plan-full       print all of the plan, as in plan.txt of a run folder

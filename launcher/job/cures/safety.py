@@ -25,10 +25,20 @@ def kept(problem: Problem, origins: Origins, late: bool) -> bool:
     """
     changes = list(settings(shlex.split(problem.cure)))
     if not late:
-        if not problem.key or not settable(problem.key.split("."), origins):
+        if not problem.key:
             return True
+        if not settable(problem.key.split("."), origins):
+            return not any(
+                key == "recipe" and _typed_otherwise(key, value, origins) for key, value in changes
+            )
         changes = [(key, value) for key, value in changes if not overlap(key, problem.key)]
     return all(_kept(key, value, origins) for key, value in changes)
+
+
+def _typed_otherwise(key: str, new: Any, origins: Origins) -> bool:
+    """Whether the command line sets ``key`` to something else."""
+    origin = origins.of(key)
+    return origin is not None and origin.typed and origins.value(key) != new
 
 
 def settable(parts: Sequence[str], origins: Origins) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 OTHERS = {
+    "recipe": ("experiment",),  # a group of many projects on Hydra
     "optim.lr": ("learning_rate", "lr_rate", "base_lr", "max_lr"),
     "optim.weight_decay": ("wd", "decay", "l2"),
     "train.steps": (

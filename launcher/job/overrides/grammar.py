@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 from launcher.errors import Problem
-from launcher.job.overrides import intended_value
+from launcher.job.overrides import hydra_settings, intended_value
 from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import text as redacted
 
@@ -182,8 +182,8 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
     if parsed.package is not None:
         return Problem("", f"{shown}: '@' is not supported here", paste(key, parsed.value()), (text,))
     if parsed.is_hydra_override() or key == "hydra":
-        why = "Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options"
-        return Problem(key, why)
+        why, cure = hydra_settings.instead(key, None if parsed.is_delete() else parsed.value())
+        return Problem(key, why, cure)
     return None
 
 

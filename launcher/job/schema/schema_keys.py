@@ -83,20 +83,21 @@ def names(parts: Sequence[str], data: Any) -> tuple[str, ...]:
 
 def everywhere(note: Any = Job, above: str = "") -> Iterator[str]:
     """Every dotted key of the schema; names may repeat, because members of a union follow one another."""
-    yield from (key for key, _ in _noted(note, above))
+    yield from (key for key, _ in noted(note, above))
 
 
 def anywhere(key: str) -> Any:
     """Annotation of a key that any model, data set, optimizer or step has; ``None`` when none has."""
-    return next((note for name, note in _noted(Job, "") if name == key), None)
+    return next((note for name, note in noted() if name == key), None)
 
 
-def _noted(note: Any, above: str) -> Iterator[tuple[str, Any]]:
+def noted(note: Any = Job, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted key with its annotation; each member of a union has its own."""
     for cls in kinds(note).values() or [c for c in [settings(note, None)] if c]:
         for name, field in fields(cls).items():
             key = f"{above}.{name}" if above else name
             yield key, typed(field)
-            yield from _noted(typed(field), key)
+            yield from noted(typed(field), key)
 
 
 def accepts(note: Any, value: Any) -> bool:

@@ -1,0 +1,77 @@
+"""``init FOLDER``: writes the project, all of its files or none."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from launcher.console import say
+from launcher.errors import DONE, Problem, RequestError
+
+PROJECT = Path(__file__).parent / "project"
+
+
+def carry_out(words: Sequence[str]) -> int:
+    """``words``: ``init``, and a folder that is empty or not there. Raises ``RequestError``."""
+    name, *rest = words
+    if len(rest) != 1 or not rest[0] or rest[0].startswith("-"):
+        raise _refused(f"{name}: takes one folder, as launcher {name} my_project", words)
+    folder = Path(rest[0])
+    try:
+        if any(p.is_file() for p in (folder, *folder.parents)):
+            raise _refused(f"{folder}: a file is there, or on the way; give another folder", words)
+        if folder.is_dir() and any(folder.iterdir()):
+            raise _refused(f"{folder}: not empty; give a folder that is not there, or an empty one", words)
+        written = write(folder)
+    except OSError as error:  # nothing was written
+        raise _refused(f"{folder}: cannot be written: {error.strerror}", words) from error
+    there = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}, and "
+    say(f"{folder}: {', '.join(written)}\nto go on: {there}the four commands of README.md")
+    return DONE
+
+
+def write(folder: Path) -> list[str]:
+    """The names of the files. Raises ``OSError``: nothing is left then.
+
+    A folder that was not there comes with all of them; one that was is filled, for a shell may be in it.
+    """
+    folder = Path(os.path.realpath(folder))
+    filled = folder.is_dir()
+    made = [] if filled else _make(folder.parent)
+    try:
+        with TemporaryDirectory(prefix=".new-", dir=folder if filled else folder.parent) as beside:
+            new = Path(beside) / "project"
+            new.mkdir()
+            names = [shutil.copyfile(p, new / p.name).name for p in sorted(PROJECT.iterdir()) if p.is_file()]
+            _move(new, folder) if filled else new.rename(folder)
+    except BaseException:
+        for path in made:
+            path.rmdir()
+        raise
+    return names
+
+
+def _move(new: Path, folder: Path) -> None:
+    moved: list[Path] = []
+    try:
+        for path in sorted(new.iterdir()):
+            moved.append(path.rename(folder / path.name))
+    except BaseException:
+        for path in moved:
+            path.unlink()
+        raise
+
+
+def _make(folder: Path) -> list[Path]:
+    """Makes ``folder`` with those above it; which were not there, innermost first."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return new
+
+
+def _refused(text: str, words: Sequence[str]) -> RequestError:
+    return RequestError((Problem("", text, "", tuple(words)),))
