@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import isfinite, log10
+
+from launcher.sweep.table import short
 
 WIDE, HIGH = 1120, 300
 LEFT, RIGHT, TOP, BOTTOM = 60, 90, 40, 30
@@ -12,7 +14,8 @@ STYLE = "text{font-family:sans-serif;font-size:11px;fill:#57606a}.head{font-weig
 BEST, WORST = (44, 111, 187), (208, 215, 222)
 LOG = 20.0
 """How many times the smallest value the largest is where an axis is logarithmic."""
-MARKS = 8
+APART = 12
+"""Pixels between two words beside an axis, at least."""
 
 
 class _Axis:
@@ -39,10 +42,13 @@ class _Axis:
         return (self._scaled(float(value)) - self._low) / self._span if self._span else 0.5
 
     @property
-    def marks(self) -> Sequence[str]:
-        """Words beside the axis: all, or evenly many of them."""
-        step = -(-len(self.words) // MARKS)
-        return [*self.words[::step]]
+    def marks(self) -> Iterator[str]:
+        """Words beside the axis: those that have room above the one before."""
+        last = -1.0
+        for word in sorted(self.words, key=self.at):
+            if self.at(word) - last >= APART / (HIGH - TOP - BOTTOM):
+                last = self.at(word)
+                yield word
 
 
 def drawn(rows: Sequence[Mapping[str, str]], titles: Sequence[str], ranks: Sequence[float]) -> str:
@@ -72,7 +78,7 @@ def drawn(rows: Sequence[Mapping[str, str]], titles: Sequence[str], ranks: Seque
         out.append(f'<path d="M{x:.1f} {TOP}v{height}" stroke="#24292f"/>')
         out.append(f'<text class="head" x="{x:.1f}" y="{TOP - 14}" text-anchor="middle">{escape(key)}</text>')
         for word in axes[key].marks:
-            text = escape(_short(word))
+            text = escape(short(word))
             out.append(f'<text x="{x + 5:.1f}" y="{y(key, word) + 4:.1f}">{text}</text>')
     return "".join([*out, "</svg>"])
 
@@ -83,13 +89,6 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if isfinite(value) else None
-
-
-def _short(word: str) -> str:
-    number = _number(word)
-    if number is not None and len(word) > 8:
-        return f"{number:.4g}"
-    return word if len(word) <= 16 else f"{word[:13]}..."
 
 
 def _colour(rank: float) -> str:

@@ -8,14 +8,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 from launcher.checkpoint.tensorfile.durable import write_text
-from launcher.run.report.chart import COLOURS, chart
+from launcher.run.report.chart import chart
 from launcher.run.report.page import REFRESH_S, STYLE
 from launcher.sweep import parallel_coordinates
 from launcher.sweep.results import Line, Results
 from launcher.sweep.settings import MEASURED
-from launcher.sweep.table import figure
+from launcher.sweep.table import figure, number, short
 
 NAME = "report.html"
+CURVES = 6
+"""Over each other, with room to be named."""
 MOST = 500
 """Lines of its table."""
 
@@ -68,11 +70,12 @@ def _coordinates(found: Results) -> Iterator[str]:
 
 
 def _curves(found: Results) -> Iterator[str]:
-    """Of the best, as many as there are colours."""
-    best = [line for line in found.lines if len(line.curve) and not line.result.same_as][: len(COLOURS)]
+    """Of the best, with their cells."""
+    best = [line for line in found.lines if len(line.curve) and not line.result.same_as][:CURVES]
     if best:
         yield "<h2>Losses of the best</h2>"
-        yield f"<div>{chart('loss', {line.name: line.curve for line in best})}</div>"
+        curves = {f"{number(line.name)}:": line.curve for line in best}
+        yield f'<div style="max-width:800px">{chart("loss", curves)}</div>'
 
 
 def _table(found: Results) -> Iterator[str]:
@@ -100,7 +103,7 @@ def _row(line: Line, keys: Sequence[str], others: Sequence[str], found: Results)
     front = " &#9670;" if line in found.front else ""
     return [
         f'<a href="{page_of}">{escape(line.name)}</a>{front}',
-        *(escape(line.values.get(key, "")) for key in keys),
+        *(escape(short(line.values.get(key, ""))) for key in keys),
         figure(line.value),
         figure(mean) if spread is not None else "",
         figure(spread),

@@ -15,7 +15,7 @@ from launcher.sweep.compare_losses import Gap
 from launcher.sweep.requests import Checked
 from launcher.sweep.results import Line, Results
 from launcher.sweep.settings import MEASURED
-from launcher.sweep.table import figure, lines
+from launcher.sweep.table import figure, lines, number
 
 CSV = "summary.csv"
 MOST = 40
@@ -89,11 +89,6 @@ def reasons(checked: Sequence[Checked]) -> Iterator[str]:
             found.setdefault(one.refused, []).append(number(one.cell.name))
     for why, numbers in found.items():
         yield f"  cannot run: {why} ({'cell' if len(numbers) == 1 else 'cells'} {', '.join(numbers)})"
-
-
-def number(name: str) -> str:
-    """Of the cell of this ``name``."""
-    return name.partition("-")[0]
 
 
 def _seconds(one: Checked) -> float:

@@ -26,7 +26,7 @@ def lines(columns: Mapping[str, Sequence[str]], width: int = WIDTH) -> Iterator[
     shown: dict[str, list[str]] = {}
     used = 0
     for head, cells in columns.items():
-        texts = [_short(text) for text in (head, *cells)]
+        texts = [short(text) for text in (head, *cells)]
         wide = 2 + max(map(len, texts))
         if any(cells) and used + wide <= width:
             shown[head] = [f"{text:<{wide - 2}}" for text in texts]
@@ -47,12 +47,17 @@ def figure(value: object) -> str:
     return str(value)
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     """
-    >>> _short("0.07963234721775597"), _short("1f1b"), _short("a_very_long_name_of_a_recipe")
+    >>> short("0.07963234721775597"), short("1f1b"), short("a_very_long_name_of_a_recipe")
     ('0.07963', '1f1b', 'a_very_long_name_of_a...')
     """
     if len(text) > DIGITS:
         with suppress(ValueError):
             return f"{float(text):.4g}"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def number(name: str) -> str:
+    """Of the cell of this ``name``."""
+    return name.partition("-")[0]

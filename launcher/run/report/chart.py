@@ -12,7 +12,7 @@ from launcher.run.report.curve import Curve
 WIDE, HIGH = 560, 200
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 26
 COLOURS = (
-    "#2c6fbb", "#d9902f", "#2e8b57", "#8250df", "#cf222e", "#1b9aaa", "#bc4c8f", "#6e7781",
+    "#2c6fbb", "#d9902f", "#2e8b57", "#8250df", "#cf222e", "#1b9aaa",
 )  # fmt: skip
 STYLE = (
     "text{font-family:sans-serif;font-size:11px;fill:#6e7781}"
