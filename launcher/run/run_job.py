@@ -179,6 +179,7 @@ def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
     with _opened(asked, None) as at:
         record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
         status.write(at, plan, request.command, request.config, anew=not record.steps)
+        status.write_versions(at, asked.job, record.before)
         number = submit.submit(asked.job, plan, at)
         record.say("submitted" if number else "written", **({"slurm": number} if number else {}))
     say(short(plan))
@@ -270,6 +271,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
     try:
         layout_files.write(run.job, run.plan, run.folder)
         status.write(run.folder, run.plan, request.command, request.config, anew=not record.steps)
+        status.write_versions(run.folder, run.job, record.before)
         record.say("running")
         say("\n".join([short(run.plan), *run.start.notes]))
         with _saved(run.job):

@@ -43,7 +43,7 @@ FOLDERS = (
 FILES = (
     ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "job.sbatch",
     "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "report.html", "request.yaml",
-    STATUS, "timeline.json", "timeline.svg",
+    STATUS, "timeline.json", "timeline.svg", "versions.json",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ TAKEN = (
     "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "graphs",
     "job.sbatch", "logs", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile",
     "report.html", "request.yaml", "status.json", "strategy", "tensorboard", "timeline.json", "timeline.svg",
-    "transformed",
+    "transformed", "versions.json",
 )  # fmt: skip
 """What a run and its steps themselves write there."""
 
