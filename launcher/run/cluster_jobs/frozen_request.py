@@ -16,7 +16,10 @@ NAME = "request.yaml"
 
 def text(job: Job, each: int) -> str:
     """What the ranks do, of which the cluster starts ``each`` on a node."""
-    launch = job.launch.model_copy(update={"slurm": None, "k8s": None, "mode": "external", "nproc": each})
+    settings = {"slurm": None, "k8s": None, "mode": "external", "nproc": each}
+    if job.launch.k8s is not None:  # whose job has these, and the ranks have no use for them
+        settings |= {"port": None, "max_restarts": 0}
+    launch = job.launch.model_copy(update=settings)
     return recipe_of_job.text(job.model_copy(update={"launch": launch}), ("The request of this run.",))
 
 

@@ -21,9 +21,7 @@ def key(job: Job) -> str | None:
 def refused(job: Job, outer: int | None) -> list[Problem]:
     """What can be said before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     if job.launch.slurm is not None and job.launch.k8s is not None:
-        text = (
-            "a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one of them out"
-        )
+        text = "a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out"
         return [Problem(write.KEY, text)]
     return [*submit.refused(job, outer), *write.refused(job, outer)]
 
