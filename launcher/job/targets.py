@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from launcher.errors import Problem, RequestError, of_users
@@ -29,6 +29,18 @@ def refusal(path: str, allow: tuple[str, ...]) -> tuple[str, str] | None:
         cure = f"'security.allow=[{','.join((*allow, parts[0]))}]'"
         return f"package {parts[0]!r} is not trusted (trusted: {trusted})", cure
     return None
+
+
+def named(data: Any) -> Iterator[str]:
+    """Every dotted path in plain data that a ``_target_`` names, but those of the launcher's own."""
+    if isinstance(data, Mapping):
+        target = data.get("_target_")
+        if isinstance(target, str) and not _inside(target, ()):
+            yield target
+    for value in (
+        data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
+    ):
+        yield from named(value)
 
 
 def there(path: str) -> bool:

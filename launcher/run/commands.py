@@ -12,13 +12,16 @@ from typing import Any
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError
 from launcher.plan.values.text import scaled, seconds_text
-from launcher.run.slurm import cluster
+from launcher.run.cluster_jobs.k8s import write
+from launcher.run.cluster_jobs.slurm import cluster
 from launcher.runtime import folder
 from launcher.runtime.lock import at_work
 
 LINES = 40
 """Of a log: a page."""
 ALIVE = ("submitted", "running", "preempted")
+WRITTEN = "written"
+"""What a job is that somebody else submits."""
 SLURM_SAYS = "%T on %N, %M of %l, %r"
 
 
@@ -41,7 +44,8 @@ def carry_out(words: Sequence[str]) -> int:
 def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
     """How far it is, what Slurm says of its job, and what it would go on from."""
     state = str(said.get("status"))
-    if state == "running" and at_work(run, patience_s=0) is None and _job(said) is None:
+    manifest = _manifest(run)
+    if state == "running" and at_work(run, patience_s=0) is None and _job(said) is None and manifest is None:
         state = "killed: it goes on with the same command and run_dir"
     yield f"{run}: {state}" + (f": {said['error']}" if "error" in said else "")
     row = _last_row(run / "metrics.jsonl")
@@ -54,6 +58,8 @@ def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
         yield f"newest checkpoint: {saved[-1]}"
     if (number := _job(said)) is not None:
         yield f"job {number} of Slurm: {_asked(number)}"
+    if manifest is not None and state in (*ALIVE, WRITTEN):
+        yield f"a job of Kubernetes; where it is: {_asks(manifest)}"
 
 
 def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
@@ -70,11 +76,13 @@ def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
 def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
     """As ``scancel`` does: what is running saves first, and is not requeued."""
-    number, state = _job(said), said.get("status")
-    if state not in ALIVE:
+    number, state, manifest = _job(said), said.get("status"), _manifest(run)
+    if state not in (ALIVE if manifest is None else (*ALIVE, WRITTEN)):
         raise RunError(f"{run}: it is {state}, and there is nothing to cancel")
     if number is None:
         who = at_work(run, patience_s=0)
+        if manifest is not None and who is None:
+            raise RunError(f"{run}: it is a job of Kubernetes: {_ends(manifest)} ends it, and it saves")
         cure = f"{who}: end that process, and it saves" if who else "it was killed"
         raise RunError(f"{run}: it is no job of Slurm, and {cure}")
     cluster.ask(["scancel", number])
@@ -86,6 +94,19 @@ def _job(said: dict[str, Any]) -> str | None:
     name = str(said.get("job", ""))
     number = said.get("slurm") or (name.rpartition(" ")[2] if name.startswith("slurm ") else None)
     return None if number is None else str(number)
+
+
+def _manifest(run: Path) -> Path | None:
+    """Of a job of Kubernetes or SkyPilot, which whoever has applied it can ask."""
+    return next((run / name for name in (write.JOB, write.SKY) if (run / name).exists()), None)
+
+
+def _asks(manifest: Path) -> str:
+    return "sky jobs queue" if manifest.name == write.SKY else f"kubectl get -f {manifest}"
+
+
+def _ends(manifest: Path) -> str:
+    return "sky jobs cancel" if manifest.name == write.SKY else f"kubectl delete -f {manifest}"
 
 
 def _asked(number: str) -> str:

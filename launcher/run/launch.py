@@ -53,7 +53,7 @@ def mode(job: Job, outer: int | None) -> Mode:
 
 def refused(job: Job, outer: int | None) -> list[Problem]:
     """What can be said before there is a plan."""
-    if job.launch.slurm is not None:  # they start elsewhere
+    if job.launch.slurm is not None or job.launch.k8s is not None:  # they start elsewhere
         return []
     asked, found = job.launch.mode, []
     if asked == "external" and outer is None:

@@ -14,9 +14,9 @@ from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.verbs import output, verb, writes
 from launcher.run import launch, layout_files, resume
+from launcher.run.cluster_jobs import handover
 from launcher.run.report import tensorboard
 from launcher.run.settle import Settled, home
-from launcher.run.slurm import submit
 from launcher.runtime import folder
 from launcher.steps import module
 from launcher.steps.files.checks import FileChecks
@@ -30,7 +30,7 @@ def before_plan(run: Settled) -> list[Problem]:
     return [
         *([writable] if writable else []),
         *launch.refused(job, run.outer),
-        *submit.refused(job, run.outer),
+        *handover.refused(job, run.outer),
         *resume.named(job, run.overrides, run.done),
         *_step_problems(run),
         *(absent(job.data) if _reads(job) else []),

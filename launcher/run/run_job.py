@@ -31,9 +31,9 @@ from launcher.run import (
     show,
     status,
 )
+from launcher.run.cluster_jobs import handover
 from launcher.run.search import layout_search
 from launcher.run.settle import Settled, home, settle
-from launcher.run.slurm import batch_file, submit
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.interrupts import check, stoppable
@@ -133,7 +133,7 @@ def rehearse(request: Request, planned: bool = True) -> Plan | None:
 
         with own_tokens.supposed(job) as (supposed, _):
             asked = settle(supposed, as_yaml(request.data), request.overrides, None)
-            if planned and asked.job.launch.slurm is not None:
+            if planned and handover.key(asked.job) is not None:
                 return _plan(*_settled(asked))
             if planned:
                 return _decide(*_settled(asked))[1]
@@ -150,7 +150,7 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
         # What is meant here, what can be refused, what will happen.
         _make_tokens(request, others)
         settled = settle(request.job, request.config, request.overrides, others)
-        if settled.job.launch.slurm is not None:
+        if handover.key(settled.job) is not None:
             return _submit(settled, request)
         asked, chosen = _settled(settled, measure=True, others=others)
         start, plan = _decide(asked, chosen)
@@ -174,19 +174,16 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
 
 
 def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
-    """Plan the run and hand it to Slurm."""
+    """Plan the run and hand it to a cluster."""
     asked, chosen = _settled(settled)
     plan = _plan(asked, chosen)
     with _opened(asked, None) as at:
         record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
         status.write(at, plan, request.command, request.config, anew=not record.steps)
-        number = submit.submit(asked.job, plan, at)
-        record.say("submitted" if number else "written", **({"slurm": number} if number else {}))
-    say(short(plan))
-    if number:
-        say(f"job {number} of Slurm, {at / batch_file.NAME}; it says: tail -F {at}/slurm-{number}.log")
-    else:
-        say(f"not submitted: sbatch {at / batch_file.NAME}")
+        status.write_versions(at, asked.job, record.before)
+        told, more = handover.hand_over(asked.job, plan, at)
+        record.say("submitted" if more else "written", **more)
+    say(f"{short(plan)}\n{told}")
     return {}
 
 
@@ -204,9 +201,9 @@ def _make_tokens(request: RunRequest, others: Others | None) -> None:
     """Those that the plan reads and a step makes, once there is nothing else to refuse the request for."""
     if not own_tokens.makers(request.job):
         return
-    if request.job.launch.slurm is not None:
+    if (key := handover.key(request.job)) is not None:
         text = "the plan is made here, and reads tokens that a step of the job would make; make them first"
-        raise RequestError((Problem("launch.slurm", text, "launch=auto 'steps=[prepare]'"),))
+        raise RequestError((Problem(key, text, "launch=auto 'steps=[prepare]'"),))
     with own_tokens.supposed(request.job) as (job, _):
         asked = settle(job, request.config, request.overrides, others)
         _decide(*_settled(asked))
@@ -271,6 +268,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
     try:
         layout_files.write(run.job, run.plan, run.folder)
         status.write(run.folder, run.plan, request.command, request.config, anew=not record.steps)
+        status.write_versions(run.folder, run.job, record.before)
         record.say("running")
         say("\n".join([short(run.plan), *run.start.notes]))
         with _saved(run.job):

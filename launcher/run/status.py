@@ -13,12 +13,14 @@ from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import said
+from launcher.job import targets
 from launcher.job.schema import redact
+from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.plan.to_json import as_json
 from launcher.run.report.plan_pictures import pictures
-from launcher.runtime import folder
+from launcher.runtime import code_versions, folder
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.untrusted.files import read_text
@@ -108,6 +110,20 @@ def _reads(file: Path) -> str | None:
 def done(run_dir: str | None, overrides: Sequence[str], config: str, anew: bool) -> tuple[str, ...]:
     """The steps that a start in ``run_dir`` would go on behind; nothing is made there."""
     return () if run_dir is None else reopen(Path(run_dir), overrides, config, anew).steps
+
+
+def write_versions(run: Path, job: Job, before: str | None) -> None:
+    """``versions.json``: of the code, an entry more where it is not that of the start before.
+
+    ``before``: how that has ended. What has changed since is said, and is no reason to stop.
+    """
+    then = code_versions.read(run)
+    now = code_versions.code_versions(Path.cwd(), targets.named(job.model_dump(mode="json", by_alias=True)))
+    if then and (changed := code_versions.changes(then[-1], now)):
+        since = "it was submitted" if before in ("submitted", "written") else "its last start"
+        _log.warning("the code of this run has changed since %s: %s", since, changed)
+    if not then or then[-1] != now:
+        write_text(run / code_versions.NAME, code_versions.as_json((*then, now)))
 
 
 def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool) -> None:

@@ -74,6 +74,31 @@ def test_a_run_that_nobody_holds_was_killed(done: Path, capsys: pytest.CaptureFi
         say(done, status="done")
 
 
+@pytest.mark.parametrize(
+    ("file", "asks", "ends"),
+    [
+        ("job.yaml", "kubectl get -f {}/job.yaml", "kubectl delete -f {}/job.yaml"),
+        ("sky.yaml", "sky jobs queue", "sky jobs cancel"),
+    ],
+)
+@pytest.mark.parametrize("state", ["written", "running"])
+def test_a_job_of_kubernetes_is_asked_for_and_ended_elsewhere(
+    done: Path, capsys: pytest.CaptureFixture[str], file: str, asks: str, ends: str, state: str
+) -> None:
+    say(done, status=state)
+    (done / file).touch()
+    try:
+        _, said = answer(["status", str(done)], capsys)
+        first, *_, last = said.splitlines()
+        assert (first, last) == (f"{done}: {state}", f"a job of Kubernetes; where it is: {asks.format(done)}")
+        assert answer(["cancel", str(done)], capsys) == (
+            1, f"error: {done}: it is a job of Kubernetes: {ends.format(done)} ends it, and it saves\n"
+        )  # fmt: skip
+    finally:
+        (done / file).unlink()
+        say(done, status="done")
+
+
 def test_the_end_of_its_log(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (done / "logs").mkdir(exist_ok=True)
     (done / "logs/rank0.log").write_text("".join(f"line {n}\n" for n in range(60)))

@@ -8,6 +8,7 @@ __all__ = [
     "cluster",
     "components",
     "job",
+    "kubernetes",
     "objectives",
     "optimizers",
     "parallel",

@@ -17,6 +17,7 @@ from pydantic import (
 from launcher.job.schema.base import Count, Flag, Goal, Index, Settings
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule, Target
+from launcher.job.schema.kubernetes import Kubernetes
 from launcher.job.schema.objectives import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.search import Search, lifted
@@ -132,6 +133,7 @@ class Launch(Settings):
     check_memory: Flag = Field(True, description="refuse what does not fit the memory of this machine")
     signal_save: Flag = Field(True, description="a signal that asks to stop: save a checkpoint first")
     slurm: Slurm | None = Field(None, description="a job of Slurm in place of ranks here")
+    k8s: Kubernetes | None = Field(None, description="a job of Kubernetes, written in place of ranks here")
 
 
 class Checkpoint(Settings):

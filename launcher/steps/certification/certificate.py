@@ -6,12 +6,12 @@ import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
 
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
+from launcher.runtime.code_versions import package_version
 
 DISTRIBUTIONS = {"launcher": "autoparallel-launcher", "torch": "torch", "numpy": "numpy"}
 PARTS = (
@@ -99,7 +99,7 @@ def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> st
     # the first pass is in the precision of the comparison, a second one in the request's own
     (c, copy, plan), *others = passes
     sizes, job = plan.sizes, copy.job
-    versions = {name: _version(distribution) for name, distribution in DISTRIBUTIONS.items()}
+    versions = {name: package_version(distribution) for name, distribution in DISTRIBUTIONS.items()}
     said: dict[str, Any] = {
         "holds": all(c.holds for c, _, _ in passes),
         "verdict": verdict([c for c, _, _ in passes]),
@@ -130,13 +130,6 @@ def _compared(c: Certificate, copy: Copy) -> dict[str, Any]:
         "wrong": [str(f) for f in c.wrong],
         "errors": [_row(f) for f in c.findings],
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed: run from a checkout"
 
 
 def _row(f: Finding) -> dict[str, Any]:

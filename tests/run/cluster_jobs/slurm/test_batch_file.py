@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.job.compose import compose
-from launcher.run.slurm.batch_file import Place, Ranks, text
+from launcher.run.cluster_jobs.slurm.batch_file import Place, Ranks, text
 
 AT = Place(Path("/shared/me/runs/big/0001"), Path("/shared/me"), Path("/shared/me/.venv/bin/python"))
 WHOLE = """\
@@ -100,7 +100,7 @@ def test_slurm_reads_options_before_the_first_command_only() -> None:
     [("30", 1800), ("1:30", 90), ("02:00:00", 7200), ("1-12", 129600), ("1-12:30", 131400), ("1-0:0:1", 86401)],
 )
 def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
-    from launcher.run.slurm.submit import time_s
+    from launcher.run.cluster_jobs.slurm.submit import time_s
 
     assert time_s(time) == seconds
 

@@ -10,8 +10,9 @@ from signal import SIGUSR2
 
 from launcher.errors import REQUEUE
 from launcher.job.schema.job import Job, Slurm
+from launcher.run.cluster_jobs import frozen_request
 
-NAME, REQUEST = "job.sbatch", "request.yaml"
+NAME = "job.sbatch"
 KILLED = 128 + SIGUSR2
 """What a shell says of a process that a signal has ended."""
 
@@ -35,7 +36,7 @@ class Ranks:
 
 
 def text(job: Job, ranks: Ranks, at: Place) -> str:
-    """It runs ``REQUEST`` of the run folder in this very folder, as often as Slurm starts it."""
+    """It runs the request of the run folder in this very folder, as often as Slurm starts it."""
     slurm = job.launch.slurm
     assert slurm is not None
     head = [f"#SBATCH --{option}" for option in options(job.name, slurm, ranks, at)]
@@ -92,6 +93,6 @@ def _container(slurm: Slurm) -> str:
 
 def _command(at: Place) -> str:
     words: Sequence[str] = (
-        str(at.python), "-m", "launcher", f"recipe={at.run / REQUEST}", f"run_dir={at.run}",
+        str(at.python), "-m", "launcher", f"recipe={at.run / frozen_request.NAME}", f"run_dir={at.run}",
     )  # fmt: skip
     return " ".join(map(quote, words))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.__main__ import main
 from tests.ports import free_port
-from tests.run.launching import ROOT, TINY, checkpoints, status, steps, until, whole
+from tests.run.launching import ROOT, TINY, checkpoints, run, shape, status, steps, until, whole
 
 SRUN = """#!/bin/bash
 # The tasks of one step on two nodes, as srun starts them; it ends with the highest of their codes.
@@ -161,6 +164,27 @@ def test_told_to_stop_it_asks_to_be_requeued_and_goes_on(place: Path) -> None:
     assert (place / "asked").read_text() == "requeue 77\n"
     assert steps(job) == list(range(1, 21))
     assert status(job)["status"] == "done"
+
+
+MINE = "class Silent:\n    def on_start(self, run):\n        pass\n"
+
+
+def test_code_that_has_changed_since_the_submission_is_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.delitem(sys.modules, "my_callbacks", raising=False)
+    (place / "my_callbacks.py").write_text(MINE)
+    mine = ["callbacks=[{_target_: my_callbacks.Silent}]", "security.allow=[my_callbacks]"]
+    assert main(words(*mine)) == 0
+    (place / "my_callbacks.py").write_text(f"{MINE}# better\n")
+    run(place / "job", *mine, *shape(pp=2), steps=2)
+    before, now = (hashlib.sha256(text.encode()).hexdigest() for text in (MINE, f"{MINE}# better\n"))
+    assert [v["modules"] for v in json.loads((place / "job/versions.json").read_text())] == [
+        {"my_callbacks": before}, {"my_callbacks": now},
+    ]  # fmt: skip
+    changed = f"my_callbacks {before[:10]} -> {now[:10]}"
+    assert f"the code of this run has changed since it was submitted: {changed}" in caplog.messages
 
 
 def test_told_to_stop_before_it_hears_it_is_requeued_too(place: Path) -> None:

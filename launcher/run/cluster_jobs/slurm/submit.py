@@ -9,12 +9,11 @@ from pathlib import Path
 
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import Problem
-from launcher.job.schema import redact
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.run import recipe_of_job
-from launcher.run.slurm import batch_file, cluster
-from launcher.run.slurm.batch_file import Place, Ranks
+from launcher.run.cluster_jobs import frozen_request
+from launcher.run.cluster_jobs.slurm import batch_file, cluster
+from launcher.run.cluster_jobs.slurm.batch_file import Place, Ranks
 
 KEY = cluster.KEY
 EARLY_S = 60
@@ -26,17 +25,10 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
     slurm = job.launch.slurm
     if slurm is None:
         return []
+    found = frozen_request.refused(job, KEY, "Slurm", outer)
     if outer is not None:
-        text = "this process is a rank of torchrun or srun already, and would submit a job of its own"
-        return [Problem(KEY, text, "launch=auto")]
-    found = [*cluster.problems(slurm)]
-    if job.launch.mode in ("spawn", "inproc"):
-        text = f"{job.launch.mode}: the ranks of a job of Slurm are started by srun"
-        found.append(Problem("launch.mode", text, "launch.mode=auto"))
-    values = job.model_dump(mode="json", by_alias=True, exclude={"checkpoint"})  # which takes places only
-    if redact.values(values) != values:
-        text = "the request is written into the run folder, and a secret that it has would be too"
-        found.append(Problem(KEY, f"{text}; give it as env:NAME or file:PATH"))
+        return found
+    found = [*cluster.problems(slurm), *found]
     seconds = None if slurm.time is None else time_s(slurm.time)
     if seconds is not None and seconds <= slurm.signal_s + EARLY_S:
         text = f"{slurm.time}: ranks would be told to save when they have hardly begun: {KEY}.signal_s is"
@@ -56,18 +48,11 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
     nodes = job.launch.nnodes
     each = plan.sizes.grid.size // nodes
     ranks = Ranks(nodes, each, gpus=job.launch.device != "cpu")
-    request = recipe_of_job.text(_inside(job, each), ("The request of this run.",))
-    write_text(run / batch_file.REQUEST, request)
+    write_text(run / frozen_request.NAME, frozen_request.text(job, each))
     write_text(run / batch_file.NAME, batch_file.text(job, ranks, at))
     if not slurm.submit:
         return ""
     return cluster.ask(["sbatch", "--parsable", str(at.run / batch_file.NAME)]).strip().partition(";")[0]
-
-
-def _inside(job: Job, each: int) -> Job:
-    """What the tasks of srun do."""
-    launch = job.launch.model_copy(update={"slurm": None, "mode": "external", "nproc": each})
-    return job.model_copy(update={"launch": launch})
 
 
 def time_s(text: str) -> float:

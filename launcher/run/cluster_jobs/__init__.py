@@ -1,0 +1,1 @@
+"""A run that starts elsewhere: planned here, frozen in its run folder, written as a job for a cluster."""

@@ -1,0 +1,59 @@
+"""The request of a job as its ranks carry it out, and what may not be in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.schema import redact
+from launcher.job.schema.job import Job
+from launcher.run import recipe_of_job
+
+NAME = "request.yaml"
+"""In the run folder."""
+
+
+def text(job: Job, each: int) -> str:
+    """What the ranks do, of which the cluster starts ``each`` on a node."""
+    settings = {"slurm": None, "k8s": None, "mode": "external", "nproc": each}
+    if job.launch.k8s is not None:  # whose job has these, and the ranks have no use for them
+        settings |= {"port": None, "max_restarts": 0}
+    launch = job.launch.model_copy(update=settings)
+    return recipe_of_job.text(job.model_copy(update={"launch": launch}), ("The request of this run.",))
+
+
+def refused(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem]:
+    """Whatever the cluster is; ``key``: what asks for it, ``outer``: ranks that are there already."""
+    if outer is not None:
+        text = "this process is a rank of torchrun or srun already, and would submit a job of its own"
+        return [Problem(key, text, "launch=auto")]
+    found = []
+    if job.launch.mode in ("spawn", "inproc"):
+        text = f"{job.launch.mode}: the ranks of a job of {cluster} are started by {_starter(cluster)}"
+        found.append(Problem("launch.mode", text, "launch.mode=auto"))
+    values = job.model_dump(mode="json", by_alias=True, exclude={"checkpoint"})  # which takes places only
+    for secret in _hidden(values, redact.values(values)):
+        text = "is a secret, and the request is written into the run folder"
+        found.append(Problem(secret, f"{text}; {_instead(secret)}"))
+    return found
+
+
+def _hidden(values: Any, redacted: Any, at: str = "") -> Iterator[str]:
+    """The keys of what ``redacted`` has otherwise."""
+    if isinstance(values, Mapping | list):
+        keys = values if isinstance(values, Mapping) else range(len(values))
+        for key in keys:
+            yield from _hidden(values[key], redacted[key], f"{at}.{key}" if at else str(key))
+    elif values != redacted:
+        yield at
+
+
+def _instead(key: str) -> str:
+    if key.startswith("launch.k8s.env."):
+        return "launch.k8s.env_from names a Secret that has it"
+    return "give it as env:NAME or file:PATH"
+
+
+def _starter(cluster: str) -> str:
+    return "srun" if cluster == "Slurm" else "its pods"

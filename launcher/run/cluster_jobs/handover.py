@@ -1,0 +1,40 @@
+"""A run that is handed to a cluster: which cluster, what is refused, what is written and what to type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.run.cluster_jobs.k8s import write
+from launcher.run.cluster_jobs.slurm import batch_file, submit
+
+
+def key(job: Job) -> str | None:
+    """The setting that says that the run starts elsewhere; ``None`` where it starts here."""
+    return next(
+        (f"launch.{name}" for name in ("slurm", "k8s") if getattr(job.launch, name) is not None), None
+    )
+
+
+def refused(job: Job, outer: int | None) -> list[Problem]:
+    """What can be said before there is a plan; ``outer``: ranks that torchrun or srun has started."""
+    if job.launch.slurm is not None and job.launch.k8s is not None:
+        text = "a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out"
+        return [Problem(write.KEY, text)]
+    return [*submit.refused(job, outer), *write.refused(job, outer)]
+
+
+def hand_over(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:
+    """Write the job into the folder of its run, and submit it where that is asked for.
+
+    Returns what to say, and what its status says besides. Raises ``RunError``.
+    """
+    if job.launch.k8s is not None:
+        return f"not submitted: {write.write(job, plan, run)}", {}
+    number = submit.submit(job, plan, run)
+    if not number:
+        return f"not submitted: sbatch {run / batch_file.NAME}", {}
+    told = f"job {number} of Slurm, {run / batch_file.NAME}; it says: tail -F {run}/slurm-{number}.log"
+    return told, {"slurm": number}

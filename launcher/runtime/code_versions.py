@@ -1,0 +1,131 @@
+"""Which code a run runs: versions of packages, a commit, digests of the user's own modules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
+from launcher.untrusted.files import TEXT
+
+NAME = "versions.json"
+PACKAGES = {"launcher": "autoparallel-launcher", "torch": "torch"}
+UNINSTALLED = "not installed: run from a checkout"
+PATIENCE_S = 20.0  # of git, on a folder that many machines share
+STATUS = (
+    "git", "-c", "core.fsmonitor=false", "--no-optional-locks",
+    "status", "--porcelain=v2", "--branch", "--untracked-files=no",
+)  # fmt: skip
+SHORT = 10
+"""Digits of a commit or a digest that tell it apart."""
+
+
+@dataclass(frozen=True)
+class CodeVersions:
+    """``commit`` null: ``folder`` is in no git repository; ``dirty``: tracked files are not as committed.
+
+    ``modules``: the SHA-256 of the file of each module that a ``_target_`` is in.
+    """
+
+    launcher: str
+    python: str
+    torch: str
+    folder: str
+    commit: str | None = None
+    dirty: bool | None = None
+    modules: dict[str, str] = field(default_factory=dict)
+
+
+def code_versions(folder: Path, targets: Iterable[str]) -> CodeVersions:
+    """Of this process, which has imported what ``targets``, dotted paths, name."""
+    commit, dirty = _commit(folder)
+    return CodeVersions(
+        python=platform.python_version(),
+        folder=str(folder),
+        commit=commit,
+        dirty=dirty,
+        modules=dict(sorted(_modules(targets))),
+        **{name: package_version(package) for name, package in PACKAGES.items()},
+    )
+
+
+def package_version(package: str) -> str:
+    """Of what is installed; nothing of it is imported."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return UNINSTALLED
+
+
+def _commit(folder: Path) -> tuple[str | None, bool | None]:
+    """That git knows, and whether there are changes since; a run needs no git."""
+    try:
+        done = subprocess.run(STATUS, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None, None
+    lines = done.stdout.splitlines()
+    oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)
+    if done.returncode or oid is None or oid == "(initial)":
+        return None, None
+    return oid, any(not line.startswith("#") for line in lines)
+
+
+def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for target in targets:
+        parts = target.split(".")
+        names = (".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1))
+        name = next((name for name in names if name in sys.modules), None)
+        file = getattr(sys.modules.get(name or ""), "__file__", None)
+        if name is not None and file is not None and Path(file).is_file():
+            yield name, hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def changes(before: CodeVersions, now: CodeVersions) -> str:
+    """What differs, each as before and now; "" where nothing does.
+
+    Where two starts know different modules only those that both know are compared.
+    """
+    pairs = [(name, getattr(before, name), getattr(now, name)) for name in ("launcher", "python", "torch")]
+    pairs.append(("commit", _shown(before), _shown(now)))
+    both = before.modules.keys() & now.modules.keys()
+    pairs += [(name, before.modules[name][:SHORT], now.modules[name][:SHORT]) for name in sorted(both)]
+    return ", ".join(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
+
+
+def _shown(at: CodeVersions) -> str:
+    if at.commit is None:
+        return "none"
+    return at.commit[:SHORT] + (" with changes" if at.dirty else "")
+
+
+def read(run: Path) -> tuple[CodeVersions, ...]:
+    """Those that starts of ``run`` have left, in their order.
+
+    What cannot be read counts as nothing: they say what was, and nothing goes by them.
+    """
+    path = run / NAME
+    try:
+        return tuple(map(_entry, parsed(path, read_bytes(path, TEXT))))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def _entry(said: dict[str, Any]) -> CodeVersions:
+    found = CodeVersions(**said)
+    texts = [found.launcher, found.python, found.torch, found.folder, found.commit or ""]
+    texts += [text for pair in dict(found.modules).items() for text in pair]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("versions are texts")
+    return found
+
+
+def as_json(each: Sequence[CodeVersions]) -> str:
+    return json.dumps([asdict(one) for one in each], indent=1) + "\n"
