@@ -13,7 +13,7 @@ from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError
 from launcher.plan.values.text import scaled, seconds_text
 from launcher.run.cluster_jobs.k8s import write
-from launcher.run.cluster_jobs.slurm import cluster
+from launcher.run.cluster_jobs.slurm import array_file, cluster
 from launcher.runtime import folder
 from launcher.runtime.lock import at_work
 
@@ -45,7 +45,8 @@ def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
     """How far it is, what Slurm says of its job, and what it would go on from."""
     state = str(said.get("status"))
     manifest = _manifest(run)
-    if state == "running" and at_work(run, patience_s=0) is None and _job(said) is None and manifest is None:
+    here = manifest is None and _job(run, said) is None
+    if state == "running" and here and at_work(run, patience_s=0) is None:
         state = "killed: it goes on with the same command and run_dir"
     yield f"{run}: {state}" + (f": {said['error']}" if "error" in said else "")
     row = _last_row(run / "metrics.jsonl")
@@ -56,7 +57,7 @@ def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
     saved = sorted(p.name for p in (run / "checkpoints").glob("step-*"))
     if saved:
         yield f"newest checkpoint: {saved[-1]}"
-    if (number := _job(said)) is not None:
+    if (number := _job(run, said)) is not None:
         yield f"job {number} of Slurm: {_asked(number)}"
     if manifest is not None and state in (*ALIVE, WRITTEN):
         yield f"a job of Kubernetes; where it is: {_asks(manifest)}"
@@ -64,7 +65,7 @@ def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
 def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
     """The end of what it printed, and how to go on reading."""
-    number = _job(said)
+    number = _job(run, said)
     path = run / (f"slurm-{number}.log" if number is not None else "logs/rank0.log")
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -76,7 +77,7 @@ def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
 def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
     """As ``scancel`` does: what is running saves first, and is not requeued."""
-    number, state, manifest = _job(said), said.get("status"), _manifest(run)
+    number, state, manifest = _job(run, said), said.get("status"), _manifest(run)
     if state not in (ALIVE if manifest is None else (*ALIVE, WRITTEN)):
         raise RunError(f"{run}: it is {state}, and there is nothing to cancel")
     if number is None:
@@ -89,10 +90,20 @@ def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
     yield f"job {number} of Slurm is cancelled; where it was training it saves, and the same command goes on"
 
 
-def _job(said: dict[str, Any]) -> str | None:
+def _job(run: Path, said: dict[str, Any]) -> str | None:
     """The number that Slurm gave it, at the submission or at its last start."""
     name = str(said.get("job", ""))
     number = said.get("slurm") or (name.rpartition(" ")[2] if name.startswith("slurm ") else None)
+    return _of_array(run) if number is None else str(number)
+
+
+def _of_array(run: Path) -> str | None:
+    """That of a cell of a sweep, which has not begun."""
+    try:
+        numbers = json.loads((run.absolute().parent / array_file.NUMBERS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    number = numbers.get(run.absolute().name) if isinstance(numbers, dict) else None
     return None if number is None else str(number)
 
 

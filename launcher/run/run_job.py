@@ -31,7 +31,7 @@ from launcher.run import (
     show,
     status,
 )
-from launcher.run.cluster_jobs import handover
+from launcher.run.cluster_jobs import frozen_request, handover
 from launcher.run.search import layout_search
 from launcher.run.settle import Settled, home, settle
 from launcher.runtime import folder, log
@@ -173,15 +173,37 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
             return record.results
 
 
-def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
-    """Plan the run and hand it to a cluster."""
+def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
+    """Write all but the job itself into the folder of a run that somebody else starts; it has a ``run_dir``.
+
+    Raises ``RequestError``.
+    """
+    from launcher.job.cures.report import as_yaml
+
+    run = RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides)
+    _make_tokens(run, None)
+    with _frozen(settle(run.job, run.config, run.overrides, None), run) as (job, plan, at, record):
+        frozen_request.write(job, plan, at)
+        record.say("submitted")
+    return job, plan
+
+
+@contextmanager
+def _frozen(settled: Settled, request: RunRequest) -> Iterator[tuple[Job, Plan, Path, status.RunStatus]]:
+    """The folder of a run that is planned here and starts elsewhere."""
     asked, chosen = _settled(settled)
     plan = _plan(asked, chosen)
     with _opened(asked, None) as at:
         record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
         status.write(at, plan, request.command, request.config, anew=not record.steps)
         status.write_versions(at, asked.job, record.before)
-        told, more = handover.hand_over(asked.job, plan, at)
+        yield asked.job, plan, at, record
+
+
+def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
+    """Plan the run and hand it to a cluster."""
+    with _frozen(settled, request) as (job, plan, at, record):
+        told, more = handover.hand_over(job, plan, at)
         record.say("submitted" if more else "written", **more)
     say(f"{short(plan)}\n{told}")
     return {}

@@ -16,6 +16,7 @@ from typing import Any
 from launcher.errors import REFUSED
 from launcher.job.overrides.grammar import quoted
 from launcher.job.sweep_grid import Cell
+from launcher.run.cluster_jobs import frozen_request
 from launcher.runtime.folder import status_of
 from launcher.runtime.lock import at_work
 from launcher.sweep.folder import without_run_dir
@@ -122,7 +123,9 @@ def known_result(folder: Path, cell: Cell) -> CellResult | None:
         return None
     if status.get("status") not in ("done", "failed"):
         return None
-    if without_run_dir(status.get("overrides", ())) != without_run_dir(cell.overrides):
+    said = without_run_dir(status.get("overrides", ()))
+    frozen = f"recipe={(folder / cell.name).absolute() / frozen_request.NAME}"
+    if said not in (without_run_dir(cell.overrides), (frozen,)):
         return None
 
     return CellResult(

@@ -111,13 +111,17 @@ def known(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def pruned(folder: Path) -> dict[str, str]:
-    """One that is damaged says nothing: what it told of runs again."""
+def texts(file: Path) -> dict[str, str]:
+    """By the names of cells. One that is damaged says nothing: what it told of is done again."""
     try:
-        found = read_json(folder / PRUNED)
+        found = read_json(file)
     except (OSError, ValueError):
         return {}
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def pruned(folder: Path) -> dict[str, str]:
+    return texts(folder / PRUNED)
 
 
 def prune(folder: Path, name: str, why: str) -> None:

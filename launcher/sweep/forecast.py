@@ -31,13 +31,14 @@ ENDLESS = Free(1 << 62)
 
 @dataclass(frozen=True)
 class Forecast:
-    """``ranks`` of ``threads`` each on ``device``; ``resident``: bytes of main memory that they take here.
+    """``ranks`` of ``threads`` each, on ``nodes``; ``resident``: bytes of main memory that they take here.
 
     ``memory``: bytes of the rank that needs most. ``seconds`` of a step, and ``samples`` and ``tokens`` of
     one, where the cluster is known. ``digest``: the same for cells that are the same run.
     """
 
     ranks: int
+    nodes: int
     threads: int
     device: str
     resident: int
@@ -73,6 +74,7 @@ def forecast(job: Job, plan: Plan) -> Forecast:
     needed = fit(job, plan, ranks, ENDLESS, besides={}) if ranks else None
     return Forecast(
         ranks=size,
+        nodes=job.launch.nnodes,
         threads=job.launch.threads,
         device=device(job, ceil(size / job.launch.nnodes))[0],
         resident=0 if needed is None else int(needed.needed * HEAP),

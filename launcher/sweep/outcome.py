@@ -23,6 +23,7 @@ from launcher.sweep.table import figure
 BEST = "best.yaml"
 EVERY_S = 10.0
 NAMED = 5
+WAITING = ("submitted", "written")
 
 _log = logging.getLogger(__name__)
 
@@ -92,9 +93,13 @@ class Outcome:
             out.append(f"the losses of {len(off)} cells are those of the first of their kind, to {most:.1e}")
         if (self._folder / BEST).is_file() and ranked.best is not None:
             out.append(f"best: {ranked.best.name}, as a recipe in {self._folder / BEST}")
-        done = sum(line.result.status in ("done", "pruned") for line in ranked.lines)
-        left = done < len(ranked.lines)
-        again = f"; to run those again: -m sweep_dir={self._folder} and the same overrides" if left else ""
+        statuses = [line.result.status for line in ranked.lines]
+        done = sum(status in ("done", "pruned") for status in statuses)
+        again = f": -m sweep_dir={self._folder} and the same overrides"
+        if {*statuses} & {*WAITING}:
+            again = f"; how far they are is said, and what failed is submitted again, by{again[1:]}"
+        else:
+            again = f"; to run those again{again}" if done < len(statuses) else ""
         out.append(f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.NAME}{again}")
         return out
 

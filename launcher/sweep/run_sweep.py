@@ -16,11 +16,12 @@ from launcher.job.overrides.grammar import shell
 from launcher.job.schema import redact
 from launcher.job.schema.sweep import GRID
 from launcher.job.sweep_grid import Cell
+from launcher.run.cluster_jobs import handover
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Preempted
 from launcher.runtime.lock import at_work, locked
 from launcher.runtime.preemption import heard
-from launcher.sweep import folder, requests, settings
+from launcher.sweep import cluster_cells, folder, requests, settings
 from launcher.sweep.outcome import Outcome
 from launcher.sweep.requests import Checked, SweepRequest, composed, impossible, reason, together
 from launcher.sweep.run_cells import CellRuns
@@ -46,9 +47,13 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
         print("\n".join(planned(checked)), flush=True)
         return 0
 
+    cluster_cells.refuse_long_array(asked, checked)
+
     # the folder of the sweep, with one for each cell
     at = folder.open_folder(args.sweep_dir, asked.words)
     with _alone(at):
+        if handover.key(asked.first.job) is not None:
+            return _hand_over(asked, checked, at)
         return _run(asked, checked, at, _command(args, command))
 
 
@@ -94,6 +99,22 @@ def _run(asked: SweepRequest, checked: Sequence[Checked], at: Path, command: Seq
     return int(not right or any(r.status in _wrong(asked) for r in done))
 
 
+def _hand_over(asked: SweepRequest, checked: Sequence[Checked], at: Path) -> int:
+    """To a cluster; what has come of cells that it ran before is told."""
+    metric = settings.metric(asked.settings, [r.job for r in asked.cells.values()])
+    found = cluster_cells.submitted(asked, at, _named(checked, at))
+    forecasts = {one.cell.name: one.forecast for one in checked if one.forecast is not None}
+    right = Outcome(at, asked, metric).end(found, forecasts)
+    return int(not right or any(r.status in _wrong(asked) for r in found))
+
+
+def _named(checked: Sequence[Checked], at: Path) -> list[Checked]:
+    cells = folder.named(at, [one.cell for one in checked])
+    named = [Checked(c, o.forecast, o.refused) for c, o in zip(cells, checked, strict=True)]
+    _announce(named)
+    return named
+
+
 def _wrong(asked: SweepRequest) -> tuple[str, ...]:
     """What no cell should have come to; a sampler may well propose what cannot be."""
     return ("failed", "interrupted", *(("refused",) if asked.settings.sampler == GRID else ()))
@@ -110,10 +131,7 @@ def _alone(at: Path) -> Iterator[None]:
 
 def _sampler(asked: SweepRequest, checked: Sequence[Checked], at: Path, metric: str, slots: Slots) -> Sampler:
     if asked.settings.sampler == GRID:
-        cells = folder.named(at, [one.cell for one in checked])
-        named = [Checked(c, o.forecast, o.refused) for c, o in zip(cells, checked, strict=True)]
-        _announce(named)
-        return GridSampler(named)
+        return GridSampler(_named(checked, at))
     from launcher.sweep.optuna_sampler import OptunaSampler
 
     first = next((one.forecast for one in checked if one.forecast is not None), None)

@@ -12,6 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.objectives import figure
 from launcher.job.schema.sweep import GRID, Sweep
 from launcher.job.sweep_grid import Axis
+from launcher.run.cluster_jobs import handover
 
 MEASURED = ("step_ms", "tokens_per_s", "samples_per_s", "memory_mb")
 """Of the rows of a run, and what they come to over all of its steps."""
@@ -43,6 +44,7 @@ def refused(asked: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator
         yield Problem("sweep.seeds", f"{asked.seeds}: seed varies already")
     yield from _metric(asked, jobs)
     yield from _prune(asked, jobs)
+    yield from _elsewhere(asked, jobs)
 
 
 def metric(asked: Sweep, jobs: Sequence[Job]) -> str:
@@ -99,6 +101,22 @@ def _prune(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
         steps = min((job.train.steps or 10 for job in jobs), default=10)
         text = f"{asked.prune}: looks at {by} while cells train, and nothing is validated meanwhile"
         yield Problem("sweep.prune", text, f"train.eval_every={max(1, steps // 10)}")
+
+
+def _elsewhere(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
+    """Cells that a cluster runs."""
+    keys = dict.fromkeys(handover.key(job) for job in jobs)
+    key = next((key for key in keys if key is not None), None)
+    if key is None:
+        return
+    if len(keys) > 1:
+        yield Problem(key, "some cells would run there, others not: a sweep has one place for all")
+    if "launch.k8s" in keys:
+        text = "cells of a sweep are no jobs of Kubernetes; write each by a run of its own"
+        yield Problem("launch.k8s", text)
+    if asked.sampler != GRID:
+        text = f"{asked.sampler}: proposes cells by what others came to, and a cluster tells that later"
+        yield Problem("sweep.sampler", f"{text}; inside an allocation, with launch=auto, it does")
 
 
 def _trains(job: Job) -> bool:

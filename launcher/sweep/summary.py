@@ -52,7 +52,7 @@ def printed(found: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
     if len(found.lines) > MOST:
         yield f"  and {len(found.lines) - MOST} more in {CSV}"
     for line in found.lines:
-        if line.result.error and line.result.status != "done":
+        if line.result.error and line.result.status not in ("done", "submitted", "written"):
             yield f"  {line.name}: {line.result.status}: {line.result.error}"
     for name, gap in gaps.items():
         if not gap.right:

@@ -10,8 +10,8 @@ from launcher.sweep.forecast import Forecast
 from launcher.sweep.slots import Machine, Slot, Slots, machine
 
 ONE = Forecast(
-    ranks=1, threads=1, device="cpu", resident=10, memory=1, bubble=0.0, seconds=None, mfu=None, samples=1, tokens=None,
-    digest="",
+    ranks=1, nodes=1, threads=1, device="cpu", resident=10, memory=1, bubble=0.0, seconds=None, mfu=None, samples=1,
+    tokens=None, digest="",
 )  # fmt: skip
 
 

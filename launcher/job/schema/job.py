@@ -113,6 +113,10 @@ class Slurm(Settings):
     extra: tuple[str, ...] = Field((), description="more options of sbatch")
     setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")
     container: str | None = None
+    array: Flag = Field(True, description="a sweep is an array; false: one allocation for all of its cells")
+    array_parallel: Count | None = Field(
+        None, description="cells of a sweep at a time; null: an array's all, an allocation's one"
+    )
     submit: Flag = Field(True, description="false: write the batch file only")
 
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import Problem
 from launcher.job.schema import redact
 from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
 from launcher.run import recipe_of_job
 
 NAME = "request.yaml"
 """In the run folder."""
+
+
+def write(job: Job, plan: Plan, run: Path) -> int:
+    """Into the folder of its run. Returns the ranks of a node."""
+    each = plan.sizes.grid.size // job.launch.nnodes
+    write_text(run / NAME, text(job, each))
+    return each
 
 
 def text(job: Job, each: int) -> str:

@@ -84,8 +84,7 @@ def write(job: Job, plan: Plan, run: Path) -> str:
     """Write the request and the job into the folder of its run. Returns what to type."""
     settings = job.launch.k8s
     assert settings is not None
-    each = plan.sizes.grid.size // job.launch.nnodes
-    write_text(run / frozen_request.NAME, frozen_request.text(job, each))
+    each = frozen_request.write(job, plan, run)
     file, document, command = KINDS[settings.kind]
     called = cluster_job(job, settings, each, run.absolute())
     about = (f"Written by launcher, for the run folder that it is in: {command} {run.absolute() / file}",)

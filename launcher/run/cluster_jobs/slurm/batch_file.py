@@ -39,11 +39,11 @@ def text(job: Job, ranks: Ranks, at: Place) -> str:
     """It runs the request of the run folder in this very folder, as often as Slurm starts it."""
     slurm = job.launch.slurm
     assert slurm is not None
-    head = [f"#SBATCH --{option}" for option in options(job.name, slurm, ranks, at)]
+    head = [f"#SBATCH --{option}" for option in options(job.name, slurm, ranks, log(at.run, "%j"))]
     return "\n".join(["#!/bin/bash", *_about(at), *head, *_body(slurm, at)]) + "\n"
 
 
-def options(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
+def options(name: str, slurm: Slurm, ranks: Ranks, output: str) -> Iterator[str]:
     """Of sbatch, without the dashes; those of the user come last, for Slurm takes the last of two."""
     yield f"job-name={name}"
     yield f"nodes={ranks.nodes}"
@@ -60,8 +60,13 @@ def options(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
     yield f"signal=USR2@{slurm.signal_s}"  # without "B:", which would tell the shell of this file alone
     yield "requeue"
     yield "open-mode=append"
-    yield f"output={quote(str(at.run).replace('%', '%%') + '/slurm-%j.log')}"
+    yield f"output={quote(output)}"
     yield from (option.removeprefix("--") for option in slurm.extra)
+
+
+def log(folder: Path, job: str) -> str:
+    """As Slurm is told it; ``job``: how Slurm writes its number there."""
+    return f"{str(folder).replace('%', '%%')}/slurm-{job}.log"
 
 
 def _about(at: Place) -> Iterator[str]:
@@ -70,16 +75,8 @@ def _about(at: Place) -> Iterator[str]:
 
 
 def _body(slurm: Slurm, at: Place) -> Iterator[str]:
-    yield "set -u"
-    yield ""
-    yield f"cd {quote(str(at.folder))} || exit 1"
-    if slurm.cpus_per_task is not None:
-        yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05'
-    yield from slurm.setup
-    yield ""
-    yield f"# {slurm.signal_s} s before its time is up every task is told to save, and exits with {REQUEUE};"
-    yield f"# one that is still starting is ended by the signal itself ({KILLED})."
-    yield f"srun {_container(slurm)}{_command(at)}"
+    yield from prologue(slurm, at.folder)
+    yield f"srun {container(slurm)}{_command(at)}"
     yield "code=$?"
     yield f'if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
     yield '    scontrol requeue "$SLURM_JOB_ID"'
@@ -87,7 +84,20 @@ def _body(slurm: Slurm, at: Place) -> Iterator[str]:
     yield 'exit "$code"'
 
 
-def _container(slurm: Slurm) -> str:
+def prologue(slurm: Slurm, folder: Path) -> Iterator[str]:
+    """What comes before the ranks, whatever they are."""
+    yield "set -u"
+    yield ""
+    yield f"cd {quote(str(folder))} || exit 1"
+    if slurm.cpus_per_task is not None:
+        yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05'
+    yield from slurm.setup
+    yield ""
+    yield f"# {slurm.signal_s} s before its time is up every task is told to save, and exits with {REQUEUE};"
+    yield f"# one that is still starting is ended by the signal itself ({KILLED})."
+
+
+def container(slurm: Slurm) -> str:
     return "" if slurm.container is None else f"--container-image={quote(slurm.container)} "
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -38,6 +39,17 @@ def problems(slurm: Slurm) -> list[Problem]:
     except RunError as error:
         text = f"{error}; submit=false writes the batch file and submits nothing"
         return [Problem(f"{KEY}.submit", f"true: {text}", f"{KEY}.submit=false")] if slurm.submit else []
+
+
+def jobs() -> frozenset[str]:
+    """Numbers of all that are pending or run, tasks of arrays each by its own. Raises ``RunError``."""
+    return frozenset(ask(["squeue", "--noheader", "--array", "--me", "--format=%i"]).split())
+
+
+def longest_array() -> int | None:
+    """How many tasks one may have, if the cluster says."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def _unknown_partition(slurm: Slurm) -> list[Problem]:

@@ -45,14 +45,21 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
     slurm = job.launch.slurm
     assert slurm is not None
     at = Place(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)))
-    nodes = job.launch.nnodes
-    each = plan.sizes.grid.size // nodes
-    ranks = Ranks(nodes, each, gpus=job.launch.device != "cpu")
-    write_text(run / frozen_request.NAME, frozen_request.text(job, each))
+    ranks = ranks_of(job, frozen_request.write(job, plan, run))
     write_text(run / batch_file.NAME, batch_file.text(job, ranks, at))
     if not slurm.submit:
         return ""
-    return cluster.ask(["sbatch", "--parsable", str(at.run / batch_file.NAME)]).strip().partition(";")[0]
+    return sbatch(at.run / batch_file.NAME)
+
+
+def ranks_of(job: Job, each: int) -> Ranks:
+    """``each``: on a node."""
+    return Ranks(job.launch.nnodes, each, gpus=job.launch.device != "cpu")
+
+
+def sbatch(file: Path) -> str:
+    """Returns the number of the job. Raises ``RunError``."""
+    return cluster.ask(["sbatch", "--parsable", str(file)]).strip().partition(";")[0]
 
 
 def time_s(text: str) -> float:

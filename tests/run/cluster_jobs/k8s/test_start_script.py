@@ -29,6 +29,8 @@ elif [ "$code" = starts ]; then
     touch "ready-$RANK"
     exec sleep 60
 fi
+trap '' TERM
+touch "ready-$RANK"
 exit "$code"
 """
 KINDS = {"jobset": jobset, "pytorchjob": pytorchjob}
@@ -61,8 +63,8 @@ def ended(folder: Path, kind: str, node: int = 0, **codes: object) -> int:
     for rank, code in codes.items():
         (folder / f"ends-{rank.removeprefix('r')}").write_text(str(code))
     with pod(folder, kind, node) as started:
-        told = [folder / f"ready-{rank[1:]}" for rank, code in codes.items() if code in ("saves", "starts")]
-        if told:
+        told = [folder / f"ready-{rank[1:]}" for rank in codes]
+        if {"saves", "starts"} & {*codes.values()}:
             until(lambda: all(path.exists() for path in told), started)
             started.send_signal(signal.SIGTERM)
         return started.wait(60)

@@ -115,7 +115,7 @@ def test_without_a_slurm(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         "error: 1 problem in this request; nothing was started\n\n"
         "  launch.slurm.submit = true: there is no sbatch on this machine; false writes the batch file and submits "
         "nothing\n"
-        "    set in: conf/launch/slurm.yaml:15:3\n"
+        "    set in: conf/launch/slurm.yaml:17:3\n"
         "          |   submit: true         # false: write the batch file only\n"
         "    try:    launch.slurm.submit=false\n"
     )

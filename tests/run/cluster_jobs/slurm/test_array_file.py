@@ -1,0 +1,115 @@
+"""The batch files of many runs: an array, or one allocation that they share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.job.schema.job import Slurm
+from launcher.run.cluster_jobs.slurm.array_file import ManyRuns, text
+from launcher.run.cluster_jobs.slurm.batch_file import Ranks
+
+ME = Path("/shared/me")
+RUNS = tuple(ME / "runs/sweeps/0001" / name for name in ("0-1f1b", "1-gpipe", "2 x"))
+
+
+def many(slurm: Slurm, **more) -> str:
+    known = {
+        "name": "sweep-0001", "runs": RUNS, "ranks": Ranks(2, 4, gpus=True), "slurm": slurm,
+        "folder": ME / "runs/sweeps/0001", "started": ME, "python": ME / ".venv/bin/python",
+    }  # fmt: skip
+    return text(ManyRuns(**{**known, **more}))
+
+
+ARRAY = """\
+#!/bin/bash
+# Written by launcher: a task of this array is one run, which is requeued by itself.
+#SBATCH --job-name=sweep-0001
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --time=60
+#SBATCH --signal=USR2@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/me/runs/sweeps/0001/slurm-%A_%a.log
+#SBATCH --array=0-2%8
+set -u
+
+cd /shared/me || exit 1
+
+# 300 s before its time is up every task is told to save, and exits with 75;
+# one that is still starting is ended by the signal itself (140).
+runs=(
+    /shared/me/runs/sweeps/0001/0-1f1b
+    /shared/me/runs/sweeps/0001/1-gpipe
+    '/shared/me/runs/sweeps/0001/2 x'
+)
+run=${runs[$SLURM_ARRAY_TASK_ID]}
+srun --output="${run//%/%%}/slurm-$SLURM_JOB_ID.log" --open-mode=append /shared/me/.venv/bin/python -m launcher \
+"recipe=$run/request.yaml" "run_dir=$run"
+code=$?
+if [ "$code" -eq 75 ] || [ "$code" -eq 140 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def test_an_array_has_a_task_for_each_run():
+    assert many(Slurm(time="60", array_parallel=8)) == ARRAY
+    assert "#SBATCH --array=0-2\n" in many(Slurm())
+
+
+def test_an_allocation_has_room_for_so_many_at_a_time():
+    found = many(Slurm(array=False, array_parallel=3, container="/us.sqsh"))
+    assert "#SBATCH --nodes=6\n#SBATCH --ntasks-per-node=4\n" in found
+    assert "--array" not in found
+    assert "srun --exclusive --nodes=2 --ntasks=8 --ntasks-per-node=4 --output=" in found
+    assert "--container-image=/us.sqsh /shared/me/.venv/bin/python" in found
+    assert "#SBATCH --nodes=2\n" in many(Slurm(array=False))
+
+
+@pytest.mark.parametrize("array", [True, False], ids=["array", "allocation"])
+@pytest.mark.parametrize(
+    ("codes", "code", "requeued"),
+    [
+        ((0, 0), 0, False),
+        ((75, 0), 75, True),
+        ((140, 0), 140, True),
+        ((1, 0), 1, False),
+        ((0, 75), 0, True),
+        ((1, 75), 1, True),
+    ],
+    ids=str,
+)
+def test_what_was_stopped_is_requeued_and_what_failed_is_told(array, codes, code, requeued, tmp_path):
+    """Of the two runs an array's task runs the first."""
+    runs = tuple(tmp_path / f"{n} $x" for n in range(2))
+    for run, ends in zip(runs, codes, strict=True):
+        run.mkdir()
+        (run / "code").write_text(str(ends))
+    tools = {
+        "python": 'for word in "$@"; do case $word in run_dir=*) exit $(cat "${word#run_dir=}/code");; esac; done\n',
+        "srun": 'while [ "${1#-}" != "$1" ]; do shift; done\n"$@"\n',
+        "scontrol": f'echo "$@" >> {tmp_path}/asked\n',
+    }
+    for name, body in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}")
+        (tmp_path / name).chmod(0o755)
+    file = tmp_path / "cells.sbatch"
+    file.write_text(many(Slurm(array=array), runs=runs, started=tmp_path, python=tmp_path / "python"))
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", str(file)], env=env, capture_output=True, text=True)
+    assert done.stderr == ""
+    if array:
+        code, requeued = codes[0], codes[0] in (75, 140)
+    else:
+        code = int(1 in codes)
+    assert done.returncode == code
+    assert (tmp_path / "asked").exists() == requeued
+    if requeued:
+        assert (tmp_path / "asked").read_text() == "requeue 7\n"
