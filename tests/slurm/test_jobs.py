@@ -5,28 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher.__main__ import main
-from tests.run.launching import ROOT, TINY, last, losses, run, shape, status, tensors, whole
-from tests.slurm.cluster import missing, slurm, until
+from tests.run.launching import TINY, last, losses, run, shape, status, tensors, whole
+from tests.slurm.cluster import missing, until
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(900)]
 PP2_HSDP2 = shape(pp=2, shard=2)
 SLOW_S = 300
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where jobs of these tests go, and what its commands and the jobs need to know."""
-    with slurm(tmp_path_factory.mktemp("slurm") / "at") as conf, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(conf))
-        patch.setenv("MASTER_ADDR", "127.0.0.1")  # nodes have names that only Slurm knows
-        patch.setenv("PYTHONPATH", str(ROOT))
-        yield
 
 
 def submitted(job: Path, n: int, *more: str) -> str:

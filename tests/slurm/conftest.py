@@ -1,0 +1,20 @@
+"""One Slurm for all tests that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.run.launching import ROOT
+from tests.slurm.cluster import slurm
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where jobs of these tests go, and what its commands and the jobs need to know."""
+    with slurm(tmp_path_factory.mktemp("slurm") / "at") as conf, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(conf))
+        patch.setenv("MASTER_ADDR", "127.0.0.1")  # nodes have names that only Slurm knows
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
