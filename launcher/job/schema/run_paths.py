@@ -7,9 +7,9 @@ BEST = "best"
 """In place of a path: the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
 TAKEN = (
     "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "graphs",
-    "job.sbatch", "logs", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile",
-    "report.html", "request.yaml", "status.json", "strategy", "tensorboard", "timeline.json", "timeline.svg",
-    "transformed",
+    "job.sbatch", "loggers", "logs", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt",
+    "profile", "report.html", "request.yaml", "status.json", "strategy", "tensorboard", "timeline.json",
+    "timeline.svg", "transformed",
 )  # fmt: skip
 """What a run and its steps themselves write there."""
 

@@ -1,0 +1,130 @@
+"""The process of one logger: rows come by its standard input, news of them go out by another pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.errors import of_users
+from launcher.run.report.loggers.mlflow import MLflow
+from launcher.run.report.loggers.own import Own
+from launcher.run.report.loggers.trackio import Trackio
+from launcher.run.report.loggers.wandb import Wandb
+from launcher.runtime.preemption import STOPS
+
+SHIPPED: dict[str, Callable[..., Any]] = {"wandb": Wandb, "mlflow": MLflow, "trackio": Trackio}
+SPARE = 10
+"""Niceness: training comes first."""
+GRACE_S = 5.0  # beyond the time that this process is given, if nobody is there any more to end it
+
+
+class RunLogger(Protocol):
+    """``close``: told how the run ended: done, failed, stopped or killed."""
+
+    def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None: ...
+
+    def log(self, row: dict[str, Any]) -> None: ...
+
+    def close(self, how: str) -> None: ...
+
+
+class News:
+    """What the launcher is told: nothing more, once it is gone."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def tell(self, **news: Any) -> None:
+        try:
+            os.write(self._fd, json.dumps(news).encode() + b"\n")
+        except OSError:
+            self._fd = -1
+
+
+def main() -> None:
+    """Signals that stop the run do not stop it: it goes on until it has all rows."""
+    for signum in STOPS:
+        signal.signal(signum, signal.SIG_IGN)
+    os.nice(SPARE)
+    news = News(int(sys.argv[1]))
+    begun = json.loads(sys.stdin.readline())
+
+    failed = True
+    try:
+        _serve(begun, news)
+        failed = False
+    except (Exception, SystemExit) as error:  # of a package that is not ours, about anything
+        news.tell(failed=of_users(error))
+    sys.stdout.flush()
+    os._exit(failed)  # its threads and hooks have had their time
+
+
+def _serve(begun: dict[str, Any], news: News) -> None:
+    folder = Path(begun["run"])
+    file = folder / "loggers" / f"{begun['name']}.json"
+    state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    before = int(begun["before"])
+    if state.get("logged") and not before:
+        state = {}  # trained again from its first step: another run
+    known = bool(state)
+
+    # the logger, with the rows of earlier starts where it has none of this run
+    logger = _built(begun, state)
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    logger.on_start(config, (folder / "plan.txt").read_text(encoding="utf-8"), folder)
+    state["begun"] = True
+    write_text(file, json.dumps(state) + "\n")
+    for row in () if known else _rows(folder / "metrics.jsonl", before):
+        logger.log(row)
+
+    how = _log(logger, news, lambda: write_text(file, json.dumps({**state, "logged": True}) + "\n"))
+    _end_after(begun["wait_s"] + GRACE_S)
+    logger.close(how)
+
+
+def _built(begun: dict[str, Any], state: dict[str, Any]) -> RunLogger:
+    if begun["name"] in SHIPPED:
+        made: RunLogger = SHIPPED[begun["name"]](begun["settings"], begun["title"], state)
+        return made
+    return Own(begun["settings"], tuple(begun["allow"]), begun["key"])
+
+
+def _rows(path: Path, count: int) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        yield from map(json.loads, islice(lines, count))
+
+
+def _log(logger: RunLogger, news: News, first: Callable[[], None]) -> str:
+    """All rows that come; returns how the run ended. A row that cannot be taken is told, and left out."""
+    taken = lost = 0
+    for line in sys.stdin:
+        row = json.loads(line)
+        if "ended" in row:
+            return str(row["ended"])
+        try:
+            logger.log(row)
+            taken += 1
+        except (Exception, SystemExit) as error:  # of a package that is not ours, about anything
+            lost += 1
+            if lost == 1:
+                news.tell(lost=f"step {row['step']}: {of_users(error)}")
+        news.tell(taken=taken)
+        if taken + lost == 1:
+            first()
+    return "killed"
+
+
+def _end_after(seconds: float) -> None:
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
