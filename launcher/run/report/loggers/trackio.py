@@ -28,7 +28,7 @@ class Trackio:
             project=self._settings["project"],
             name=self._state["name"],
             space_id=self._settings["space_id"],
-            config=None if known else config,
+            config=config,  # it keeps that of the last start
             resume="allow" if known else "never",
             embed=False,
             auto_log_gpu=False,  # of training, not of this process

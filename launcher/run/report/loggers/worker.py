@@ -84,8 +84,9 @@ def _serve(begun: dict[str, Any], news: News) -> None:
     logger.on_start(config, (folder / "plan.txt").read_text(encoding="utf-8"), folder)
     state["begun"] = True
     write_text(file, json.dumps(state) + "\n")
-    for row in () if known else _rows(folder / "metrics.jsonl", before):
-        logger.log(row)
+    if before and not known:
+        for row in _rows(folder / "metrics.jsonl", before):
+            logger.log(row)
 
     how = _log(logger, news, lambda: write_text(file, json.dumps({**state, "logged": True}) + "\n"))
     _end_after(begun["wait_s"] + GRACE_S)
