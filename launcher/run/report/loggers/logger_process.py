@@ -29,13 +29,17 @@ LOOK_S = 0.02
 
 
 class LoggerProcess:
-    """``begin``: what ``worker`` is told first; of it ``name`` is what the run calls it."""
+    """``begin``: what ``worker`` is told first; of it ``name`` is what the run calls it.
+
+    ``taken``: rows that it has, as far as it has been heard.
+    """
 
     def __init__(self, run: Path, begin: dict[str, Any]) -> None:
         self.name = str(begin["name"])
         self._log_file = run / "loggers" / f"{self.name}.log"
         self._waiting: deque[bytes] = deque()
-        self._sent = self._taken = self._dropped = 0
+        self._sent = self._dropped = 0
+        self.taken = 0
         self._heard = b""
         self._warned: set[str] = set()
         self._open = True
@@ -71,9 +75,7 @@ class LoggerProcess:
         self._hear()
         if len(self._waiting) >= MOST:
             self._dropped += 1
-            self._warn(
-                "full", f"takes no rows: {MOST} wait for it, and those from step {step} on are lost"
-            )
+            self._warn("full", f"takes no rows: {MOST} wait for it, and those from step {step} on are lost")
         else:
             self._sent += 1
             self._send(row)
@@ -104,14 +106,14 @@ class LoggerProcess:
 
     def _unsent(self, late: bool, waited_s: float, code: int) -> str:
         rows = self._sent + self._dropped
-        lost = f"{rows - self._taken} of {many(rows, 'row')}"
-        if late and rows == self._taken:
+        lost = f"{rows - self.taken} of {many(rows, 'row')}"
+        if late and rows == self.taken:
             return f"did not end within {waited_s:g} s (logger.wait_s), and was stopped"
         if late:
             return f"{lost} not sent within {waited_s:g} s (logger.wait_s); metrics.jsonl has all"
         if code:
             return f"its process ended with {code}, {lost} not sent; {self._log_file} may say why"
-        return f"{lost} not taken; metrics.jsonl has all" if rows > self._taken else ""
+        return f"{lost} not taken; metrics.jsonl has all" if rows > self.taken else ""
 
     def _send(self, line: bytes) -> None:
         if self._open:
@@ -141,7 +143,7 @@ class LoggerProcess:
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
             news = json.loads(line)
-            self._taken = news.get("taken", self._taken)
+            self.taken = news.get("taken", self.taken)
             if "lost" in news:
                 self._warn("lost", f"{news['lost']}; the run goes on")
             if "failed" in news:
