@@ -8,6 +8,7 @@ __all__ = [
     "cluster",
     "components",
     "job",
+    "loggers",
     "objectives",
     "optimizers",
     "parallel",

@@ -75,7 +75,7 @@ class LoggerProcess:
         self._hear()
         if len(self._waiting) >= MOST:
             self._dropped += 1
-            self._warn("full", f"takes no rows: {MOST} wait for it, and those from step {step} on are lost")
+            self._warn("full", f"takes no rows: {MOST} wait for it, those from step {step} on are lost")
         else:
             self._sent += 1
             self._send(row)
@@ -130,7 +130,7 @@ class LoggerProcess:
                     self._waiting.appendleft(line[written:])
         except BlockingIOError:
             self._waiting.appendleft(line)
-        except BrokenPipeError:  # it has ended; why is in its news, or in its exit code
+        except OSError:  # it has ended; why is in its news, or in its exit code
             self._waiting.clear()
             self._open = False
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from launcher.job.schema.loggers import MLflow
 from launcher.run.report.loggers.names import figures, flat
 
 MOST = 100
@@ -18,11 +18,11 @@ ENDS = {"done": "FINISHED", "failed": "FAILED"}
 LONGEST = 500  # characters of one, as all versions take them
 
 
-class MLflow:
+class MLflowLogger:
     """``state``: what the run folder keeps of it, the id by which a run that goes on is the same."""
 
-    def __init__(self, settings: Mapping[str, Any], title: str, state: dict[str, Any]) -> None:
-        self._settings, self._title, self._state = settings, title, state
+    def __init__(self, asked: MLflow, title: str, state: dict[str, Any]) -> None:
+        self._asked, self._title, self._state = asked, title, state
 
     def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None:
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -30,18 +30,16 @@ class MLflow:
         from mlflow.tracking import MlflowClient
 
         store = folder.resolve() / "loggers"
-        asked, uri = self._settings, self._settings["tracking_uri"]
+        asked, uri = self._asked, self._asked.tracking_uri
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{store / 'mlflow.db'}")
         if "run_id" in self._state:
             self._client.update_run(self._state["run_id"], status="RUNNING")
             return
 
         artifacts = None if uri else (store / "mlflow").as_uri()
-        found = self._client.get_experiment_by_name(asked["experiment"])
-        where = (
-            found.experiment_id if found else self._client.create_experiment(asked["experiment"], artifacts)
-        )
-        made = self._client.create_run(where, run_name=asked["name"] or self._title)
+        found = self._client.get_experiment_by_name(asked.experiment)
+        where = found.experiment_id if found else self._client.create_experiment(asked.experiment, artifacts)
+        made = self._client.create_run(where, run_name=asked.name or self._title)
         self._state["run_id"] = made.info.run_id
         self._settle(config, plan)
 

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.job import targets
 
 
-class Own:
+class OwnLogger:
     """What ``on_start`` and ``close`` are for is up to the class, which may do without them."""
 
     def __init__(self, target: Mapping[str, Any], allow: tuple[str, ...], key: str) -> None:

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.job.schema.loggers import Trackio
 from launcher.run.report.loggers.names import figures
 
 
-class Trackio:
+class TrackioLogger:
     """``state``: what the run folder keeps of it, the name by which a run that goes on is the same."""
 
-    def __init__(self, settings: Mapping[str, Any], title: str, state: dict[str, Any]) -> None:
-        self._settings, self._title, self._state = settings, title, state
+    def __init__(self, asked: Trackio, title: str, state: dict[str, Any]) -> None:
+        self._asked, self._title, self._state = asked, title, state
 
     def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None:
-        os.environ["TRACKIO_DIR"] = str(self._settings["dir"] or folder.resolve() / "loggers" / "trackio")
+        os.environ["TRACKIO_DIR"] = str(self._asked.dir or folder.resolve() / "loggers" / "trackio")
         for sends in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
             os.environ.pop(sends, None)  # it is the request that says where metrics go
         import trackio
 
         known = "name" in self._state
-        self._state.setdefault("name", self._settings["name"] or self._title)
+        self._state.setdefault("name", self._asked.name or self._title)
         self._run = trackio.init(
-            project=self._settings["project"],
+            project=self._asked.project,
             name=self._state["name"],
-            space_id=self._settings["space_id"],
+            space_id=self._asked.space_id,
             config=config,  # it keeps that of the last start
             resume="allow" if known else "never",
             embed=False,

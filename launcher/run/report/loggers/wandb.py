@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.job.schema.loggers import Wandb
 from launcher.run.report.loggers.names import figures
 
 
-class Wandb:
+class WandbLogger:
     """``state``: what the run folder keeps of it, the id by which a run that goes on is the same."""
 
-    def __init__(self, settings: Mapping[str, Any], title: str, state: dict[str, Any]) -> None:
-        self._settings, self._title, self._state = settings, title, state
+    def __init__(self, asked: Wandb, title: str, state: dict[str, Any]) -> None:
+        self._asked, self._title, self._state = asked, title, state
 
     def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None:
         import wandb
 
-        asked, known = self._settings, "id" in self._state
+        asked, known = self._asked, "id" in self._state
         self._state.setdefault("id", secrets.token_hex(4))
         self._run = wandb.init(
-            project=asked["project"],
-            name=asked["name"] or self._title,
-            entity=asked["entity"],
-            group=asked["group"],
-            tags=asked["tags"],
-            mode=asked["mode"],
+            project=asked.project,
+            name=asked.name or self._title,
+            entity=asked.entity,
+            group=asked.group,
+            tags=asked.tags,
+            mode=asked.mode,
             id=self._state["id"],
             resume="allow",
             dir=str(folder / "loggers"),

@@ -16,13 +16,13 @@ import yaml
 
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import of_users
-from launcher.run.report.loggers.mlflow import MLflow
-from launcher.run.report.loggers.own import Own
-from launcher.run.report.loggers.trackio import Trackio
-from launcher.run.report.loggers.wandb import Wandb
+from launcher.job.schema.loggers import MLflow, Trackio, Wandb
+from launcher.run.report.loggers.mlflow import MLflowLogger
+from launcher.run.report.loggers.own import OwnLogger
+from launcher.run.report.loggers.trackio import TrackioLogger
+from launcher.run.report.loggers.wandb import WandbLogger
 from launcher.runtime.preemption import STOPS
 
-SHIPPED: dict[str, Callable[..., Any]] = {"wandb": Wandb, "mlflow": MLflow, "trackio": Trackio}
 SPARE = 10
 """Niceness: training comes first."""
 GRACE_S = 5.0  # beyond the time that this process is given, if nobody is there any more to end it
@@ -94,10 +94,15 @@ def _serve(begun: dict[str, Any], news: News) -> None:
 
 
 def _built(begun: dict[str, Any], state: dict[str, Any]) -> RunLogger:
-    if begun["name"] in SHIPPED:
-        made: RunLogger = SHIPPED[begun["name"]](begun["settings"], begun["title"], state)
-        return made
-    return Own(begun["settings"], tuple(begun["allow"]), begun["key"])
+    settings, title = begun["settings"], str(begun["title"])
+    match begun["name"]:
+        case "wandb":
+            return WandbLogger(Wandb(**settings), title, state)
+        case "mlflow":
+            return MLflowLogger(MLflow(**settings), title, state)
+        case "trackio":
+            return TrackioLogger(Trackio(**settings), title, state)
+    return OwnLogger(settings, tuple(begun["allow"]), begun["key"])
 
 
 def _rows(path: Path, count: int) -> Iterator[dict[str, Any]]:
