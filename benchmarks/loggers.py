@@ -1,7 +1,7 @@
 """Step time with every logger that is installed at work, against the same steps without any.
 
-The default recipe trains on four ranks; of neighbouring blocks of steps the rows of one are fed to the loggers, as
-a run does, and those of the other to nobody. Run it on an idle machine:
+The default recipe trains on four ranks; of neighbouring blocks of steps the rows of one are fed to
+the loggers, as a run does, and those of the other to nobody. Run it on an idle machine:
 
     python benchmarks/loggers.py [--blocks 8] [--steps 12] [override ...]
 """
@@ -27,17 +27,9 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
 
 FIGURES = (
-    "loss",
-    "lr",
-    "grad_norm",
-    "tokens_per_s",
-    "samples_per_s",
-    "step_ms",
-    "bubble",
-    "memory_mb",
-    "tflops",
-    "mfu",
-)
+    "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s",
+    "step_ms", "bubble", "memory_mb", "tflops", "mfu",
+)  # fmt: skip
 
 
 def work(world: World, job: Job, plan: Plan, blocks: int, steps: int) -> dict[bool, list[float]]:
@@ -69,6 +61,13 @@ def hear(shown: Viewers, rank: int, news: Mapping[str, Any]) -> None:
         shown.feed(news["row"])
 
 
+def begin(shown: Viewers) -> None:
+    """Importing packages and making files of databases is no part of a step."""
+    shown.feed({"step": 0})
+    while not all(one.busy() and one.taken for one in shown.others):
+        time.sleep(0.1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=8)
@@ -85,19 +84,18 @@ def main() -> None:
         run = Path(folder)
         (run / "config.yaml").write_text("name: x\n")
         (run / "plan.txt").write_text("a plan\n")
+        (run / "metrics.jsonl").write_text("")
         with viewers(run, job, [], []) as shown:
+            begin(shown)
             task = partial(work, job=job, plan=plan, blocks=args.blocks, steps=args.steps)
             times = run_ranks(task, plan.sizes.grid.size, on_message=partial(hear, shown))[0]
 
     for logged, ms in times.items():
+        spread = f"min {min(ms):.1f}, max {max(ms):.1f}, {len(ms)} blocks of {args.steps}"
         what = ", ".join(names) if logged else "none"
-        print(
-            f"{statistics.median(ms):7.1f} ms a step (min {min(ms):.1f}, max {max(ms):.1f})  loggers: {what}"
-        )
+        print(f"{statistics.median(ms):7.1f} ms a step  ({spread})  loggers: {what}")
     pairs = [a / b for a, b in zip(times[True], times[False], strict=True)]
-    print(
-        f"ratio {statistics.median(pairs):.3f}  (median of {len(pairs)} neighbouring pairs of {args.steps} steps)"
-    )
+    print(f"ratio {statistics.median(pairs):.3f}  (median of {len(pairs)} neighbouring pairs)")
 
 
 if __name__ == "__main__":

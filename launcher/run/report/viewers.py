@@ -27,21 +27,22 @@ class Viewers:
     """The page of a run, TensorBoard's files where they are asked for, loggers in processes of their own."""
 
     def __init__(self, report: Report, board: TensorBoard | None, others: Sequence[LoggerProcess]) -> None:
-        self.report, self._board, self._others, self._failed = report, board, others, False
+        self.report, self.others = report, others
+        self._board, self._failed = board, False
 
     def feed(self, row: Mapping[str, Any]) -> None:
         self.report.feed(row)
         if self._board is not None and not self._failed:
             self._do(partial(self._board.feed, row))
-        if self._others:
+        if self.others:
             line = json.dumps(row).encode()
-            for one in self._others:
+            for one in self.others:
                 one.feed(line, int(row["step"]))
 
     def close(self, how: str, wait_s: float) -> None:
         if self._board is not None:
             self._do(self._board.close)
-        logger_process.end(self._others, how, wait_s)
+        logger_process.end(self.others, how, wait_s)
 
     def _do(self, act: Callable[[], None]) -> None:
         try:

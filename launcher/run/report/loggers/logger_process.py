@@ -55,7 +55,7 @@ class LoggerProcess:
                     stderr=subprocess.STDOUT,
                     bufsize=0,
                     pass_fds=(write,),
-                    start_new_session=True,
+                    process_group=0,  # in no session of its own, where niceness would count for nothing
                     env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                 )
         except BaseException:

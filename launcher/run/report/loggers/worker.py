@@ -23,7 +23,7 @@ from launcher.run.report.loggers.trackio import TrackioLogger
 from launcher.run.report.loggers.wandb import WandbLogger
 from launcher.runtime.preemption import STOPS
 
-SPARE = 10
+SPARE = 19
 """Niceness: training comes first."""
 GRACE_S = 5.0  # beyond the time that this process is given, if nobody is there any more to end it
 
