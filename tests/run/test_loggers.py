@@ -116,10 +116,10 @@ def test_a_row_that_it_cannot_take_is_left_out_and_said_once(tmp_path: Path, cap
     ]
 
 
-def begun(folder: Path, one: str) -> logger_process.LoggerProcess:
+def begun(folder: Path, one: str, *words: str) -> logger_process.LoggerProcess:
     (folder / "config.yaml").write_text("name: x\n")
     (folder / "plan.txt").write_text("a plan\n")
-    (process,) = chosen.begun(compose([*TINY, *others(one)]).job, folder, 0)
+    (process,) = chosen.begun(compose([*TINY, *others(one), *words]).job, folder, 0)
     return process
 
 
@@ -132,7 +132,7 @@ def test_rows_beyond_those_that_may_wait_are_lost_and_that_is_said(
         process.feed(json.dumps({"step": step, "text": "x" * 1_000_000}).encode(), step)  # a pipe takes less
     logger_process.end([process], "done", 0)
     assert warned(caplog) == [
-        "logger.others.0: takes no rows: 3 wait for it, and those from step 4 on are lost",
+        "logger.others.0: takes no rows: 3 wait for it, those from step 4 on are lost",
         "logger.others.0: 6 of 6 rows not sent within 0 s (logger.wait_s); metrics.jsonl has all",
     ]
 
@@ -151,17 +151,32 @@ KILLED = """
 import os, sys, signal
 from pathlib import Path
 from tests.run.test_loggers import begun
-process = begun(Path(sys.argv[1]), f"Keeps, path: {sys.argv[2]}")
+process = begun(Path(sys.argv[1]), *sys.argv[2:])
+print(process.pid, flush=True)
 for step in range(1, 4):
     process.feed(b'{"step": %d}' % step, step)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_run_that_is_killed_loses_no_rows_and_leaves_no_process(tmp_path: Path) -> None:
+def killed(*words: object) -> int:
+    """A run that is killed after three rows; returns the number of the process of its logger."""
+    command = [sys.executable, "-c", KILLED, *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE)
+    assert done.returncode == -signal.SIGKILL
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("where", ["on_start", "log", "close"])
+def test_one_that_hangs_ends_after_a_run_that_is_killed(tmp_path: Path, where: str) -> None:
+    file = Path(f"/proc/{killed(tmp_path, f'Hangs, where: {where}', 'logger.wait_s=0')}/stat")
+    while file.exists() and " Z " not in file.read_text():  # who adopts it may not look
+        time.sleep(0.05)
+
+
+def test_a_run_that_is_killed_loses_no_rows(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    words = [sys.executable, "-c", KILLED, str(tmp_path), str(kept)]
-    assert subprocess.run(words, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    killed(tmp_path, f"Keeps, path: {kept}")
     while not kept.is_file() or lines(kept)[-1] != {"close": True}:
         time.sleep(0.05)
     assert [line["row"]["step"] for line in lines(kept) if "row" in line] == [1, 2, 3]

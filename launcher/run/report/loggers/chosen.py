@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,7 @@ def refused(job: Job) -> Iterator[Problem]:
 def begun(job: Job, run: Path, before: int) -> Iterator[LoggerProcess]:
     """All but TensorBoard; ``before``: how many rows of ``metrics.jsonl`` are of earlier starts."""
     told = {
+        "parent": os.getpid(),
         "title": f"{job.name}-{run.name}",
         "run": str(run.resolve()),
         "before": before,

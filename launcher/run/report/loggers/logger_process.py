@@ -63,6 +63,7 @@ class LoggerProcess:
             raise
         finally:
             os.close(write)
+        self.pid = self._process.pid
         self._news = read
         assert self._process.stdin is not None
         self._rows = self._process.stdin
@@ -94,7 +95,7 @@ class LoggerProcess:
         """At once, if it has not yet; what it has not taken is said."""
         late = self.busy()
         if late:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
         self._hear()
         self._rows.close()

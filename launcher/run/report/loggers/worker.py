@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,7 @@ from launcher.runtime.preemption import STOPS
 
 SPARE = 19
 """Niceness: training comes first."""
-GRACE_S = 5.0  # beyond the time that this process is given, if nobody is there any more to end it
+LOOK_S = 1.0
 
 
 class RunLogger(Protocol):
@@ -58,6 +59,7 @@ def main() -> None:
     os.nice(SPARE)
     news = News(int(sys.argv[1]))
     begun = json.loads(sys.stdin.readline())
+    threading.Thread(target=_follow, args=(begun["parent"], begun["wait_s"]), daemon=True).start()
 
     failed = True
     try:
@@ -89,7 +91,6 @@ def _serve(begun: dict[str, Any], news: News) -> None:
             logger.log(row)
 
     how = _log(logger, news, lambda: write_text(file, json.dumps({**state, "logged": True}) + "\n"))
-    _end_after(begun["wait_s"] + GRACE_S)
     logger.close(how)
 
 
@@ -130,7 +131,9 @@ def _log(logger: RunLogger, news: News, first: Callable[[], None]) -> str:
     return "killed"
 
 
-def _end_after(seconds: float) -> None:
-    timer = threading.Timer(seconds, os._exit, (1,))
-    timer.daemon = True
-    timer.start()
+def _follow(parent: int, seconds: float) -> None:
+    """Ends this process so long after the one that would have ended it."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    time.sleep(seconds)
+    os._exit(1)
