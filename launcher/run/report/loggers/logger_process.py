@@ -42,7 +42,7 @@ class LoggerProcess:
         self.taken = 0
         self._heard = b""
         self._warned: set[str] = set()
-        self._open = True
+        self._open, self._ending = True, False
 
         read, write = os.pipe()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -83,6 +83,7 @@ class LoggerProcess:
 
     def ended(self, how: str) -> None:
         """No row follows."""
+        self._ending = True
         self._send(json.dumps({"ended": how}).encode())
 
     def busy(self) -> bool:
@@ -122,13 +123,15 @@ class LoggerProcess:
             self._push()
 
     def _push(self) -> None:
-        """As much as the pipe takes."""
+        """As much as the pipe takes; after the last of it the pipe is closed."""
         try:
             while self._waiting:
                 line = self._waiting.popleft()
                 written = os.write(self._rows.fileno(), line)
                 if written < len(line):
                     self._waiting.appendleft(line[written:])
+            if self._ending:
+                self._rows.close()
         except BlockingIOError:
             self._waiting.appendleft(line)
         except OSError:  # it has ended; why is in its news, or in its exit code

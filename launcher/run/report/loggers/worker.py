@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -27,6 +28,8 @@ from launcher.runtime.preemption import STOPS
 SPARE = 19
 """Niceness: training comes first."""
 LOOK_S = 1.0
+EVERY_S = 1.0
+STDIN, CHUNK = 0, 1 << 16
 
 
 class RunLogger(Protocol):
@@ -58,12 +61,13 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     os.nice(SPARE)
     news = News(int(sys.argv[1]))
-    begun = json.loads(sys.stdin.readline())
+    lines = _lines()
+    begun = json.loads(next(lines))
     threading.Thread(target=_follow, args=(begun["parent"], begun["wait_s"]), daemon=True).start()
 
     failed = True
     try:
-        _serve(begun, news)
+        _serve(begun, lines, news)
         failed = False
     except (Exception, SystemExit) as error:  # of a package that is not ours, about anything
         news.tell(failed=of_users(error))
@@ -71,7 +75,7 @@ def main() -> None:
     os._exit(failed)  # its threads and hooks have had their time
 
 
-def _serve(begun: dict[str, Any], news: News) -> None:
+def _serve(begun: dict[str, Any], lines: Iterator[bytes], news: News) -> None:
     folder = Path(begun["run"])
     file = folder / "loggers" / f"{begun['name']}.json"
     state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -90,8 +94,20 @@ def _serve(begun: dict[str, Any], news: News) -> None:
         for row in _rows(folder / "metrics.jsonl", before):
             logger.log(row)
 
-    how = _log(logger, news, lambda: write_text(file, json.dumps({**state, "logged": True}) + "\n"))
+    how = _log(logger, lines, news, lambda: write_text(file, json.dumps({**state, "logged": True}) + "\n"))
     logger.close(how)
+
+
+def _lines() -> Iterator[bytes]:
+    """All that have come, at most so often: each waking may take time from training."""
+    rest = b""
+    pause = select.poll()
+    pause.register(STDIN, 0)  # until nothing more can come
+    while more := os.read(STDIN, CHUNK):
+        *lines, rest = (rest + more).split(b"\n")
+        yield from lines
+        if len(more) < CHUNK:
+            pause.poll(EVERY_S * 1000)
 
 
 def _built(begun: dict[str, Any], state: dict[str, Any]) -> RunLogger:
@@ -111,10 +127,10 @@ def _rows(path: Path, count: int) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, islice(lines, count))
 
 
-def _log(logger: RunLogger, news: News, first: Callable[[], None]) -> str:
+def _log(logger: RunLogger, lines: Iterator[bytes], news: News, first: Callable[[], None]) -> str:
     """All rows that come; returns how the run ended. A row that cannot be taken is told, and left out."""
     taken = lost = 0
-    for line in sys.stdin:
+    for line in lines:
         row = json.loads(line)
         if "ended" in row:
             return str(row["ended"])
