@@ -172,6 +172,55 @@ resnet34, resnet50, tied_pair); and then model: model resnet reads images, data 
     try:    'steps=[train,save]'
 """,
     ),
+    "unknown logger in the list": (
+        ["logger=[tensorbord,csv]"],
+        """
+  logger: unknown option 'tensorbord', did you mean 'tensorboard'? """
+        """(there are: auto, csv, mlflow, plain, tensorboard, trackio, wandb)
+    set by: logger=[tensorbord,csv] (command line)
+    try:    'logger=[tensorboard,csv]'
+""",
+    ),
+    "loggers as one word": (
+        ["logger='csv,plain'"],
+        """
+  logger: 'csv,plain' is one word; a list is [a,b]
+    set by: logger='csv,plain' (command line)
+    try:    'logger=[csv,plain]'
+""",
+    ),
+    "loggers without brackets": (
+        ["logger=csv,plain"],
+        """
+  logger: csv,plain: has several values; a sweep needs -m
+    set by: logger=csv,plain (command line)
+    try:    'logger=[csv,plain]'
+""",
+    ),
+    "another logger by a plus": (
+        ["+logger=csv"],
+        """
+  logger: +logger=csv: the list is given as a whole, in order
+    set by: +logger=csv (command line)
+""",
+    ),
+    "password in an address": (
+        ["logger.mlflow.tracking_uri=http://me:hunter2@host:5000"],
+        """
+  logger.mlflow.tracking_uri = http://***@host:5000: a user and password would be written to the run folder; """
+        """set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD
+    set by: logger.mlflow.tracking_uri=http://***@host:5000 (command line)
+    try:    "logger.mlflow.tracking_uri='http://host:5000'"
+""",
+    ),
+    "logger that is neither on nor off": (
+        ["logger.wandb=yes"],
+        """
+  logger.wandb = yes: should be a group of keys
+    set by: logger.wandb=yes (command line)
+    try:    logger.wandb=true
+""",
+    ),
     "unknown step by its settings": (
         ["steps.evaluat.batches=1"],
         f"""

@@ -18,7 +18,8 @@ from tests.test_imports import imports
 ROOT = Path(__file__).parents[1]
 BUILD = ("-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
 INSTALL = ("-m", "pip", "--quiet", "install", "--no-deps", "--no-index")
-COMES_WITH = {"yaml": "omegaconf", "pydantic_core": "pydantic"}  # made for what they come with, and versioned by it
+COMES_WITH = {"yaml": "omegaconf", "pydantic_core": "pydantic", "mlflow": "mlflow-skinny"}
+"""Made for what they come with, and versioned by it."""
 
 
 def python(*words: str | Path, cwd: Path, path: Path | None = None) -> str:

@@ -100,7 +100,6 @@ GROUPS = {
     "schedule",
     "launch",
     "cluster",
-    "logger",
     "debug",
     "recipe",
 }  # set by choosing an option

@@ -17,7 +17,7 @@ from launcher.job.cures.group_override import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
 from launcher.job.overrides import hydra_settings, intended_value
-from launcher.job.overrides.grammar import Override, paste, read, shell, written
+from launcher.job.overrides.grammar import LISTS, Override, paste, read, shell, written
 from launcher.job.overrides.merge import CHOSEN, keys, plain, put
 from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
@@ -165,8 +165,8 @@ def _choices(groups: list[Override], configs: ConfigFiles, found: list[Problem])
         bad = [n for n in names if n not in options]
 
         # refused, left out, or chosen
-        if o.add and o.key == "steps":
-            found.append(Problem("steps", f"{o.text}: the list is given as a whole, in order"))
+        if o.add and o.key in LISTS:
+            found.append(Problem(o.key, f"{o.text}: the list is given as a whole, in order"))
         elif bad and not o.delete:
             found += [_misspelt(o, b, options) for b in bad]
         elif o.delete or o.value is None:
@@ -184,10 +184,9 @@ def _name(option: Any) -> str:
 
 def _misspelt(o: Override, bad: str, options: Sequence[str]) -> Problem:
     problem = no_option(o.key, bad, options)
-    if o.key == "steps" and set(bad.split(",")) <= set(options):
-        return Problem("steps", f"{bad!r} is one word; a list is [a,b]", paste("steps", bad.split(",")))
-    if isinstance(o.value, list) and problem.cure:
-        right = problem.cure.strip("'").partition("[")[2].rstrip("]")
+    if o.key in LISTS and set(bad.split(",")) <= set(options):
+        return Problem(o.key, f"{bad!r} is one word; a list is [a,b]", paste(o.key, bad.split(",")))
+    if isinstance(o.value, list) and (right := nearest(bad, options)):
         return Problem(problem.key, problem.text, paste(o.key, [right if n == bad else n for n in o.value]))
     return problem
 
@@ -304,11 +303,16 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
         if isinstance(target, str):
             yield from _untrusted("metrics", target, allow)
 
-    callbacks = data.get("callbacks")
-    for i, node in enumerate(callbacks if isinstance(callbacks, list) else ()):
-        target = node.get("_target_") if isinstance(node, dict) else None
-        if isinstance(target, str):
-            yield from _untrusted(f"callbacks.{i}._target_", target, allow)
+    logger = data.get("logger")
+    own = {
+        "callbacks": data.get("callbacks"),
+        "logger.others": logger.get("others") if isinstance(logger, dict) else None,
+    }
+    for section, nodes in own.items():
+        for i, node in enumerate(nodes if isinstance(nodes, list) else ()):
+            target = node.get("_target_") if isinstance(node, dict) else None
+            if isinstance(target, str):
+                yield from _untrusted(f"{section}.{i}._target_", target, allow)
 
 
 def _untrusted(key: str, target: str, allow: tuple[str, ...]) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ def nowhere(job: Job) -> list[Problem]:
     keys = ("model", "data", "loss", "optim", "schedule")
     named = [(f"{k}._target_", getattr(job, k)) for k in keys] + [("metrics", m) for m in job.metrics]
     named += [(f"callbacks.{i}._target_", c) for i, c in enumerate(job.callbacks)]
+    named += [(f"logger.others.{i}._target_", c) for i, c in enumerate(job.logger.others)]
     return [absent(key, s.target) for key, s in named if isinstance(s, Target) and not there(s.target)]
 
 

@@ -36,6 +36,7 @@ from launcher.planner import (
     documents,
     epochs,
     equal_layers,
+    loggers,
     model_folder,
     model_operators,
     objective_probe,
@@ -155,7 +156,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
         job = epochs.with_steps(model_operators.written(job) if model_operators.asked(job) else job)
         asked = replace(ask(job), like=asked.like)
     refuse(_unlike(job, own=True))
-    refuse([*_backend(job), *callbacks.problems(job)])
+    refuse([*_backend(job), *callbacks.problems(job), *loggers.problems(job)])
     refuse(_unrated(job, asked.sizes.steps, traces))
     noted = own_data.looked_at(job, asked.sizes)
     from launcher.parallel.cost.fused_kernels import fused_norms

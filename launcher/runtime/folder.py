@@ -37,7 +37,7 @@ def check_writable(root: Path, key: str = "runs", what: str = "a run folder") ->
 STATUS, NEXT_STATUS = "status.json", ".status.json"
 STATUS_ROOM = 16 << 10  # bytes; one with many figures has a few thousand
 FOLDERS = (
-    "certify", "checkpoints", "errors", "exports", "graphs", "local_norm", "logs",
+    "certify", "checkpoints", "errors", "exports", "graphs", "local_norm", "loggers", "logs",
     "profile", "strategy", "tensorboard", "tokens", "transformed",
 )  # fmt: skip
 FILES = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
@@ -9,6 +12,7 @@ from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.compose import BadRequest, compose
 from launcher.job.cures.report import as_yaml, render
+from launcher.job.schema.loggers import Logger, Trackio, Wandb
 from launcher.job.yaml.shipped import CONF, RECIPES
 
 
@@ -51,6 +55,36 @@ def test_a_plus_makes_no_difference():
 )
 def test_a_list_of_steps_sets_content_and_order(override, steps):
     assert list(compose(["recipe=tied_pp2_to_single", override]).job.steps) == steps
+
+
+ON = {"progress": "plain", "csv": True, "tensorboard": True}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "differ"),
+    [
+        (["logger=tensorboard"], {"tensorboard": True}),
+        (["logger=[tensorboard,csv,plain]"], ON),
+        (["logger=[csv]", "logger.tensorboard=true", "logger.progress=plain"], ON),
+        (["logger=[]"], {}),
+        (["logger=[wandb,trackio]"], {"wandb": Wandb(), "trackio": Trackio()}),
+        (["logger.wandb=true", "logger.mlflow=false"], {"wandb": Wandb()}),
+        (["logger=[csv]", "logger.wandb.project=mine"], {"csv": True, "wandb": Wandb(project="mine")}),
+        (["logger=[wandb]", "logger.wandb.tags=[a,b]"], {"wandb": Wandb(tags=("a", "b"))}),
+    ],
+    ids=" ".join,
+)
+def test_any_number_of_loggers_is_chosen_at_once(overrides: list[str], differ: dict[str, Any]) -> None:
+    assert compose(overrides).job.logger == Logger(**differ)
+
+
+def test_a_recipe_chooses_a_list_of_loggers_that_the_command_line_replaces(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "# Mine.\ndefaults:\n  - override /logger: [tensorboard, csv]\ntrain: {steps: 2, batch_size: 8}\n"
+    )
+    assert compose([f"recipe={recipe}"]).job.logger == Logger(tensorboard=True, csv=True)
+    assert compose([f"recipe={recipe}", "logger=plain"]).job.logger == Logger(progress="plain")
 
 
 def test_a_step_of_ones_own_name_comes_after_the_chosen_ones():

@@ -18,7 +18,7 @@ from launcher.job.schema import schema_keys
 from launcher.job.schema.components import Metric
 from launcher.job.schema.job import Job
 from launcher.job.schema.python_errors import reason
-from launcher.job.schema.redact import HIDDEN, secret, values
+from launcher.job.schema.redact import HIDDEN, addresses, secret, values
 from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.job.yaml.origins import Origins
 
@@ -55,7 +55,7 @@ def shown(value: Any, key: str) -> str:
     """A value as the user would write it, short, secrets hidden."""
     if secret(key) and value is not None:
         return HIDDEN
-    text = value if isinstance(value, str) and value.strip() else written(values(value, key))
+    text = addresses(value) if isinstance(value, str) and value.strip() else written(values(value, key))
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -25,6 +25,8 @@ OPERATORS = "parallel.operators"
 GROUPS = "optim.groups"
 OPEN = (STAGE_CONFIG, OPERATORS, GROUPS)
 """Settings whose keys are names of modules or parameters: dots and stars belong to the name."""
+LISTS = ("steps", "logger")
+"""Groups of which any number of options are chosen, as ``steps=[train,save]``."""
 _BELOW_OPEN = re.compile(
     rf"(?:(~)|\+*)((?:{'|'.join(map(re.escape, OPEN))})\.[^=]+)((?(1)(?:=.*)?|=.*))", re.DOTALL
 )
@@ -191,7 +193,7 @@ def _one_value(key: str, values: str) -> str:
     """The override for ``a,b`` meant as one value: a list, or a number with a comma every three digits."""
     note = schema_keys.anywhere(key)
     items = [v.strip() for v in values.split(",")]
-    if key == "steps":
+    if key in LISTS:
         return paste(key, items)
     good = next(intended_value.readings(key, note, values), None) if note is not None else None
     return paste(key, good) if isinstance(good, list | int | float) else ""

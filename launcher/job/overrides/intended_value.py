@@ -249,6 +249,11 @@ def _texts(key: str, bad: str) -> Iterator[Any]:
     if key == "name":
         yield re.sub(r"[^A-Za-z0-9._-]+", "-", bad).strip("-.")
 
+    # an address without a password is no path
+    if "://" in bad:
+        yield re.sub(r"://[^/@]*@", "://", bad)
+        return
+
     # paths: in the run folder, absolute, of a JSON or a YAML file
     if bad.startswith(RUN):
         parts = [part.lstrip(".") for part in bad.removeprefix(RUN).split("/")]

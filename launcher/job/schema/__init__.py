@@ -9,6 +9,7 @@ __all__ = [
     "components",
     "job",
     "kubernetes",
+    "loggers",
     "objectives",
     "optimizers",
     "parallel",

@@ -18,6 +18,7 @@ from launcher.job.schema.base import Count, Flag, Goal, Index, Settings
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule, Target
 from launcher.job.schema.kubernetes import Kubernetes
+from launcher.job.schema.loggers import Logger
 from launcher.job.schema.objectives import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.search import Search, lifted
@@ -161,14 +162,6 @@ class Checkpoint(Settings):
     )
     accept_changes: tuple[str, ...] = ()
     resume: str = "auto"
-
-
-class Logger(Settings):
-    """``jsonl`` always; ``progress: auto`` draws a bar on a terminal and prints plain lines elsewhere."""
-
-    progress: Literal["auto", "bar", "plain", "off"] = "auto"
-    csv: Flag = False
-    tensorboard: Flag = False
 
 
 class Debug(Settings):

@@ -73,13 +73,27 @@ def shown(text: str) -> str:
     return text if place(text) else f"{text.partition(':')[0]}:{HIDDEN}"
 
 
+_USER = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
+
+
+def addresses(text: str) -> str:
+    """``text`` with nobody's name and password in an address of the network.
+
+    >>> addresses("see http://me:hunter2@host:5000/a")
+    'see http://***@host:5000/a'
+    """
+    return _USER.sub(HIDDEN, text)
+
+
 def values(data: Any, key: str = "") -> Any:
     """A copy of plain data in which every secret that is set reads ``***``."""
     if isinstance(data, dict):
         return {k: values(v, f"{key}.{k}" if key else str(k)) for k, v in data.items()}
     if isinstance(data, list | tuple):
         return [values(v, key) for v in data]
-    return HIDDEN if data is not None and secret(key) and not place(str(data)) else data
+    if data is not None and secret(key) and not place(str(data)):
+        return HIDDEN
+    return addresses(data) if isinstance(data, str) else data
 
 
 def text(line: str) -> str:
@@ -90,7 +104,7 @@ def text(line: str) -> str:
     >>> text("model={lr: 1, api_key: abc, dim: 2}")
     'model={lr: 1, api_key: ***'
     """
-    at = 0
+    at, line = 0, addresses(line)
     while pair := _PAIR.search(line, at):
         value = pair[4].partition(" #")[0].strip()
         if secret(pair[2]) and value not in ("null", "~", "") and not place(value):

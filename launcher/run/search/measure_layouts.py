@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from launcher.console import say
 from launcher.errors import Problem, RunError
-from launcher.job.schema.job import Checkpoint, Debug, Job, Logger
+from launcher.job.schema.job import Checkpoint, Debug, Job
+from launcher.job.schema.loggers import Logger
 from launcher.job.schema.search import Search
 from launcher.job.schema.steps import Train as TrainStep
 from launcher.planner.plan_job import plan_job

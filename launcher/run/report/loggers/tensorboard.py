@@ -6,23 +6,14 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem
-from launcher.job.schema.job import Job
+from launcher.run.report.loggers.names import figures
 
-KEY, FOLDER = "logger.tensorboard", "tensorboard"
+FOLDER = "tensorboard"
 VERSION = "brain.Event:2"
 """Of the form of the file, which has to begin with it."""
-
-
-def refused(job: Job) -> list[Problem]:
-    if not job.logger.tensorboard or find_spec("tensorboard") is not None:
-        return []
-    text = "true: tensorboard is not installed: pip install 'autoparallel-launcher[tensorboard]'"
-    return [Problem(KEY, text)]
 
 
 class TensorBoard:
@@ -63,12 +54,7 @@ class TensorBoard:
     def _scalars(self, row: Mapping[str, Any]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        found = {key: value for key, value in row.items() if isinstance(value, int | float)}
-        values = [
-            Summary.Value(tag=tag(key), simple_value=value)
-            for key, value in found.items()
-            if key not in ("step", "steps")
-        ]
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures(row).items()]
         self._event(step=int(row["step"]), summary=Summary(value=values))
 
     def _text(self, title: str, text: str) -> None:
@@ -86,11 +72,3 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._records.write(Event(wall_time=time.time(), **parts).SerializeToString())
-
-
-def tag(key: str) -> str:
-    """
-    >>> tag("loss"), tag("val_loss"), tag("val_accuracy_ema")
-    ('train/loss', 'val/loss', 'val/accuracy_ema')
-    """
-    return f"val/{key.removeprefix('val_')}" if key.startswith("val_") else f"train/{key}"

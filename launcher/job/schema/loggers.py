@@ -1,0 +1,76 @@
+"""Settings of what shows or keeps the metrics of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from launcher.job.schema.base import Flag, Settings
+from launcher.job.schema.components import Target
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Wandb(Settings):
+    """Weights & Biases; ``offline`` writes files that ``wandb sync`` sends."""
+
+    project: Name | None = Field(None, description="null: the run's name")
+    name: Name | None = Field(None, description="of the run in it; null: the run's name and number")
+    entity: Name | None = Field(None, description="user or team; null: whoever is logged in")
+    group: Name | None = None
+    tags: tuple[Name, ...] = ()
+    mode: Literal["offline", "online"] = "offline"
+
+
+class MLflow(Settings):
+    """``tracking_uri`` null: a SQLite file in the run folder."""
+
+    experiment: Name | None = Field(None, description="null: the run's name")
+    name: Name | None = Field(None, description="of the run in it; null: the run's name and number")
+    tracking_uri: Name | None = None
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _without_password(cls, uri: str | None) -> str | None:
+        if uri is not None and "@" in uri.partition("://")[2].partition("/")[0]:
+            raise ValueError(
+                "a user and password would be written to the run folder; "
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        return uri
+
+
+class Trackio(Settings):
+    """``space_id`` null: nothing leaves this machine."""
+
+    project: Name | None = Field(None, description="null: the run's name")
+    name: Name | None = Field(None, description="of the run in it; null: the run's name and number")
+    dir: Name | None = Field(None, description="folder of its files; null: in the run folder")
+    space_id: Name | None = Field(None, description="a Space of Hugging Face, as user/name")
+
+
+def _switched(value: Any) -> Any:
+    """``true`` is all defaults, ``false`` is none."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return value
+
+
+Switch = BeforeValidator(_switched)
+
+
+class Logger(Settings):
+    """``jsonl`` always; ``progress: auto`` draws a bar on a terminal and prints plain lines elsewhere.
+
+    ``wait_s``: how long the end of a run waits for what loggers have not sent.
+    """
+
+    progress: Literal["auto", "bar", "plain", "off"] = "auto"
+    csv: Flag = False
+    tensorboard: Flag = False
+    wandb: Annotated[Wandb | None, Switch] = None
+    mlflow: Annotated[MLflow | None, Switch] = None
+    trackio: Annotated[Trackio | None, Switch] = None
+    others: tuple[Target, ...] = ()
+    wait_s: float = Field(30.0, ge=0, le=600)

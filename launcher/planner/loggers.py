@@ -1,0 +1,41 @@
+"""Whether the user's own loggers can be called: their classes are looked at, and none is built."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.job import Job
+from launcher.job.targets import check_arguments, locate
+
+CALLS = {"on_start": ("config", "plan", "folder"), "log": ("row",), "close": ()}
+"""What is called, and with what; all but ``log`` may be missing."""
+
+
+def problems(job: Job) -> list[Problem]:
+    """Of each: no class, no ``log``, a method or arguments that do not fit."""
+    found: list[Problem] = []
+    for i, target in enumerate(job.logger.others):
+        key = f"logger.others.{i}._target_"
+        try:
+            cls = locate(target.target, job.security.allow, object, key=key)
+            found += _methods(cls, target.target, key)
+            check_arguments(cls, target, key)
+        except RequestError as error:
+            found += error.problems
+    return found
+
+
+def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
+    if not callable(getattr(cls, "log", None)):
+        called = ", ".join(f"{method}({', '.join(given)})" for method, given in CALLS.items())
+        yield Problem(key, f"{name}: has no method log; a logger has {called}, of which log has to be there")
+    for method, given in CALLS.items():
+        act = getattr(cls, method, None)
+        if not inspect.isfunction(act):
+            continue
+        try:
+            inspect.signature(act).bind(None, *given)
+        except TypeError as error:
+            yield Problem(key, f"{name}: {method}({', '.join(given)}) is called, and does not fit: {error}")
