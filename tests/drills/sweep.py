@@ -1,4 +1,4 @@
-"""KILL or HUP to a sweep, KILL to a cell or a rank of it, at random moments: nothing is lost, done twice or orphaned."""
+"""KILL or HUP to a sweep, KILL to a cell or a rank of it, at random moments: nothing lost, done twice or orphaned."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import re
 from pathlib import Path
 
 from launcher.__main__ import main
@@ -44,3 +46,25 @@ def test_a_sweep_of_real_runs(tmp_path, capsys):
     assert status(folder / CELLS[0]) == kept
     assert {row["status"] for row in rows(folder).values()} == {"done"}
     assert all(steps(folder / cell) == [1, 2] for cell in CELLS)
+
+
+@exhaustive
+def test_layouts_train_the_same_numbers_and_the_sweep_says_so(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    layouts = ("parallel.pipeline.stages=1,2", "parallel.pipeline.scheduler=1f1b,gpipe", "launch.nproc=2")
+    shards = "parallel.hsdp={shard_size: -1, threshold: 0}"
+    words = [*TINY, shards, *layouts, "train.steps=6", "train.precision=fp64", "sweep.certify=true", "steps=[train]"]
+    assert main(["-m", f"sweep_dir={folder}", *words]) == 0
+    assert re.search(
+        r"the losses of \d cells are those of the first of their kind, to \d\.\de-1[3-7]", capsys.readouterr().out
+    )
+    found = rows(folder)
+    assert {row["status"] for row in found.values()} == {"done"}
+    assert all(float(row["gap"]) < 1e-12 for row in found.values() if row["gap"])
+
+    # another number in one of them
+    path = folder / list(found)[2] / "metrics.jsonl"
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | {"loss": 4.0}), *others]) + "\n")
+    assert main(["-m", f"sweep_dir={folder}", *words]) == 1
+    assert f"{list(found)[2]}: not the numbers of {next(iter(found))}: off by " in capsys.readouterr().out
