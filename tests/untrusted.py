@@ -83,7 +83,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "operators": ("o.json", lambda f: None, lambda f: _problems([request_files._operators(str(f / "o.json"))])),
     "switches": ("p.json", lambda f: None, lambda f: _problems(request_files._switches(str(f / "p.json"))[1])),
     "status": ("status.json", lambda f: None, lambda f: folder.read_status(f)),
-    "sweep": ("cells.json", lambda f: None, lambda f: sweep_folder._known(f / "cells.json")),
+    "sweep": ("sweep.json", lambda f: None, sweep_folder.known),
     "tokenizer": ("t.json", lambda f: None, lambda f: bpe.load(f / "t.json")),
     "tokenizer that is asked for": (
         "t.json",

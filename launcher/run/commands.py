@@ -16,6 +16,7 @@ from launcher.run.cluster_jobs.k8s import write
 from launcher.run.cluster_jobs.slurm import array_file, cluster
 from launcher.runtime import folder
 from launcher.runtime.lock import at_work
+from launcher.untrusted.files import read_json
 
 LINES = 40
 """Of a log: a page."""
@@ -100,7 +101,7 @@ def _job(run: Path, said: dict[str, Any]) -> str | None:
 def _of_array(run: Path) -> str | None:
     """That of a cell of a sweep, which has not begun."""
     try:
-        numbers = json.loads((run.absolute().parent / array_file.NUMBERS).read_text(encoding="utf-8"))
+        numbers = read_json(run.absolute().parent / array_file.NUMBERS)
     except (OSError, ValueError):
         return None
     number = numbers.get(run.absolute().name) if isinstance(numbers, dict) else None
