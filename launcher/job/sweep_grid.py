@@ -14,8 +14,9 @@ from hydra.core.override_parser.types import Override as Parsed
 from hydra.errors import HydraException
 
 from launcher.errors import Problem, problems
-from launcher.job.overrides.grammar import read
-from launcher.job.schema import redact
+from launcher.job.overrides.grammar import read, written
+from launcher.job.schema import redact, schema_keys
+from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.job.stray_arguments import KnownNames, sift
 from launcher.job.yaml.config_files import ConfigFiles
 
@@ -80,6 +81,27 @@ def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Axis, ...]:
     with problems() as found:
         single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), found)
         return tuple(_axis(o, configs, found) for o in single)
+
+
+def written_axes(
+    over: Mapping[str, str | Sequence[Any]], typed: Sequence[Axis], configs: ConfigFiles
+) -> tuple[Axis, ...]:
+    """Those of ``sweep.over`` whose keys are not ``typed``. Raises ``RequestError``."""
+    there = {axis.key.lstrip("+~") for axis in typed}
+    known = (*dict.fromkeys(schema_keys.everywhere()), *configs.groups())
+    out: list[Axis] = []
+    with problems() as found:
+        for key, values in over.items():
+            if key in there:
+                continue
+            if key not in known:
+                hint = did_you_mean(nearest(key, known, 0.75))
+                found.append(Problem(f"sweep.over.{key}", f"there is no such setting{hint}"))
+            elif isinstance(values, str):
+                out.append(_axis(f"{key}={values}", configs, found))
+            else:
+                out.append(Axis(key, tuple(f"{key}={written(value)}" for value in values)))
+    return tuple(out)
 
 
 def grid(given: Sequence[Axis]) -> tuple[Cell, ...]:

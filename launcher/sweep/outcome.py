@@ -87,7 +87,7 @@ class Outcome:
     def _told(self, ranked: Results, off: Mapping[str, Gap]) -> list[str]:
         out = []
         if len(ranked.front) > 1:
-            out.append(f"none is better in all of {self._metric}, speed and memory: {_names(ranked.front)}")
+            out.append(f"front of {self._metric}, speed and memory: {_names(ranked.front)}")
         if off and all(gap.right for gap in off.values()):
             most = max(gap.early for gap in off.values())
             out.append(f"the losses of {len(off)} cells are those of the first of their kind, to {most:.1e}")

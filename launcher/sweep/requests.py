@@ -57,16 +57,22 @@ class Checked:
 
 def composed(args: Args) -> SweepRequest:
     """Raises ``RequestError`` with each problem once, whichever cell has it."""
-    given = sweep_grid.axes(args.overrides, ConfigFiles.of(args.config_dir))
+    configs = ConfigFiles.of(args.config_dir)
+    given = sweep_grid.axes(args.overrides, configs)
     own = tuple(axis for axis in given if axis.key.lstrip("+").startswith(OWN))
     refuse([_one_value(axis) for axis in own if axis.varies])
-    axes = tuple(axis for axis in given if axis not in own)
+    typed = tuple(axis for axis in given if axis not in own)
     words = tuple(word for axis in own for word in axis.words)
-    probe = SweepRequest(args.overrides, args.config_dir, axes, words, {})
+    probe = SweepRequest(args.overrides, args.config_dir, typed, words, {})
 
-    # a cell that can be composed says how the others are chosen
-    first = Cell("0", tuple(axis.ends[0] for axis in axes), ())
-    asked = probe.compose(first).job.sweep
+    # a cell that can be composed says what else varies, and how cells are chosen
+    first = Cell("0", tuple(axis.ends[0] for axis in typed), ())
+    request = probe.compose(first)
+    asked = request.job.sweep
+    try:
+        axes = (*typed, *sweep_grid.written_axes(asked.over, typed, configs))
+    except RequestError as error:
+        raise BadRequest(error.problems, request.origins) from error
     refuse([*settings.intervals(asked, axes)])
     cells = sweep_grid.grid(axes) if asked.sampler == GRID else tuple(_ends(axes))
     found = SweepRequest(args.overrides, args.config_dir, axes, words, _composed(probe, cells, args))

@@ -42,3 +42,16 @@ def test_when_no_cell_can_run_that_is_what_is_said(tmp_path, monkeypatch, capsys
     told = capsys.readouterr().err
     assert "launch.nproc = 2: cannot be cut evenly into 3 pipeline stages" in told
     assert "launch.nproc = 2: cannot be cut evenly into 5 pipeline stages" in told
+
+
+def test_a_recipe_may_say_what_varies(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    axes = "{optim.lr: [0.001, 0.003], parallel.pipeline.scheduler: [1f1b, gpipe], optim.weight_decay: 'range(0,2)'}"
+    (tmp_path / "mine.yaml").write_text(f"defaults:\n  - lm_single\nsweep:\n  over: {axes}\n")
+    line = ("-m", "recipe=mine.yaml", *LINE[2:], "sweep.plan=true")
+    assert main([*line, "optim.lr=0.1"]) == 0  # what is typed takes the place of what is written
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["cell", "scheduler", "weight_decay", "runs"]
+    assert {tuple(row.split()[1:3]) for row in rows} == {(s, d) for s in ("1f1b", "gpipe") for d in "01"}
+    assert main([*line]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 9

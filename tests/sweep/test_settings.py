@@ -97,6 +97,13 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
 """,
         ),
         (
+            ["sweep.over={optim.lrr: [1, 2]}"],
+            """
+  sweep.over.optim.lrr: there is no such setting, did you mean 'optim.lr'?
+    set by: sweep.over={optim.lrr: [1, 2]} (command line)
+""",
+        ),
+        (
             ["optim.lr=interval(-1,1e-2)", "sweep.sampler=tpe", "sweep.cells=3"],
             """
   optim.lr = -1.0: should be at least 0
@@ -106,7 +113,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
     ],
     ids=[
         "interval-of-a-grid", "cells-of-a-grid", "pruned-grid", "endless", "nothing-varies", "unknown-metric", "metric",
-        "seed-twice", "two-goals", "sampler", "end-of-an-interval",
+        "seed-twice", "two-goals", "sampler", "written-axis", "end-of-an-interval",
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(words, told, tmp_path, monkeypatch, capsys):

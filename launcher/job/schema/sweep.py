@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,9 @@ class Sweep(Settings):
     there are ``cells`` of them or ``minutes`` are over.
     """
 
+    over: dict[str, str | tuple[Any, ...]] = Field(
+        {}, description="axes: lists of values, or an interval as on the command line, by the key that varies"
+    )
     parallel: Count | Literal["auto"] = "auto"
     sampler: Literal["grid", "random", "tpe"] = GRID
     cells: Count | None = Field(None, description="that a sampler proposes; null: as many as the time allows")
