@@ -9,6 +9,8 @@ from typing import Literal
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Parallel
+from launcher.plan.partition.sizes import Note
 from launcher.runtime.cluster.launch_env import place
 
 Mode = Literal["spawn", "external", "inproc"]
@@ -38,10 +40,46 @@ def at_home(job: Job, outer: int | None) -> Job:
     """``launch.nproc: null`` under an outer launcher is what that has started."""
     if outer is None or mode(job, outer) != "external":
         return job
+    job = _on_those_left(job)
     each, rest = divmod(outer, job.launch.nnodes)
     if job.launch.nproc is not None or rest:
         return job
     return job.model_copy(update={"launch": job.launch.model_copy(update={"nproc": each})})
+
+
+def _on_those_left(job: Job) -> Job:
+    """``launch.elastic``: fewer nodes than were asked for, so fewer copies of the model; the batch stays."""
+    there = place()
+    nodes = 0 if there is None else there.size // there.local_size
+    if there is None or not job.launch.elastic or not 0 < nodes < job.launch.nnodes:
+        return job
+    launch = job.launch.model_copy(update={"nnodes": nodes})
+    replicas = there.size // (job.parallel.pipeline.stages * (job.parallel.grid.tp or 1))
+    return job.model_copy(update={"launch": launch, "parallel": _over(job.parallel, replicas)})
+
+
+def _over(asked: Parallel, replicas: int) -> Parallel:
+    """The same layout on so many data-parallel ranks: shards as large as they can still be."""
+    hsdp, shard = asked.hsdp, asked.grid.dp_shard
+    size = shard if hsdp is None or hsdp.shard_size < 1 else hsdp.shard_size
+    fits = max((n for n in range(1, (size or 0) + 1) if replicas and replicas % n == 0), default=size)
+    if hsdp is not None and hsdp.shard_size > 0:
+        hsdp = hsdp.model_copy(update={"shard_size": fits})
+    grid = asked.grid.model_copy(update={"dp_replicate": None, "dp_shard": None if shard is None else fits})
+    return asked.model_copy(update={"hsdp": hsdp, "grid": grid})
+
+
+def shrunk(asked: Job, here: Job) -> tuple[Note, ...]:
+    """What ``launch.elastic`` has made of a request, for the reader of its plan."""
+    if here.launch.nnodes == asked.launch.nnodes:
+        return ()
+    why = "as many as are left (launch.elastic)"
+    found = [Note("launch.nnodes", f"{asked.launch.nnodes} -> {here.launch.nnodes}: {why}")]
+    before, now = asked.parallel.hsdp, here.parallel.hsdp
+    if before is not None and now is not None and before != now:
+        text = f"{before.shard_size} -> {now.shard_size}: the most that divides the ranks that are left"
+        found.append(Note("parallel.hsdp.shard_size", text))
+    return tuple(found)
 
 
 def mode(job: Job, outer: int | None) -> Mode:
@@ -118,6 +156,8 @@ def _idle(job: Job, how: Mode) -> list[str]:
         out.append(f"{restarts}: {THEY} restarts its ranks, if told to")
     if how == "inproc" and job.launch.max_restarts:
         out.append(f"{restarts}: a rank in this process is not restarted")
+    if how != "external" and job.launch.elastic:
+        out.append("launch.elastic has no effect: ranks that are started here are all there, or none")
     if how != "spawn" and job.launch.port is not None:
         where = f"{THEY} says where its ranks meet" if how == "external" else "one rank has nobody to meet"
         out.append(f"launch.port {job.launch.port} has no effect: {where}")

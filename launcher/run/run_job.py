@@ -216,7 +216,7 @@ def _plan(asked: Settled, chosen: layout_search.Chosen) -> Plan:
         plan = plan_checked(checked)
         found, notes = preflight.after_plan(asked, plan)
         refuse(found)
-    return replace(plan, notes=(*plan.notes, *chosen.notes, *notes))
+    return replace(plan, notes=(*plan.notes, *asked.notes, *chosen.notes, *notes))
 
 
 def _make_tokens(request: RunRequest, others: Others | None) -> None:
@@ -254,7 +254,7 @@ def _decide(asked: Settled, chosen: layout_search.Chosen) -> tuple[launch.Start,
         found, notes = preflight.after_plan(asked, plan)
         refuse(found)
         start = memory_check.checked(asked.job, plan, start)
-    return start, replace(plan, notes=(*plan.notes, *chosen.notes, *notes))
+    return start, replace(plan, notes=(*plan.notes, *asked.notes, *chosen.notes, *notes))
 
 
 @contextmanager

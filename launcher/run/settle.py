@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import refuse
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
+from launcher.plan.partition.sizes import Note
 from launcher.planner.plan_job import settled
 from launcher.run import launch, memory_check, resume, status
 from launcher.runtime import folder
@@ -23,7 +24,7 @@ class Settled:
     """A request to be carried out. ``config``: all of it, as it is written into the folder of the run.
 
     ``outer``: how many ranks an outer launcher has started; ``done``: the steps that a start
-    before this one has done.
+    before this one has done. ``notes``: what has become of the request here.
     """
 
     job: Job
@@ -31,6 +32,7 @@ class Settled:
     overrides: Sequence[str]
     outer: int | None
     done: tuple[str, ...]
+    notes: tuple[Note, ...] = ()
 
     @property
     def anew(self) -> bool:
@@ -41,9 +43,11 @@ class Settled:
 def settle(job: Job, config: str, overrides: Sequence[str], others: Others | None) -> Settled:
     """Raises ``RequestError`` for a folder of an earlier start that cannot be read."""
     outer = launch.outer_size()
-    job = memory_check.told(launch.at_home(_again(settled(job), config, others), outer))
-    job = _with_cache(job)
-    return Settled(job, config, overrides, outer, done=_done(job, config, overrides))
+    asked = _again(settled(job), config, others)
+    here = launch.at_home(asked, outer)
+    job = _with_cache(memory_check.told(here))
+    done = _done(job, config, overrides)
+    return Settled(job, config, overrides, outer, done, notes=launch.shrunk(asked, here))
 
 
 def home(job: Job) -> tuple[str, Path]:

@@ -130,6 +130,9 @@ class Launch(Settings):
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_restarts: Index = 0
+    elastic: Flag = Field(
+        False, description="fewer ranks of torchrun than before: go on with those that are left"
+    )
     timeout_s: float = Field(600.0, gt=0)
     port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None, description="null: a free one, chosen by the system"
