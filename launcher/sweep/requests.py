@@ -67,7 +67,11 @@ def composed(args: Args) -> SweepRequest:
 
     # a cell that can be composed says what else varies, and how cells are chosen
     first = Cell("0", tuple(axis.ends[0] for axis in typed), ())
-    request = probe.compose(first)
+    try:
+        request = probe.compose(first)
+    except BadRequest:
+        _composed(probe, tuple(_ends(typed)), args)  # others may be wrong too
+        raise
     asked = request.job.sweep
     try:
         axes = (*typed, *sweep_grid.written_axes(asked.over, typed, configs))

@@ -13,9 +13,9 @@ from launcher.runtime.preemption import StopFlag
 from launcher.sweep import cell_process, folder
 from launcher.sweep.cell_process import CellProcess, CellResult
 from launcher.sweep.forecast import Forecast
-from launcher.sweep.outcome import Outcome
 from launcher.sweep.requests import Checked
-from launcher.sweep.rows import RowReader, measured, reports
+from launcher.sweep.results.outcome import Outcome
+from launcher.sweep.results.rows import RowReader, measured, reports
 from launcher.sweep.sampler import Sampler
 from launcher.sweep.slots import Slot, Slots
 from launcher.sweep.watch import Watch
@@ -53,6 +53,7 @@ class CellRuns:
         self._work: dict[str, _Work] = {}
         self._first: dict[str, str] = {}
         self._looked = 0.0
+        self._dropped = False
 
     def run(self) -> tuple[CellResult, ...]:
         """Returns once no cell of ours is at work any more."""
@@ -61,7 +62,9 @@ class CellRuns:
             try:
                 if waiting is None and not self._over and not self.sampler.finished:
                     waiting = self.sampler.ask()
-                if waiting is not None and (self._over or self._begin(waiting)):
+                if waiting is not None and self._over:
+                    waiting, self._dropped = None, True
+                if waiting is not None and self._begin(waiting):
                     waiting = None
                     continue
                 self._look()
@@ -71,6 +74,11 @@ class CellRuns:
             except Interrupted:  # the second signal
                 for work in self._work.values():
                     work.process.end()
+
+    @property
+    def missing(self) -> bool:
+        """Whether there are cells that have not begun."""
+        return self._dropped or (self._over and not self.sampler.finished)
 
     @property
     def _over(self) -> bool:

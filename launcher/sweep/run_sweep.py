@@ -22,12 +22,12 @@ from launcher.runtime.faults import Preempted
 from launcher.runtime.lock import at_work, locked
 from launcher.runtime.preemption import heard
 from launcher.sweep import cluster_cells, folder, requests, settings
-from launcher.sweep.outcome import Outcome
 from launcher.sweep.requests import Checked, SweepRequest, composed, impossible, reason, together
+from launcher.sweep.results.outcome import Outcome
+from launcher.sweep.results.summary import planned, reasons
 from launcher.sweep.run_cells import CellRuns
 from launcher.sweep.sampler import GridSampler, Sampler
 from launcher.sweep.slots import Slots, machine
-from launcher.sweep.summary import planned, reasons
 from launcher.sweep.watch import Watch
 
 
@@ -93,7 +93,7 @@ def _run(asked: SweepRequest, checked: Sequence[Checked], at: Path, command: Seq
     with heard() as told, Watch(sampler.size) as watch:
         runs = CellRuns(at, sampler, slots, command, metric, told, watch, outcome, deadline)
         done = runs.run()
-    right = outcome.end(done, runs.forecasts)
+    right = outcome.end(done, runs.forecasts, missing=runs.missing)
     if told.signum:
         return Preempted(told.signum).code
     return int(not right or any(r.status in _wrong(asked) for r in done))

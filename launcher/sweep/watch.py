@@ -15,8 +15,8 @@ from rich.text import Text
 from launcher.job.sweep_grid import Cell
 from launcher.runtime.training.progress import Pace, short, span
 from launcher.sweep.cell_process import CellResult
-from launcher.sweep.rows import Row
-from launcher.sweep.table import figure, lines
+from launcher.sweep.results.rows import Row
+from launcher.sweep.results.table import figure, lines
 
 SPEEDS = ("tokens_per_s", "samples_per_s")
 

@@ -127,9 +127,11 @@ def test_a_cell_that_is_behind_is_ended_and_not_begun_again(tmp_path, command, c
     assert {row["optim.lr"]: row["status"] for row in rows(folder)} == found
 
 
-def test_no_cell_begins_after_the_time_is_over(tmp_path, command):
+def test_no_cell_begins_after_the_time_is_over(tmp_path, command, capfd):
     assert run(tmp_path / "grid", command, "optim.lr=1,2", "sweep.minutes=1e-9") == 0
     assert rows(tmp_path / "grid") == []
+    told = capfd.readouterr().out
+    assert f"; others have not begun, to go on: -m sweep_dir={tmp_path}/grid and the same overrides\n" in told
 
 
 def test_repeats_have_a_mean_and_a_spread(tmp_path, command):

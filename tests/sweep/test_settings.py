@@ -127,6 +127,20 @@ def test_what_does_not_go_together_is_refused(words, told, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_wrong_in_other_cells_is_said_too(capsys):
+    assert main([*LINE, "optim.lr=-1,1,x"]) == 2
+    assert capsys.readouterr().err == (
+        """error: 2 problems in this request; nothing was started
+
+  optim.lr = -1: should be at least 0
+    set by: optim.lr=-1 (command line)
+
+  optim.lr = x: should be a number
+    set by: optim.lr=x (command line)
+"""
+    )
+
+
 def test_without_optuna_there_are_grids_only(monkeypatch, capsys):
     monkeypatch.setattr("launcher.sweep.settings.find_spec", lambda name: None)
     assert main([*LINE, "optim.lr=1,2", "sweep.sampler=tpe", "sweep.cells=2"]) == 2

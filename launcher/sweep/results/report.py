@@ -10,10 +10,10 @@ from urllib.parse import quote
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.run.report.chart import chart
 from launcher.run.report.page import REFRESH_S, STYLE
-from launcher.sweep import parallel_coordinates
-from launcher.sweep.results import Line, Results
+from launcher.sweep.results import parallel_coordinates
+from launcher.sweep.results.ranking import Line, Results
+from launcher.sweep.results.table import figure, number, short
 from launcher.sweep.settings import MEASURED
-from launcher.sweep.table import figure, number, short
 
 NAME = "report.html"
 CURVES = 6

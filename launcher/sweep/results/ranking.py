@@ -14,7 +14,7 @@ from launcher.job import sweep_grid
 from launcher.run.report.curve import Curve
 from launcher.sweep.cell_process import CellResult
 from launcher.sweep.forecast import Forecast
-from launcher.sweep.rows import Row, RowReader
+from launcher.sweep.results.rows import Row, RowReader
 
 SPEEDS = ("tokens_per_s", "samples_per_s")
 MEMORY = "memory_mb"

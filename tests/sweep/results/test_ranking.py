@@ -7,11 +7,11 @@ import csv
 import pytest
 
 from launcher.job.sweep_grid import Cell
-from launcher.sweep import summary
 from launcher.sweep.cell_process import CellResult
-from launcher.sweep.compare_losses import Gap
-from launcher.sweep.results import results
-from launcher.sweep.table import WIDTH
+from launcher.sweep.results import summary
+from launcher.sweep.results.compare_losses import Gap
+from launcher.sweep.results.ranking import results
+from launcher.sweep.results.table import WIDTH
 
 
 def result(number: int, value: float | None = None, *, status: str = "done", repeat: int = 0, lr: str = "", **more):

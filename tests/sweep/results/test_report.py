@@ -14,9 +14,9 @@ from PIL import Image
 
 from launcher.job.sweep_grid import Cell
 from launcher.run.report.curve import Curve
-from launcher.sweep import report
 from launcher.sweep.cell_process import CellResult
-from launcher.sweep.results import Results, results
+from launcher.sweep.results import report
+from launcher.sweep.results.ranking import Results, results
 
 CHROMIUM = shutil.which("chromium")
 SVG = "{http://www.w3.org/2000/svg}"

@@ -12,16 +12,17 @@ from launcher.errors import RequestError, said
 from launcher.job.schema import redact
 from launcher.job.schema.sweep import Sweep
 from launcher.run import recipe_of_job
-from launcher.sweep import report, summary
 from launcher.sweep.cell_process import CellResult
-from launcher.sweep.compare_losses import Gap, gaps
 from launcher.sweep.forecast import Forecast
 from launcher.sweep.requests import SweepRequest
-from launcher.sweep.results import Line, Results, curves, results
-from launcher.sweep.table import figure
+from launcher.sweep.results import report, summary
+from launcher.sweep.results.compare_losses import Gap, gaps
+from launcher.sweep.results.ranking import Line, Results, curves, results
+from launcher.sweep.results.table import figure
 
 BEST = "best.yaml"
-EVERY_S = 10.0
+EVERY_S, SHARE = 10.0, 50
+"""It is written again after so long, and after so many times what that takes."""
 NAMED = 5
 WAITING = ("submitted", "written")
 
@@ -33,7 +34,7 @@ class Outcome:
 
     def __init__(self, folder: Path, asked: SweepRequest, metric: str) -> None:
         self._folder, self._asked, self._metric = folder, asked, metric
-        self._written = 0.0
+        self._next = 0.0
 
     @property
     def _settings(self) -> Sweep:
@@ -41,7 +42,8 @@ class Outcome:
 
     def now(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> None:
         """Now and then: what is known so far. A sweep does not end for it."""
-        if time.monotonic() - self._written < EVERY_S:
+        began = time.monotonic()
+        if began < self._next:
             return
         try:
             ranked = self._results(found, forecasts)
@@ -49,16 +51,22 @@ class Outcome:
             report.write(self._folder, ranked, running=True)
         except OSError as error:
             _log.warning("the sweep goes on without its page: %s", said(error))
-        self._written = time.monotonic()
+        took = time.monotonic() - began
+        self._next = began + max(EVERY_S, SHARE * took)
 
-    def end(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> bool:
-        """Write all of it, print the table; whether all cells have the numbers that they should have."""
+    def end(
+        self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast], *, missing: bool = False
+    ) -> bool:
+        """Write all of it, print the table; whether all cells have the numbers that they should have.
+
+        ``missing``: there are cells that have not begun.
+        """
         ranked = self._results(found, forecasts)
         off = self._gaps(found) if self._settings.certify else {}
         summary.write(self._folder, ranked, off)
         files = [summary.CSV, *self._best(ranked)]
         report.write(self._folder, ranked, running=False, files=files)
-        print("\n".join([*summary.printed(ranked, off), *self._told(ranked, off)]), flush=True)
+        print("\n".join([*summary.printed(ranked, off), *self._told(ranked, off, missing)]), flush=True)
         return all(gap.right for gap in off.values())
 
     def _results(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> Results:
@@ -84,7 +92,7 @@ class Outcome:
         write_text(self._folder / BEST, recipe_of_job.text(job, (about,)))
         return [BEST]
 
-    def _told(self, ranked: Results, off: Mapping[str, Gap]) -> list[str]:
+    def _told(self, ranked: Results, off: Mapping[str, Gap], missing: bool) -> list[str]:
         out = []
         if len(ranked.front) > 1:
             out.append(f"front of {self._metric}, speed and memory: {_names(ranked.front)}")
@@ -100,6 +108,8 @@ class Outcome:
             again = f"; how far they are is said, and what failed is submitted again, by{again[1:]}"
         else:
             again = f"; to run those again{again}" if done < len(statuses) else ""
+        if missing:
+            again = f"; others have not begun, to go on: -m sweep_dir={self._folder} and the same overrides"
         out.append(f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.NAME}{again}")
         return out
 

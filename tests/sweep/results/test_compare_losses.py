@@ -10,7 +10,7 @@ import pytest
 
 from launcher.job.sweep_grid import Cell
 from launcher.sweep.cell_process import CellResult
-from launcher.sweep.compare_losses import EARLY, gaps, numbers
+from launcher.sweep.results.compare_losses import EARLY, gaps, numbers
 
 ROWS = [{"step": n, "loss": 4.0 / n, "grad_norm": 1.0} for n in range(1, 9)]
 

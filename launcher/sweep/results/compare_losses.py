@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.job.sweep_grid import Cell
 from launcher.plan.certify_copy import TOLERANCE
 from launcher.sweep.cell_process import CellResult
-from launcher.sweep.rows import Row, RowReader
+from launcher.sweep.results.rows import Row, RowReader
 
 LAYOUT = ("parallel.", "operators", "launch.")
 """How words begin that leave the numbers as they are."""

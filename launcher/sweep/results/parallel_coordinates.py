@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import isfinite, log10
 
-from launcher.sweep.table import short
+from launcher.sweep.results.table import short
 
 WIDE, HIGH = 1120, 300
 LEFT, RIGHT, TOP, BOTTOM = 60, 90, 40, 30

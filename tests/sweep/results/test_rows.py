@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from launcher.sweep.rows import RowReader, measured, reports
+from launcher.sweep.results.rows import RowReader, measured, reports
 
 
 def text(*steps: int, **more) -> str:

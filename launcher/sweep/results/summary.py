@@ -11,11 +11,11 @@ from typing import Any
 
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.job import sweep_grid
-from launcher.sweep.compare_losses import Gap
 from launcher.sweep.requests import Checked
-from launcher.sweep.results import Line, Results
+from launcher.sweep.results.compare_losses import Gap
+from launcher.sweep.results.ranking import Line, Results
+from launcher.sweep.results.table import figure, lines, number
 from launcher.sweep.settings import MEASURED
-from launcher.sweep.table import figure, lines, number
 
 CSV = "summary.csv"
 MOST = 40
