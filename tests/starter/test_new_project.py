@@ -20,7 +20,7 @@ REFUSED = "error: 1 problem in this request; nothing was started\n\n  "
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir())
+    return sorted(p.name for p in folder.iterdir() if p.name != "__pycache__")  # of the user's own modules
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
