@@ -6,7 +6,7 @@ RUN = "run:"
 BEST = "best"
 """In place of a path: the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
 TAKEN = (
-    "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports",
+    "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "drill", "drill.json", "errors", "exports",
     "graphs", "job.sbatch", "job.yaml", "loggers", "logs", "memory.svg", "metrics.csv", "metrics.jsonl",
     "plan.json", "plan.txt", "profile", "report.html", "request.yaml", "sky.yaml", "status.json", "strategy",
     "tensorboard", "timeline.json", "timeline.svg", "transformed", "versions.json",
