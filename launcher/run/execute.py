@@ -92,7 +92,11 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         copies=copies,
         drawn=_drawn(run, phase, copies),
     )
-    if run.plan.drill is not None and not run.trial and any(verb(run.job.steps[n]).trains for n in phase.steps):
+    if (
+        run.plan.drill is not None
+        and not run.trial
+        and any(verb(run.job.steps[n]).trains for n in phase.steps)
+    ):
         todo = replace(todo, drill=run.plan.drill, undisturbed=_undisturbed(run, todo))
 
     gc_thresholds.as_usual()

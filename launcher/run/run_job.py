@@ -291,7 +291,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
     folder.reserve_status(run.folder)
     try:
         if run.plan.drill is not None:
-            drill.look(run.folder, run.plan.drill)
+            drill.look(run.folder, run.plan.drill, again=True)
         layout_files.write(run.job, run.plan, run.folder)
         status.write(run.folder, run.plan, request.command, request.config, anew=not record.steps)
         status.write_versions(run.folder, run.job, record.before)
@@ -303,7 +303,9 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
             _phases(run, left, record)
         if run.plan.drill is not None:
             strict = run.job.deterministic or run.start.device == "cpu"
-            drill.finish(run.folder, run.folder / execute.UNDISTURBED, run.plan.drill, trust(run.job), say, strict)
+            drill.finish(
+                run.folder, run.folder / execute.UNDISTURBED, run.plan.drill, trust(run.job), say, strict
+            )
     except BaseException as error:
         record.fail(error)
         raise

@@ -38,9 +38,9 @@ class RankTimes:
             self._began = None
 
     def share(self) -> torch.Tensor:
-        """Milliseconds a step since the last call, (ranks,) float64, where this rank has its own and others 0.
+        """Milliseconds a step since the last call, (ranks,) float64: its own in its place, elsewhere 0.
 
-        Their sum over all ranks has those of each.
+        The sum over all ranks has those of each.
         """
         out = torch.zeros(self._size, dtype=torch.float64)
         if self._steps:

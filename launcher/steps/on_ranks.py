@@ -115,7 +115,9 @@ def _again(live: Session, todo: RankSteps) -> Path | None:
     """Where a restarted attempt goes on: at a newer checkpoint than the start found, if that is whole."""
     checkpoints = todo.folder / "checkpoints"
     newest = latest(checkpoints, live.trust)
-    own = todo.before is None or todo.resume == todo.before  # those before the newest are of this training too
+    own = (
+        todo.before is None or todo.resume == todo.before
+    )  # those before the newest are of this training too
     if newest == todo.before and not own:
         return todo.resume
     if not own or newest is None:

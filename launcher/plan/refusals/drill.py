@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from launcher.errors import Problem
@@ -19,11 +19,14 @@ KEY = "debug.drill"
 def fault(job: Job, sizes: Sizes) -> Fault | None:
     """What the ranks of the plan rehearse; ``None``: nothing."""
     for kind, asked in _set(job).items():
-        if isinstance(asked, NodeFault):
-            each = sizes.grid.size // job.launch.nnodes
-            return Fault(kind, tuple(range(asked.node * each, (asked.node + 1) * each)), asked.step)
-        return Fault(kind, (asked.rank,), asked.step, getattr(asked, "ms", 0.0))
+        ranks: Sequence[int] = (asked.rank,) if isinstance(asked, RankFault) else _of_node(asked, job, sizes)
+        return Fault(kind, tuple(ranks), asked.step, getattr(asked, "ms", 0.0), restarts(job))
     return None
+
+
+def _of_node(asked: NodeFault, job: Job, sizes: Sizes) -> Sequence[int]:
+    each = sizes.grid.size // job.launch.nnodes
+    return range(asked.node * each, (asked.node + 1) * each)
 
 
 def restarts(job: Job) -> bool:
@@ -86,7 +89,7 @@ def _unsaved(kind: str, step: int, job: Job, sizes: Sizes) -> Iterator[Problem]:
     if kind == "slow_rank" or step > sizes.steps:
         return
     if every is None:
-        text = f"null: after {kind} there would be no checkpoint to go on from"
+        text = f"null: debug.drill.{kind} needs checkpoints while training, to go on from"
         yield Problem("checkpoint.every", text, f"checkpoint.every={_often(kind, step)}")
     elif kind in WRITING and (step % every or step >= sizes.steps):
         text = f"{step}: no checkpoint is written while training in that step (checkpoint.every={every})"

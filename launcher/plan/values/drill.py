@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RESTARTED = ("kill_rank", "hang_rank", "torn_write", "bitflip", "disk_full", "lose_node")
-"""Somebody has to start the ranks again; ``disk_full`` only with ``checkpoint.on_error=stop``."""
-
 WRITING = ("torn_write", "disk_full")
 """Happen while the checkpoint of their step is written."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``step`` counts from 1; ``ms``: of ``slow_rank``, that each of ``ranks`` sleeps in every step."""
+    """``step`` counts from 1; ``ms``: of ``slow_rank``, that each of ``ranks`` sleeps in every step.
+
+    ``restarts``: somebody has to start the ranks again.
+    """
 
     kind: str
     ranks: tuple[int, ...]
     step: int
     ms: float = 0.0
+    restarts: bool = True
 
     @property
     def done(self) -> int:

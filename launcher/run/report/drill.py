@@ -1,9 +1,8 @@
-"""What a drill has shown: when the fault was noticed, what it cost, and whether the weights are the same bits."""
+"""What a drill has shown: when the fault was noticed, what it cost, whether the weights are the same bits."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,18 +56,24 @@ def watching(run: Path, fault: Fault, hear: Hear) -> Hear:
 def _names(news: Mapping[str, Any], fault: Fault) -> bool:
     if fault.kind == "slow_rank":
         return news.get("worst_rank") in fault.ranks and int(news["step"]) >= fault.step
-    return fault.kind == "disk_full" and "was not written" in str(news.get("text"))
+    words = {"disk_full": "was not written", "bitflip": "is passed over"}
+    return fault.kind in words and words[fault.kind] in str(news.get("text"))
 
 
-def look(run: Path, fault: Fault) -> None:
-    """Note when the ranks that failed by the fault were seen to; before the next start clears that away."""
+def look(run: Path, fault: Fault, again: bool = False) -> None:
+    """Note when the ranks that failed by the fault were seen to; before the next start clears that away.
+
+    ``again``: this is such a start, so somebody has noticed, though no rank was left to say when.
+    """
     happened = record.read(run, record.HAPPENED, fault)
-    if happened is None or fault.kind == "slow_rank":
+    if happened is None or fault.kind in ("slow_rank", "bitflip"):  # seen in what the ranks tell
         return
     said = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("errors/rank*.json")]
     times = [f["time_ns"] for f in said if f["time_ns"] >= happened["time_ns"]]
     if times:
         record.note(run, record.DETECTED, fault, time_ns=min(times))
+    elif again:
+        record.note(run, record.DETECTED, fault)
 
 
 def report(run: Path, undisturbed: Path, fault: Fault, trust: Trust) -> DrillReport:
@@ -87,10 +92,16 @@ def report(run: Path, undisturbed: Path, fault: Fault, trust: Trust) -> DrillRep
         detected_s=None if seen is None else (seen["time_ns"] - since) / 1e9,
         recovered_s=None if on is None else (on["time_ns"] - since) / 1e9,
         resumed_step=resumed,
-        steps_lost=None if resumed is None else fault.done - resumed,
+        steps_lost=_lost(fault, resumed),
         tensors=tensors,
         differing=differing,
     )
+
+
+def _lost(fault: Fault, resumed: int | None) -> int | None:
+    if not fault.restarts:
+        return 0
+    return None if resumed is None else fault.done - resumed
 
 
 def _compared(run: Path, undisturbed: Path, trust: Trust) -> tuple[int, tuple[str, ...]]:
@@ -106,7 +117,9 @@ def _digests(checkpoints: Path, trust: Trust) -> dict[str, str]:
         raise RunError(f"{checkpoints}: the drill has left no checkpoint there to compare")
     files = read_manifest(newest).files
     return {
-        f"{newest.name}/{path}: {name}": digest for path in files for name, digest in files[path].tensors.items()
+        f"{newest.name}/{path}: {name}": digest
+        for path in files
+        for name, digest in files[path].tensors.items()
     }
 
 
@@ -115,7 +128,8 @@ def lines(told: DrillReport) -> Iterator[str]:
     yield f"drill of {told.drill}"
     yield f"  detected       {_after(told.detected_s)}"
     going = "" if told.resumed_step is None else f", going on after step {told.resumed_step}"
-    yield f"  recovered      {_after(told.recovered_s)}{going}"
+    if told.fault.restarts:
+        yield f"  recovered      {_after(told.recovered_s)}{going}"
     yield f"  steps lost     {'unknown' if told.steps_lost is None else told.steps_lost}"
     n = len(told.differing)
     same = f"yes, all {told.tensors} tensors of weights, optimizer and random streams"
@@ -126,7 +140,9 @@ def _after(seconds: float | None) -> str:
     return "never" if seconds is None else f"after {seconds:.2f} s"
 
 
-def finish(run: Path, undisturbed: Path, fault: Fault, trust: Trust, say: Callable[[str], None], strict: bool) -> None:
+def finish(
+    run: Path, undisturbed: Path, fault: Fault, trust: Trust, say: Callable[[str], None], strict: bool
+) -> None:
     """Write ``drill.json`` and say the table.
 
     Raises ``RunError`` when nobody noticed the fault, when training did not go on, or, if ``strict``, when
@@ -138,7 +154,7 @@ def finish(run: Path, undisturbed: Path, fault: Fault, trust: Trust, say: Callab
     wrong = []
     if told.detected_s is None:
         wrong.append("it was not noticed")
-    if told.recovered_s is None:
+    if told.recovered_s is None and fault.restarts:
         wrong.append("no step was done after it")
     if strict and not told.identical:
         wrong.append(f"the weights are not those of the undisturbed run: {told.differing[0]}")

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from launcher.checkpoint.manifest import FILE_OF
 from launcher.checkpoint.store import latest
 from launcher.errors import RunError
 from launcher.plan.values.trust import Trust
 
+WEIGHTS = FILE_OF["param"]
 _LENGTH = 8  # bytes that say how long the header of a tensor file is
 
 
 def flip(checkpoints: Path, rank: int, trust: Trust) -> Path:
-    """In the middle of the tensors of ``rank``, or of another that has written some; returns the file."""
+    """In the middle of the weights of ``rank``, or of another that has written some; returns the file."""
     newest = latest(checkpoints, trust)
     if newest is None:
-        raise RunError(f"{checkpoints}: there is no checkpoint yet in which debug.drill.bitflip could flip a bit")
-    own = sorted(newest.glob(f"rank_{rank}/*.safetensors"))
-    full = [path for path in [*own, *sorted(newest.glob("rank_*/*.safetensors"))] if _data(path)]
-    path = full[0]
+        raise RunError(
+            f"{checkpoints}: there is no checkpoint yet in which debug.drill.bitflip could flip a bit"
+        )
+    files = [*newest.glob(f"rank_{rank}/{WEIGHTS}"), *sorted(newest.glob(f"rank_*/{WEIGHTS}"))]
+    path = next(file for file in files if _data(file))
 
     # one bit, on the disk
     fd = os.open(path, os.O_RDWR)

@@ -49,7 +49,7 @@ class RankDrill:
         """The optimizer step ``step`` is done: rank 0 notes the first one behind the fault."""
         if not self._looks:
             return
-        here = self._fault.kind in ("disk_full", "slow_rank") and step > self._fault.done
+        here = not self._fault.restarts and step > self._fault.done
         if self._again or (here and record.read(self._run, record.HAPPENED, self._fault)):
             record.note(self._run, record.RECOVERED, self._fault, resumed=step - 1)
             self._looks = False

@@ -17,7 +17,7 @@ HAPPENED, DETECTED, RECOVERED = "fault.json", "detected.json", "recovered.json"
 
 
 def note(run: Path, name: str, fault: Fault, **more: Any) -> None:
-    """On the disk when this returns, with the time of the call unless another is given; the first one stays."""
+    """On the disk when this returns, at the time of the call unless another is given; the first one stays."""
     path = run / FOLDER / name
     if read(run, name, fault) is not None:
         return

@@ -1,25 +1,33 @@
-"""How long this process has waited for other ranks: seconds in ``Work.wait``, where collectives block.
+"""How long a thread has waited for other ranks: seconds in ``Work.wait``, where collectives block.
 
 With gloo every collective and every message of a step ends there. NCCL's return at once: the device waits.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import wraps
 from typing import Any
 
 import torch.distributed as dist
 
-_waited = [0.0]
+
+class _Waited(threading.local):
+    """Of each thread its own: the one that writes a checkpoint waits while training goes on."""
+
+    seconds = 0.0
+
+
+_waited = _Waited()
 
 
 def seconds() -> float:
-    """Counted from the first call on."""
+    """Of the thread that asks, counted from the first call of any on."""
     wait = dist.Work.wait
     if not hasattr(wait, "__wrapped__"):
         dist.Work.wait = _timed(wait)  # type: ignore[method-assign]
-    return _waited[0]
+    return _waited.seconds
 
 
 def _timed(wait: Any) -> Any:
@@ -29,6 +37,6 @@ def _timed(wait: Any) -> Any:
         try:
             return wait(*args, **kwargs)
         finally:
-            _waited[0] += time.perf_counter() - began
+            _waited.seconds += time.perf_counter() - began
 
     return timed

@@ -1,4 +1,4 @@
-"""The checkpoint that a restarted attempt goes on from: the newest of this run whose bytes are what was written."""
+"""The checkpoint that a restarted attempt goes on from: the newest of this run that is not damaged."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from launcher.plan.values.trust import Trust
 from launcher.runtime.cluster.world import World
 
 
-def newest_whole(
-    world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]
-) -> Path | None:
+def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
     """``None`` if there is none. All ranks call it.
 
     Nobody watches a restart, so no damage is left for a person to look at: each rank reads its part of the
