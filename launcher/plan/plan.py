@@ -116,9 +116,8 @@ class Plan:
     how operators are cut over device matrices of all ranks of ``tp``, if they are; ``recomputed``: which run
     again in the backward; ``compilation``: which torch compiles; ``sums`` are the gradients to add up over
     ``tp``, and ``gathers`` what each pipeline rank gathers, once a step. ``reduces_early``: what is reduced
-    once a step travels while the last backward goes on. ``overlaps``: what is sent beside the computation, in
-    words. ``output``: a rank's part of the model's, by ``output_keys`` several. ``graph``: calls to show.
-    ``drill``: a fault to rehearse.
+    once a step travels while the last backward goes on. ``overlaps``: what is sent beside the computation.
+    ``output``: a rank's part of it, by ``output_keys`` several. ``graph``: calls to show; ``drill``: a fault.
     """
 
     name: str

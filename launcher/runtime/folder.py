@@ -41,9 +41,9 @@ FOLDERS = (
     "profile", "strategy", "tensorboard", "tokens", "transformed",
 )  # fmt: skip
 FILES = (
-    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "drill.json", "job.sbatch",
-    "job.yaml", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "report.html", "request.yaml",
-    "sky.yaml", STATUS, "timeline.json", "timeline.svg", "versions.json",
+    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "drill.json",
+    "job.sbatch", "job.yaml", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt",
+    "report.html", "request.yaml", "sky.yaml", STATUS, "timeline.json", "timeline.svg", "versions.json",
 )  # fmt: skip
 
 
