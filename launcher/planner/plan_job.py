@@ -105,9 +105,7 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
     found += [*model_folder.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
     found += [*model_operators.refused(job), *own_classes.nowhere(job)]
-    asked = ask(epochs.supposed(model_operators.supposed(job)), found)
-    refuse([*drill.problems(job, asked.sizes)])
-    return Checked(job, asked)
+    return Checked(job, ask(epochs.supposed(model_operators.supposed(job)), found))
 
 
 @contextmanager

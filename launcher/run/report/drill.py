@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.manifest import read_manifest
+from launcher.checkpoint.manifest import FILE_OF, read_manifest
 from launcher.checkpoint.store import latest
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import RunError
@@ -105,9 +105,9 @@ def _lost(fault: Fault, resumed: int | None) -> int | None:
 
 
 def _compared(run: Path, undisturbed: Path, trust: Trust) -> tuple[int, tuple[str, ...]]:
-    """How many tensors the last checkpoints of both have, and which of them differ."""
+    """How many tensors the last checkpoints of both have, and which of them differ, weights first."""
     mine, other = (_digests(folder / "checkpoints", trust) for folder in (run, undisturbed))
-    names = sorted(mine.keys() | other.keys())
+    names = sorted(mine.keys() | other.keys(), key=lambda name: (FILE_OF["param"] not in name, name))
     return len(names), tuple(n for n in names if mine.get(n) != other.get(n))
 
 

@@ -32,8 +32,7 @@ class RankDrill:
         happened = record.read(run, record.HAPPENED, fault)
         self._due = happened is None and world.rank in fault.ranks
         self._slow = False
-        self._looks = world.rank == 0 and record.read(run, record.RECOVERED, fault) is None
-        self._again = happened is not None
+        self._again = world.rank == 0 and happened is not None
 
     def before(self, step: int) -> None:
         """At the start of the optimizer step ``step``, outside of collectives."""
@@ -46,13 +45,10 @@ class RankDrill:
             time.sleep(self._fault.ms / 1e3)
 
     def after(self, step: int) -> None:
-        """The optimizer step ``step`` is done: rank 0 notes the first one behind the fault."""
-        if not self._looks:
-            return
-        here = not self._fault.restarts and step > self._fault.done
-        if self._again or (here and record.read(self._run, record.HAPPENED, self._fault)):
+        """The optimizer step ``step`` is done: rank 0 notes the first one of the attempt after the fault."""
+        if self._again:
             record.note(self._run, record.RECOVERED, self._fault, resumed=step - 1)
-            self._looks = False
+            self._again = False
 
     def put(
         self, step: int, writer: RankWriter, chunks: Chunks, extra: Mapping[str, Blob]
