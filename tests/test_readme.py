@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import pytest
 
 from launcher.job.schema.base import Settings
+from launcher.job.schema.drill import Drill
 from launcher.job.yaml.config_files import ConfigFiles
 from tests.pages import (
     DRY,
@@ -147,6 +149,13 @@ def rows() -> Iterator[str]:
         yield f"| `{key}` | {shown} | {text} |"
 
 
+def drills() -> Iterator[str]:
+    yield from ("| `debug.drill` | what happens |", "|---|---|")
+    for kind, field in Drill.model_fields.items():
+        inner = next(t for t in get_args(field.annotation) if t is not type(None))
+        yield f"| `{kind}: {{{', '.join(inner.model_fields)}}}` | {field.description} |"
+
+
 @pytest.mark.parametrize("name", [name for name in files() if name.endswith(".py")])
 def test_every_module_shown_is_in_the_style_of_ours(name: str, tmp_path: Path) -> None:
     write_files(tmp_path)
@@ -160,6 +169,7 @@ def test_every_module_shown_is_in_the_style_of_ours(name: str, tmp_path: Path) -
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "recipes": recipes, "options": options, "settings": rows, "layers": layers, "folders": folders,
+    "drills": drills,
 }  # fmt: skip
 
 

@@ -159,6 +159,12 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     return newest[0]
 
 
+def older(newest: Path) -> list[Path]:
+    """Complete checkpoints beside ``newest`` of a lower step, the highest first."""
+    step = step_of(newest) or 0
+    return [path for path, _ in _complete_steps(newest.parent) if (step_of(path) or 0) < step]
+
+
 def passed_over(newest: Path) -> list[str]:
     """Why checkpoints that should be newer than ``newest`` are not whole; a killed run leaves none such."""
     above = takewhile(lambda path: path != newest, _steps(newest.parent))

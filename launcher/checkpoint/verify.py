@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import xxhash
@@ -25,7 +25,20 @@ def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:
         checkpoint = open_checkpoint(folder, trust)
     except (ValueError, OSError) as error:
         return [str(error)]
-    return [*_strays(checkpoint), *_gaps(checkpoint), *_files(checkpoint)]
+    return [*_strays(checkpoint), *_gaps(checkpoint), *_files(checkpoint, _tensor_files(checkpoint))]
+
+
+def damaged(folder: Path, trust: Trust, part: int, parts: int) -> list[str]:
+    """The complaints about every ``parts``-th file of tensors, from the ``part``-th on; 0 is the first."""
+    try:
+        checkpoint = open_checkpoint(folder, trust)
+    except (ValueError, OSError) as error:
+        return [str(error)]
+    return [*_files(checkpoint, _tensor_files(checkpoint)[part::parts])]
+
+
+def _tensor_files(checkpoint: Checkpoint) -> list[str]:
+    return [path for path in sorted(checkpoint.manifest.files) if path.startswith("rank_")]
 
 
 def _strays(checkpoint: Checkpoint) -> Iterator[str]:
@@ -43,11 +56,9 @@ def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
             yield f"{checkpoint.folder}: tensor {name}: {found}"
 
 
-def _files(checkpoint: Checkpoint) -> Iterator[str]:
+def _files(checkpoint: Checkpoint, paths: Sequence[str]) -> Iterator[str]:
     window = Window(checkpoint.key)
-    for path in sorted(checkpoint.manifest.files):
-        if not path.startswith("rank_"):
-            continue
+    for path in paths:
         folder, file = path.split("/")
         try:
             header = file_header(checkpoint, int(folder.removeprefix("rank_")), file)

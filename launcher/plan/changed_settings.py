@@ -58,7 +58,7 @@ ASIDE = (
     "name", "recipe", "runs", "run_dir", "show", "search", "sweep", "metrics", "train.epochs",
     "train.log_every", "train.eval_every", "train.eval_batches", "train.early_stop", "callbacks",
     "parallel.local_norm", "parallel.group_file", "checkpoint", "steps", "logger", "security", "data.cache",
-    "debug.limit", "debug.anomaly", "debug.graphs", "debug.profiler",
+    "debug.limit", "debug.anomaly", "debug.graphs", "debug.profiler", "debug.drill",
 )  # fmt: skip
 """``debug.limit`` and ``train.epochs`` count as ``train.steps``."""
 

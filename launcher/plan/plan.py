@@ -50,6 +50,7 @@ from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
 from launcher.plan.values.compilation import Compilation
+from launcher.plan.values.drill import Fault
 from launcher.plan.values.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.values.objective import Objective
 from launcher.plan.values.optimizer_traits import OptimizerTraits
@@ -115,8 +116,8 @@ class Plan:
     how operators are cut over device matrices of all ranks of ``tp``, if they are; ``recomputed``: which run
     again in the backward; ``compilation``: which torch compiles; ``sums`` are the gradients to add up over
     ``tp``, and ``gathers`` what each pipeline rank gathers, once a step. ``reduces_early``: what is reduced
-    once a step travels while the last backward goes on. ``overlaps``: what is sent beside the computation, in
-    words. ``output``: a rank's part of the model's, by ``output_keys`` several. ``graph``: calls to be shown.
+    once a step travels while the last backward goes on. ``overlaps``: what is sent beside the computation.
+    ``output``: a rank's part of it, by ``output_keys`` several. ``graph``: calls to show; ``drill``: a fault.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Plan:
     estimate: Estimate
     sharding: Sharding | None = None
     graph: Graph | None = None
+    drill: Fault | None = None
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
@@ -384,10 +386,9 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
 
 def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
     """What the finished plan has to say."""
-    changed = model_effects.whole(model.graph, at.sizes)
     return [
         *([model.built_whole] if model.built_whole else []),
-        *model_effects.notes(at.params, at.sizes, changed),
+        *model_effects.notes(at.params, at.sizes, model_effects.whole(model.graph, at.sizes)),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),
         *adapters.notes(job, at.params),

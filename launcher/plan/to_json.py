@@ -26,7 +26,7 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
     Sizes: ("notes",),
     Estimate: ("loads", "work"),
     Prediction: ("timeline", "shares", "networks"),
-    Plan: ("sharding", "graph"),
+    Plan: ("sharding", "graph", "drill"),
     Operator: ("where",),
     Spread: ("dims",),
 }

@@ -23,7 +23,7 @@ from launcher.plan import recompute_auto, sample_checks
 from launcher.plan.partition import stage_config
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, ask, leaves, plan
-from launcher.plan.refusals import own_optimizer
+from launcher.plan.refusals import drill, own_optimizer
 from launcher.plan.settings import cluster, compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
 from launcher.plan.settings.pipeline_stage_config import Asked
@@ -369,6 +369,8 @@ def _planned(
     if job.debug.onerank:
         text = "true: parallel and launch.nproc are left out, micro batches kept"
         notes.append(Note("debug.onerank", text))
+    if (fault := drill.fault(job, asked.sizes)) is not None:
+        notes.append(Note("debug.drill", str(fault)))
     notes += [*epochs.note(job), *model_folder.note(job), *own_optimizer.note(traits)]
     note = None
     if model.lost:
@@ -386,7 +388,8 @@ def _planned(
         keeps_messages=kept if kept is not None else keeps_messages(),
     )
     made = plan(job, asked, traced, [*notes, *more], traits=traits)
-    made = replace(made, graph=drawn_graph(job, model, whole, specs, seen.graph))
+    drawn = drawn_graph(job, model, whole, specs, seen.graph)
+    made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
     if over_device_matrix(job):
         with unmarked(model.marks):
             made = shard_operators(job, made, model, specs)

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from launcher.steps.model.shared_construction import Drawings
     from launcher.steps.on_ranks import RankSteps
 
+UNDISTURBED = Path("drill", "undisturbed")
+"""In a run folder: what the training of a drill leaves without its fault."""
+
+SAME_WEIGHTS = ("load", "broadcast", "train", "sync_shared", "save")
+"""Steps on which the weights hang, and that which writes them."""
+
 Hear = Callable[[int, object], None]
 Work = Callable[["World"], dict[str, Any]]
 
@@ -86,12 +92,35 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         copies=copies,
         drawn=_drawn(run, phase, copies),
     )
+    if (
+        run.plan.drill is not None
+        and not run.trial
+        and any(verb(run.job.steps[n]).trains for n in phase.steps)
+    ):
+        todo = replace(todo, drill=run.plan.drill, undisturbed=_undisturbed(run, todo))
 
     gc_thresholds.as_usual()
     if run.trial and run.start.mode == "external":
         return _tried(run, todo, hear)
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, partial(on_ranks.work, todo=todo), hear)
+
+
+def _undisturbed(run: Run, todo: RankSteps) -> RankSteps:
+    """The same training without the drill, from where the request begins: what its weights should be."""
+    debug = run.job.debug.model_copy(update={"drill": None})
+    folder = run.folder / UNDISTURBED
+    named = run.job.checkpoint.resume
+    begins = None if named in ("auto", "never") else Path(named)
+    return replace(
+        todo,
+        job=run.job.model_copy(update={"debug": debug}),
+        folder=folder,
+        names=tuple(n for n in todo.names if run.job.steps[n].kind in SAME_WEIGHTS),
+        resume=_from(replace(run, resume=begins)),
+        before=latest(folder / "checkpoints", trust(run.job)),
+        copies={},
+    )
 
 
 def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:

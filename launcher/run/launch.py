@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel
 from launcher.plan.partition.sizes import Note
+from launcher.plan.refusals import drill
 from launcher.runtime.cluster.launch_env import place
 
 Mode = Literal["spawn", "external", "inproc"]
@@ -103,7 +104,23 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
     if mode(job, outer) != "external" and job.launch.nnodes > 1:
         text = f"{job.launch.nnodes}: without {THEY} ranks can be started on this machine only"
         found.append(Problem("launch.nnodes", text))
-    return found
+    return [*found, *_undrilled(job, mode(job, outer))]
+
+
+def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
+    """A fault after which nobody would start the ranks again, or which takes an outer launcher to happen."""
+    asked = job.debug.drill
+    if asked is None or how == "external":
+        return
+    if asked.lose_node is not None:
+        text = f"the one node is this one: {THEY} starts ranks on others, and them again"
+        yield Problem("debug.drill.lose_node", text)
+    elif how == "inproc" and drill.restarts(job):
+        text = "inproc: a rank in this process is not restarted, and debug.drill ends it"
+        yield Problem("launch.mode", text, "launch.mode=auto")
+    elif drill.restarts(job) and not job.launch.max_restarts:
+        text = "0: debug.drill ends a rank, and nobody would start the ranks again"
+        yield Problem("launch.max_restarts", text, "launch.max_restarts=1")
 
 
 def start(job: Job, outer: int | None, size: int) -> Start:

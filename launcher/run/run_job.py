@@ -18,6 +18,7 @@ from launcher.plan.plan import Plan, impossible
 from launcher.plan.show import short
 from launcher.plan.step_order import Phase
 from launcher.plan.values.text import many
+from launcher.plan.values.trust import trust
 from launcher.plan.verbs import goes_on, verb
 from launcher.planner.plan_job import before_torch, plan_checked, planning
 from launcher.run import (
@@ -32,6 +33,7 @@ from launcher.run import (
     status,
 )
 from launcher.run.cluster_jobs import frozen_request, handover
+from launcher.run.report import drill
 from launcher.run.search import layout_search
 from launcher.run.settle import Settled, home, settle
 from launcher.runtime import folder, log
@@ -288,6 +290,8 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
     """The phases that are ``left``, with what the folder says of the run from now to its end."""
     folder.reserve_status(run.folder)
     try:
+        if run.plan.drill is not None:
+            drill.look(run.folder, run.plan.drill, again=True)
         layout_files.write(run.job, run.plan, run.folder)
         status.write(run.folder, run.plan, request.command, request.config, anew=not record.steps)
         status.write_versions(run.folder, run.job, record.before)
@@ -297,6 +301,11 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
             if _reads_data(run.job, left):
                 _prepare(run.job)
             _phases(run, left, record)
+        if run.plan.drill is not None:
+            strict = run.job.deterministic or run.start.device == "cpu"
+            drill.finish(
+                run.folder, run.folder / execute.UNDISTURBED, run.plan.drill, trust(run.job), say, strict
+            )
     except BaseException as error:
         record.fail(error)
         raise
@@ -346,7 +355,9 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
         progress(run.job.logger.progress) as bar,
         viewers(run.folder, run.job, record.overrides, read(path)) as shown,
     ):
-        hear = partial(_hear, run.folder, bar, metrics, shown)
+        hear: execute.Hear = partial(_hear, run.folder, bar, metrics, shown)
+        if run.plan.drill is not None:
+            hear = drill.watching(run.folder, run.plan.drill, hear)
         for phase in left:
             check()
             record.add(phase.steps, execute.do(run, phase, record.results, hear))

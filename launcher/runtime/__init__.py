@@ -13,6 +13,7 @@ __all__ = [
     "lock",
     "log",
     "preemption",
+    "rank_times",
     "scratch",
     "stdio",
 ]

@@ -37,13 +37,13 @@ def check_writable(root: Path, key: str = "runs", what: str = "a run folder") ->
 STATUS, NEXT_STATUS = "status.json", ".status.json"
 STATUS_ROOM = 16 << 10  # bytes; one with many figures has a few thousand
 FOLDERS = (
-    "certify", "checkpoints", "errors", "exports", "graphs", "local_norm", "loggers", "logs",
+    "certify", "checkpoints", "drill", "errors", "exports", "graphs", "local_norm", "loggers", "logs",
     "profile", "strategy", "tensorboard", "tokens", "transformed",
 )  # fmt: skip
 FILES = (
-    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "job.sbatch", "job.yaml",
-    "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "report.html", "request.yaml",
-    "sky.yaml", STATUS, "timeline.json", "timeline.svg", "versions.json",
+    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "drill.json",
+    "job.sbatch", "job.yaml", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt",
+    "report.html", "request.yaml", "sky.yaml", STATUS, "timeline.json", "timeline.svg", "versions.json",
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,16 @@ from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
+from launcher.plan.values.drill import Fault
 from launcher.plan.verbs import loads
 from launcher.runtime.cluster.world import World, deterministic
+from launcher.runtime.drill.rank_drill import RankDrill
 from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session
 from launcher.runtime.training.watched_metrics import forget_absent
 from launcher.steps import module
 from launcher.steps.model import build_session, folder_weights
+from launcher.steps.model.restart_source import newest_whole
 from launcher.steps.model.shared_construction import Drawings
 
 
@@ -31,7 +34,8 @@ class RankSteps:
     ``resume`` is the checkpoint to go on from, if any; ``before`` the newest one that ``folder`` had
     at the start: a restarted attempt goes on from a newer one. ``copies``: what each step that has no
     use for the model of the run trains in its place; those are done first, while there is no model
-    yet. ``drawn``: of models.
+    yet. ``drawn``: of models. ``drill``: a fault that happens while these steps are done; ``undisturbed`` is
+    the same training once more, without it, in a folder of its own.
     """
 
     job: Job
@@ -42,13 +46,26 @@ class RankSteps:
     before: Path | None
     copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]
     drawn: Drawings
+    drill: Fault | None = None
+    undisturbed: RankSteps | None = None
 
 
 def work(world: World, todo: RankSteps) -> dict[str, Any]:
-    """Build the model, go on from a checkpoint if there is one, carry out the steps.
+    """Carry out the steps; of a drill once more, undisturbed. Returns the figures they left."""
+    figures = _work(world, todo)
+    if todo.undisturbed is not None:
+        if world.rank == 0:
+            world.send({"text": "drill: the same training once more, undisturbed"})
+        _work(replace(world, send=_unheard), todo.undisturbed)
+    return figures
 
-    Returns the figures they left.
-    """
+
+def _unheard(_: object) -> None:
+    """The metrics of the run are those of the training that is drilled."""
+
+
+def _work(world: World, todo: RankSteps) -> dict[str, Any]:
+    """Build the model, go on from a checkpoint if there is one, carry out the steps."""
     if todo.job.deterministic:
         deterministic()
 
@@ -78,9 +95,9 @@ def work(world: World, todo: RankSteps) -> dict[str, Any]:
 def _session(world: World, todo: RankSteps) -> Session:
     """The model in training, with the weights to go on from."""
     live = build_session.build(world, todo.job, todo.plan, todo.folder, drawn=todo.drawn)
-    resume = todo.resume
-    if world.attempt and (newer := latest(todo.folder / "checkpoints", live.trust)) != todo.before:
-        resume = newer
+    resume = _again(live, todo) if world.attempt else todo.resume
+    if todo.drill is not None:
+        live.drill = RankDrill(todo.drill, world, todo.folder, live.trust)
     if resume is not None:
         live.results |= state.load(live, resume).get("results", {})
         live.resumed = True
@@ -92,6 +109,21 @@ def _session(world: World, todo: RankSteps) -> Session:
         folder_weights.read(live, todo.job.model)
     live.on_stop = partial(_rescued, live, todo.job, live.step)
     return live
+
+
+def _again(live: Session, todo: RankSteps) -> Path | None:
+    """Where a restarted attempt goes on: at a newer checkpoint than the start found, if that is whole."""
+    checkpoints = todo.folder / "checkpoints"
+    newest = latest(checkpoints, live.trust)
+    own = (
+        todo.before is None or todo.resume == todo.before
+    )  # those before the newest are of this training too
+    if newest == todo.before and not own:
+        return todo.resume
+    if not own or newest is None:
+        return newest or todo.resume
+    whole = newest_whole(live.world, checkpoints, live.trust, lambda text: live.emit({"text": text}))
+    return whole or todo.resume
 
 
 def _rescued(live: Session, job: Job, since: int) -> str | None:

@@ -22,6 +22,7 @@ NEEDS = {  # what an option cannot know by itself
     "data=images": ["data.root=x", "model=resnet18"],
     "data=mnist5k": ["model=mlp"],
     "data=tokens": ["data.path=x", "data.vocab_size=9"],
+    "debug=drill": ["checkpoint.every=3", "launch.max_restarts=1"],
     "launch=k8s": ["launch.k8s.image=x", "launch.k8s.claim=x", "launch.k8s.mount=/x"],
     "model=hf": ["model.path=x"],
     "schedule=cosine_restarts": ["schedule.period_steps=9"],

@@ -143,5 +143,6 @@ def test_metrics_have_every_figure(tmp_path):
     [row] = metrics(folder)
     assert list(row) == [
         "step", "steps", "loss", "lr", "grad_norm", "tokens_per_s", "step_ms", "bubble", "memory_mb",
+        "step_ms_median", "step_ms_worst", "worst_rank",
     ]  # fmt: skip
     assert Path(folder, "metrics.jsonl").read_text().endswith("\n")

@@ -7,6 +7,7 @@ __all__ = [
     "base",
     "cluster",
     "components",
+    "drill",
     "job",
     "kubernetes",
     "loggers",

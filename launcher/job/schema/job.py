@@ -17,6 +17,7 @@ from pydantic import (
 from launcher.job.schema.base import Count, Flag, Goal, Index, Settings
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule, Target
+from launcher.job.schema.drill import Drill
 from launcher.job.schema.kubernetes import Kubernetes
 from launcher.job.schema.loggers import Logger
 from launcher.job.schema.objectives import CrossEntropy, named_metrics
@@ -170,7 +171,7 @@ class Checkpoint(Settings):
 class Debug(Settings):
     """``limit``: train this many steps only. ``overfit``: train on these first samples, over and over.
 
-    ``graphs``: draw what each stage runs into the run folder.
+    ``graphs``: draw what each stage runs into the run folder. ``drill``: a fault to rehearse.
     """
 
     limit: Count | None = None
@@ -179,6 +180,7 @@ class Debug(Settings):
     profiler: Flag = False
     onerank: Flag = False
     graphs: Flag = False
+    drill: Drill | None = None
 
 
 class Security(Settings):

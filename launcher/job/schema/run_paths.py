@@ -6,10 +6,11 @@ RUN = "run:"
 BEST = "best"
 """In place of a path: the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
 TAKEN = (
-    "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports",
-    "graphs", "job.sbatch", "job.yaml", "loggers", "logs", "memory.svg", "metrics.csv", "metrics.jsonl",
-    "plan.json", "plan.txt", "profile", "report.html", "request.yaml", "sky.yaml", "status.json", "strategy",
-    "tensorboard", "timeline.json", "timeline.svg", "transformed", "versions.json",
+    "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "drill", "drill.json",
+    "errors", "exports", "graphs", "job.sbatch", "job.yaml", "loggers", "logs", "memory.svg",
+    "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "report.html", "request.yaml",
+    "sky.yaml", "status.json", "strategy", "tensorboard", "timeline.json", "timeline.svg",
+    "transformed", "versions.json",
 )  # fmt: skip
 """What a run and its steps themselves write there."""
 

@@ -6,6 +6,7 @@ No decision.
 __all__ = [
     "batch_reading",
     "compilation",
+    "drill",
     "facts",
     "grid",
     "layout",

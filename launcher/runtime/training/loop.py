@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from launcher.errors import RunError
 from launcher.objective.metrics import values
+from launcher.runtime import rank_times
 from launcher.runtime.faults import Preempted, signal_name
 from launcher.runtime.training import save, watched_metrics
 from launcher.runtime.training.session import Session
@@ -64,12 +65,18 @@ def train(s: Session, loop: Loop) -> None:
         # a step
         save.check(s)
         began = time.perf_counter()
+        if s.times is not None:
+            s.times.begin()
+        if s.drill is not None:
+            s.drill.before(s.step + 1)
         lr = loop.lr(s.step)
         scaled = s.scaling.factor
         loud = (s.step + 1) % loop.log_every == 0 or s.step + 1 == loop.until
         with s.first_step.around(s.model.compiled):
             loss, norm = step(s, loop.clip, measuring=loud)
         s.step += 1
+        if s.drill is not None:
+            s.drill.after(s.step)
         if s.average is not None:
             s.average.follow(s.step)
         if math.isfinite(loss):
@@ -136,6 +143,7 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
         "step_ms": seconds * 1e3,
         "bubble": s.plan.estimate.timeline.bubble,
         **s.figures.row(seconds),
+        **s.by_rank,
     }
 
     # what not every run has
@@ -188,10 +196,14 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     # one all-reduce for loss, norm, whether anybody was asked to stop, and metrics
     share, square = s.norm.squared_beside(share)
     sums = torch.stack([share, square, torch.tensor(float(bool(s.world.told())))])
+    if s.times is not None:
+        s.times.arrived()
     if measuring:
-        sums = torch.cat([sums, s.pipeline.measured.flatten().cpu()])
+        own = [] if s.times is None else [s.times.share()]
+        sums = torch.cat([sums, s.pipeline.measured.flatten().cpu(), *own])
     dist.all_reduce(sums)
-    mean, squares, told, *measured = sums.tolist()
+    mean, squares, told, *rest = sums.tolist()
+    measured, each = rest[: 2 * len(s.pipeline.metrics)], rest[2 * len(s.pipeline.metrics) :]
     s.told = told > 0
     norm = math.sqrt(squares) / s.scaling.factor if squares >= 0 else math.nan
     loss = mean * s.plan.loss_terms
@@ -212,6 +224,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
 
     if measuring:
         s.measured = values(s.pipeline.metrics, _pairs(measured), f"step {s.step + 1}")
+        s.by_rank = rank_times.figures(each) if each else {}
     s.norm.clip(norm, clip, s.scaling.factor)
     s.optimizer.step()
     s.scaling.went_well()

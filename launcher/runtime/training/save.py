@@ -79,13 +79,15 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's share of a checkpoint, all ``ranks``, and what rank 0 does with the whole."""
+    """One rank's share of a checkpoint, all ``ranks``, and what rank 0 does with the whole.
+
+    ``put`` writes this rank's files into ``folder``, which is ``final`` once all have.
+    """
 
     final: Path
-    writer: RankWriter
+    folder: Path
+    put: Callable[[], RankRecord]
     ranks: Ranks
-    tensors: Mapping[str, Blob]
-    extra: Mapping[str, Blob]
     state: Mapping[str, Any]
     keep: int | None
     best: int | None
@@ -96,7 +98,7 @@ class Snapshot:
         When one of them fails nothing is left of it: the disk may be full.
         """
         try:
-            records = self.ranks.all(partial(self.writer.write, in_memory(self.tensors), self.extra))
+            records = self.ranks.all(self.put)
             self.ranks.first(partial(self.commit, records))
         except RunError:  # on every rank, so nobody is writing any more
             self.ranks.first(self.discard)
@@ -107,12 +109,12 @@ class Snapshot:
 
         That of the step ``best`` stays.
         """
-        store.commit(self.writer.folder, self.final, records, self.state)
+        store.commit(self.folder, self.final, records, self.state)
         if self.keep is not None:
             store.prune(self.final.parent, self.keep, self.best)
 
     def discard(self) -> None:
-        shutil.rmtree(self.writer.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
@@ -218,6 +220,13 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
     ranks = Ranks(s.world, group, final.name)
     best = s.results.get("best_step")
     return Snapshot(
-        final, writer, ranks, tensors=blobs, extra=extra(s), state=state, keep=keep,
+        final, writer.folder, _put(s, writer, blobs), ranks, state=state, keep=keep,
         best=None if best is None else int(best),
     )  # fmt: skip
+
+
+def _put(s: Session, writer: RankWriter, blobs: Mapping[str, Blob]) -> Callable[[], RankRecord]:
+    """Writes this rank's files, unless a drill has it fail."""
+    if s.drill is not None:
+        return s.drill.put(s.step, writer, in_memory(blobs), extra(s))
+    return partial(writer.write, in_memory(blobs), extra(s))

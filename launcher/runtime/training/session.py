@@ -14,6 +14,8 @@ from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.plan import Plan
 from launcher.plan.values.trust import ANYONE, Trust
 from launcher.runtime.cluster.world import World
+from launcher.runtime.drill.rank_drill import RankDrill
+from launcher.runtime.rank_times import RankTimes
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.callbacks import Callbacks
 from launcher.runtime.training.device_figures import DeviceFigures
@@ -39,7 +41,8 @@ class Session:
     ``passed``: the steps that were trained before an older checkpoint was loaded.
     ``writing``: a checkpoint that no callback has been told of.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data
-    knows it. ``measured``: what the metrics of the last step that was measured come to.
+    knows it. ``measured``: what the metrics of the last step that was measured come to. ``times``: of ranks,
+    where there are several, and ``by_rank`` what they come to; ``drill``: a fault that this run rehearses.
     """
 
     world: World
@@ -56,6 +59,8 @@ class Session:
     local_norm: LocalNormLog | None = None
     average: WeightAverage | None = None
     saver: Saver | None = None
+    drill: RankDrill | None = None
+    times: RankTimes | None = None
     trust: Trust = ANYONE
     on_stop: Callable[[], str | None] = lambda: None
     told: bool = False
@@ -70,4 +75,5 @@ class Session:
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
+    by_rank: dict[str, float] = field(default_factory=dict)
     first_step: FirstStep = field(default_factory=lambda: FirstStep(None))

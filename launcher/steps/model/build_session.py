@@ -31,6 +31,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.values.trust import Trust, trust
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
+from launcher.runtime.rank_times import RankTimes
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.device_figures import figures
 from launcher.runtime.training.ema import WeightAverage
@@ -94,6 +95,7 @@ def build(
         spare=job.checkpoint.on_error == "continue",
         saver=Saver() if saves_beside else None,
         first_step=first,
+        times=RankTimes(world.rank, world.size) if world.size > 1 else None,
     )
 
 

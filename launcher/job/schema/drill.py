@@ -1,0 +1,41 @@
+"""``debug.drill``: the fault that a run rehearses."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from launcher.job.schema.base import Count, Index, Settings
+
+
+class RankFault(Settings):
+    """A rank of the plan's grid, and the optimizer step in which it happens, counted from 1."""
+
+    rank: Index
+    step: Count
+
+
+class SlowRank(RankFault):
+    """From that step on, in every step."""
+
+    ms: float = Field(1000.0, gt=0, allow_inf_nan=False, description="milliseconds that it sleeps a step")
+
+
+class NodeFault(Settings):
+    """As ``RankFault``, of all ranks of a node."""
+
+    node: Index
+    step: Count
+
+
+class Drill(Settings):
+    """One of them is set."""
+
+    kill_rank: RankFault | None = Field(None, description="a rank is killed at the start of a step")
+    hang_rank: RankFault | None = Field(None, description="it never comes to the step's first collective")
+    slow_rank: SlowRank | None = Field(None, description="it sleeps in every step from then on")
+    torn_write: RankFault | None = Field(None, description="it is killed while it writes the checkpoint")
+    bitflip: RankFault | None = Field(
+        None, description="one bit of the newest checkpoint flips, and the rank is killed"
+    )
+    disk_full: RankFault | None = Field(None, description="the disk takes no more of the checkpoint")
+    lose_node: NodeFault | None = Field(None, description="all ranks of a node are killed; torchrun or Slurm")

@@ -1,0 +1,133 @@
+"""``debug.drill``: the fault of a run, and what it would rehearse in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from shlex import quote
+
+from launcher.errors import Problem
+from launcher.job.schema.drill import NodeFault, RankFault
+from launcher.job.schema.job import Job
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.step_order import phases
+from launcher.plan.values.drill import WRITING, Fault
+from launcher.plan.values.text import many
+
+KEY = "debug.drill"
+
+
+def fault(job: Job, sizes: Sizes) -> Fault | None:
+    """What the ranks of the plan rehearse; ``None``: nothing."""
+    for kind, asked in _set(job).items():
+        ranks: Sequence[int] = (asked.rank,) if isinstance(asked, RankFault) else _of_node(asked, job, sizes)
+        return Fault(kind, tuple(ranks), asked.step, getattr(asked, "ms", 0.0), restarts(job))
+    return None
+
+
+def _of_node(asked: NodeFault, job: Job, sizes: Sizes) -> Sequence[int]:
+    each = sizes.grid.size // job.launch.nnodes
+    return range(asked.node * each, (asked.node + 1) * each)
+
+
+def restarts(job: Job) -> bool:
+    """Whether somebody has to start the ranks again."""
+    asked = _set(job)
+    if "disk_full" in asked:
+        return job.checkpoint.on_error == "stop"
+    return bool(asked) and "slow_rank" not in asked
+
+
+def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """A fault that cannot happen, or after which nothing would be left to go on from or to compare."""
+    if job.debug.drill is None or sizes is None:
+        return
+    named = _set(job)
+    if len(named) != 1:
+        yield from _not_one(list(named))
+        return
+    ((kind, asked),) = named.items()
+    yield from _nowhere(f"{KEY}.{kind}", asked, job, sizes)
+    yield from _unsaved(kind, asked.step, job, sizes)
+    if kind == "bitflip":
+        yield from _no_other(asked.step, job)
+    yield from _nothing_to_compare(job)
+
+
+def _set(job: Job) -> dict[str, RankFault | NodeFault]:
+    drill = job.debug.drill
+    found = {} if drill is None else {name: getattr(drill, name) for name in type(drill).model_fields}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _not_one(named: list[str]) -> Iterator[Problem]:
+    if not named:
+        yield Problem(KEY, "names no fault", f"{KEY}=null")
+    else:
+        text = f"{', '.join(named)}: a drill is of one fault, so that what follows is known to be its work"
+        yield Problem(KEY, f"{text}; set all but one of them to null")
+
+
+def _nowhere(key: str, asked: RankFault | NodeFault, job: Job, sizes: Sizes) -> Iterator[Problem]:
+    """No such rank, node or step."""
+    if isinstance(asked, NodeFault):
+        n = job.launch.nnodes
+        if asked.node >= n:
+            yield Problem(f"{key}.node", f"{asked.node}: launch.nnodes is {n}", f"{key}.node={n - 1}")
+    elif asked.rank >= sizes.grid.size:
+        n = sizes.grid.size
+        yield Problem(f"{key}.rank", f"{asked.rank}: the plan has {many(n, 'rank')}", f"{key}.rank={n - 1}")
+    elif key.endswith("slow_rank") and sizes.grid.size == 1:
+        yield Problem(key, "the plan has one rank, which no other waits for")
+    if asked.step > sizes.steps:
+        text = f"{asked.step}: the training ends after {many(sizes.steps, 'step')}"
+        yield Problem(f"{key}.step", text, f"{key}.step={sizes.steps}")
+
+
+def _unsaved(kind: str, step: int, job: Job, sizes: Sizes) -> Iterator[Problem]:
+    """No checkpoint to go on from, or none that is written in that step."""
+    every = job.checkpoint.every
+    if kind == "slow_rank" or step > sizes.steps:
+        return
+    if every is None:
+        text = f"null: debug.drill.{kind} needs checkpoints while training, to go on from"
+        yield Problem("checkpoint.every", text, f"checkpoint.every={_often(kind, step)}")
+    elif kind in WRITING and (step % every or step >= sizes.steps):
+        text = f"{step}: no checkpoint is written while training in that step (checkpoint.every={every})"
+        last = (sizes.steps - 1) // every * every
+        near = min(max(every, round(step / every) * every), last)
+        cure = f"{KEY}.{kind}.step={near}" if last else ""
+        yield Problem(f"{KEY}.{kind}.step", text, cure)
+
+
+def _often(kind: str, step: int) -> int:
+    """So that there is something to lose, and something to go on from."""
+    if kind == "bitflip":
+        return max(1, (step - 1) // 2)
+    return step if kind in WRITING else (step + 1) // 2
+
+
+def _no_other(step: int, job: Job) -> Iterator[Problem]:
+    """``bitflip`` damages the newest checkpoint: there must be one before it."""
+    every = job.checkpoint.every
+    if job.checkpoint.keep == 1:
+        text = "1: bitflip damages the newest checkpoint, and there would be none before it"
+        yield Problem("checkpoint.keep", text, "checkpoint.keep=2")
+    if every is not None and (step - 1) // every < 2:
+        text = f"{step}: by then there are no two checkpoints (checkpoint.every={every})"
+        yield Problem(f"{KEY}.bitflip.step", text, f"{KEY}.bitflip.step={2 * every + 1}")
+
+
+def _nothing_to_compare(job: Job) -> Iterator[Problem]:
+    """The weights that training ends with are those of a checkpoint."""
+    for phase in phases(job.steps):
+        kinds = [job.steps[name].kind for name in phase.steps]
+        if "train" in kinds and "save" in kinds[kinds.index("train") :]:
+            return
+    names = list(job.steps)
+    trains = next((n for n, name in enumerate(names) if job.steps[name].kind == "train"), None)
+    if trains is None:
+        yield Problem(KEY, "no step trains, so no fault happens", f"{KEY}=null")
+        return
+    text = "no save behind train: the weights of a drill are compared with those of the undisturbed run"
+    words = [*names[: trains + 1], "save", *(n for n in names[trains + 1 :] if n != "save")]
+    yield Problem("steps", text, quote(f"steps=[{','.join(words)}]"))

@@ -1,0 +1,102 @@
+"""One rank in a drill: it does what the plan says in the step that the plan says, once in the whole run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.write import Chunks, RankRecord, RankWriter
+from launcher.plan.values.drill import WRITING, Fault
+from launcher.plan.values.layout import Box
+from launcher.plan.values.trust import Trust
+from launcher.runtime.cluster.world import World
+from launcher.runtime.drill import record
+from launcher.runtime.drill.bitflip import flip
+
+
+class RankDrill:
+    """Made before the first step of an attempt, when no rank can have done anything yet."""
+
+    def __init__(self, fault: Fault, world: World, run: Path, trust: Trust) -> None:
+        self._fault = fault
+        self._world = world
+        self._run = run
+        self._trust = trust
+        happened = record.read(run, record.HAPPENED, fault)
+        self._due = happened is None and world.rank in fault.ranks
+        self._slow = False
+        self._again = world.rank == 0 and happened is not None
+
+    def before(self, step: int) -> None:
+        """At the start of the optimizer step ``step``, outside of collectives."""
+        if self._due and step == self._fault.step and self._fault.kind not in WRITING:
+            self._happen()
+            {"kill_rank": die, "lose_node": die, "hang_rank": hang, "bitflip": self._flip}.get(
+                self._fault.kind, self._slow_down
+            )()
+        if self._slow:
+            time.sleep(self._fault.ms / 1e3)
+
+    def after(self, step: int) -> None:
+        """The optimizer step ``step`` is done: rank 0 notes the first one of the attempt after the fault."""
+        if self._again:
+            record.note(self._run, record.RECOVERED, self._fault, resumed=step - 1)
+            self._again = False
+
+    def put(
+        self, step: int, writer: RankWriter, chunks: Chunks, extra: Mapping[str, Blob]
+    ) -> Callable[[], RankRecord]:
+        """What writes this rank's files of the checkpoint of ``step``."""
+        if self._due and step == self._fault.step and self._fault.kind in WRITING:
+            return partial(self._broken, writer, chunks, extra)
+        return partial(writer.write, chunks, extra)
+
+    def _happen(self) -> None:
+        self._due = False
+        record.note(self._run, record.HAPPENED, self._fault, attempt=self._world.attempt)
+
+    def _slow_down(self) -> None:
+        self._slow = True
+
+    def _flip(self) -> NoReturn:
+        flip(self._run / "checkpoints", self._world.rank, self._trust)
+        die()
+
+    def _broken(self, writer: RankWriter, chunks: Chunks, extra: Mapping[str, Blob]) -> RankRecord:
+        """Half of the first tensor is written; of a rank that writes none, its whole files."""
+        self._happen()
+        end = die if self._fault.kind == "torn_write" else partial(fill_up, writer.folder)
+
+        def half(name: str, box: Box) -> Iterator[memoryview]:
+            for chunk in chunks(name, box):
+                if chunk.nbytes:
+                    yield chunk[: chunk.nbytes // 2]
+                    end()
+                yield chunk
+
+        writer.write(half, extra)
+        end()
+
+
+def die() -> NoReturn:
+    """As the kernel ends a process that it has no memory for: at once, nothing is said."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("SIGKILL cannot be survived")
+
+
+def hang() -> NoReturn:
+    """Until somebody ends the process."""
+    while True:
+        time.sleep(3600)
+
+
+def fill_up(folder: Path) -> NoReturn:
+    """What a full disk answers; no byte of the real one is taken."""
+    raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (debug.drill.disk_full)", str(folder))

@@ -1,0 +1,36 @@
+"""What a run folder says of a drill: the fault, when it was noticed, when training went on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
+from launcher.plan.values.drill import Fault
+
+FOLDER = "drill"
+HAPPENED, DETECTED, RECOVERED = "fault.json", "detected.json", "recovered.json"
+
+
+def note(run: Path, name: str, fault: Fault, **more: Any) -> None:
+    """On the disk when this returns, at the time of the call unless another is given; the first one stays."""
+    path = run / FOLDER / name
+    if read(run, name, fault) is not None:
+        return
+    path.parent.mkdir(exist_ok=True)
+    said = {"drill": str(fault), "time_ns": time.time_ns()} | more
+    write_text(path, json.dumps(said, indent=1) + "\n")
+
+
+def read(run: Path, name: str, fault: Fault) -> Mapping[str, Any] | None:
+    """``None``: it has not come to that; a record of another drill in this folder is none."""
+    path = run / FOLDER / name
+    try:
+        said = parsed(path, read_bytes(path))
+    except FileNotFoundError:
+        return None
+    return said if isinstance(said, dict) and said.get("drill") == str(fault) else None

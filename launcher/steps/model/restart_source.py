@@ -1,0 +1,33 @@
+"""The checkpoint that a restarted attempt goes on from: the newest of this run that is not damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from launcher.checkpoint.store import latest, older
+from launcher.checkpoint.verify import damaged
+from launcher.plan.values.trust import Trust
+from launcher.runtime.cluster.world import World
+
+
+def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
+    """``None`` if there is none. All ranks call it.
+
+    Nobody watches a restart, so no damage is left for a person to look at: each rank reads its part of the
+    files, before anybody takes a number from them.
+    """
+    newest = latest(checkpoints, trust)
+    found = [] if newest is None else [newest, *older(newest)]
+    for path in found:
+        every: list[Any] = [None] * world.size
+        dist.all_gather_object(every, damaged(path, trust, world.rank, world.size))
+        wrong = [text for texts in every for text in texts]
+        if not wrong:
+            return path
+        if world.rank == 0:
+            say(f"{path.name} is passed over: {wrong[0]}")
+    return None

@@ -1,0 +1,102 @@
+"""What a drill would rehearse in vain is refused, each with its way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.compose import compose
+from launcher.run.run_job import rehearse
+from tests.run.launching import TINY
+
+KILL = "debug.drill={kill_rank: {rank: 1, step: 4}}"
+SAVES, AGAIN = "checkpoint.every=2", "launch.max_restarts=1"
+NOTHING = "debug.drill: names no fault (try: debug.drill=null)"
+SAME = "the weights of a drill are compared with those of the undisturbed run"
+REFUSED = {
+    "no restart": (
+        [KILL, SAVES],
+        "launch.max_restarts: 0: debug.drill ends a rank, and nobody would start the ranks again "
+        "(try: launch.max_restarts=1)",
+    ),
+    "no checkpoint": (
+        [KILL, AGAIN],
+        "checkpoint.every: null: debug.drill.kill_rank needs checkpoints while training, to go on from "
+        "(try: checkpoint.every=2)",
+    ),
+    "no such rank": (
+        ["debug.drill={kill_rank: {rank: 4, step: 4}}", SAVES, AGAIN],
+        "debug.drill.kill_rank.rank: 4: the plan has 4 ranks (try: debug.drill.kill_rank.rank=3)",
+    ),
+    "no such step": (
+        ["debug.drill={hang_rank: {rank: 0, step: 7}}", SAVES, AGAIN],
+        "debug.drill.hang_rank.step: 7: the training ends after 6 steps (try: debug.drill.hang_rank.step=6)",
+    ),
+    "two faults": (
+        ["debug.drill={kill_rank: {rank: 0, step: 3}, hang_rank: {rank: 0, step: 3}}", SAVES, AGAIN],
+        "debug.drill: kill_rank, hang_rank: a drill is of one fault, so that what follows is known to be its work; "
+        "set all but one of them to null",
+    ),
+    "no fault": (["debug.drill={}"], NOTHING),
+    "none of the preset": (["debug=drill", "debug.drill.kill_rank=null"], NOTHING),
+    "nothing is written then": (
+        ["debug.drill={torn_write: {rank: 1, step: 3}}", SAVES, AGAIN],
+        "debug.drill.torn_write.step: 3: no checkpoint is written while training in that step (checkpoint.every=2) "
+        "(try: debug.drill.torn_write.step=4)",
+    ),
+    "not the last": (
+        ["debug.drill={disk_full: {rank: 1, step: 6}}", SAVES, AGAIN],
+        "debug.drill.disk_full.step: 6: no checkpoint is written while training in that step (checkpoint.every=2) "
+        "(try: debug.drill.disk_full.step=4)",
+    ),
+    "no two checkpoints": (
+        ["debug.drill={bitflip: {rank: 1, step: 4}}", SAVES, AGAIN, "checkpoint.keep=1"],
+        "checkpoint.keep: 1: bitflip damages the newest checkpoint, and there would be none before it "
+        "(try: checkpoint.keep=2)\n"
+        "debug.drill.bitflip.step: 4: by then there are no two checkpoints (checkpoint.every=2) "
+        "(try: debug.drill.bitflip.step=5)",
+    ),
+    "nothing to compare": (
+        [KILL, SAVES, AGAIN, "steps=[train,evaluate]"],
+        f"steps: no save behind train: {SAME} (try: 'steps=[train,save,evaluate]')",
+    ),
+    "no training": (
+        ["debug.drill={slow_rank: {rank: 1, step: 4}}", "steps=[evaluate]"],
+        "debug.drill: no step trains, so no fault happens (try: debug.drill=null)",
+    ),
+    "one rank": (
+        ["debug.drill={slow_rank: {rank: 0, step: 3}}", "debug.onerank=true"],
+        "debug.drill.slow_rank: the plan has one rank, which no other waits for",
+    ),
+    "one node": (
+        ["debug.drill={lose_node: {node: 0, step: 3}}", SAVES],
+        "debug.drill.lose_node: the one node is this one: torchrun or srun starts ranks on others, and them again",
+    ),
+    "in this process": (
+        ["debug.drill={kill_rank: {rank: 0, step: 3}}", SAVES, "debug.onerank=true", "launch.mode=inproc"],
+        "launch.mode: inproc: a rank in this process is not restarted, and debug.drill ends it "
+        "(try: launch.mode=auto)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "told"), REFUSED.values(), ids=list(REFUSED))
+def test_what_would_be_rehearsed_in_vain_is_refused(words, told, tmp_path):
+    with pytest.raises(RequestError) as error:
+        rehearse(compose([*TINY, "train.steps=6", f"run_dir={tmp_path}/run", *words]), planned=False)
+    assert str(error.value) == told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[KILL], ["debug.drill={bitflip: {rank: 0, step: 5}}"], ["debug.drill={torn_write: {rank: 0, step: 3}}"]],
+    ids=["kill_rank", "bitflip", "torn_write"],
+)
+def test_what_is_suggested_is_accepted(words, tmp_path):
+    asked = [*TINY, "train.steps=6", f"run_dir={tmp_path}/run", *words]
+    with pytest.raises(RequestError) as error:
+        rehearse(compose(asked), planned=False)
+    cures = [p.cure for p in error.value.problems]
+    assert len(cures) == 2
+    rehearse(compose([*asked, *cures]), planned=False)

@@ -1,0 +1,77 @@
+"""What each rank's own work takes: time that it waits for others is not its own."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from threading import Thread
+
+import torch
+import torch.distributed as dist
+
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.rank_times import RankTimes, figures
+from launcher.runtime.torch_private import waits
+
+SLOW_S = 0.2
+
+
+def _step(world: World, slow: int) -> list[float]:
+    """Two steps of a message, a collective and one that is waited for later; one rank sleeps before each."""
+    times = RankTimes(world.rank, world.size)
+    for _ in range(2):
+        times.begin()
+        x = torch.ones(2)
+        for act in (partial(dist.all_reduce, x, async_op=True), partial(dist.broadcast, x, 0, async_op=True)):
+            time.sleep(SLOW_S if world.rank == slow else 0)
+            act().wait()
+        time.sleep(SLOW_S if world.rank == slow else 0)
+        if world.rank == 0:
+            dist.send(x, 1)
+        else:
+            dist.recv(x, 0)
+        times.arrived()
+    mine = times.share()
+    assert times.share().tolist() == [0, 0]  # nothing since
+    dist.all_reduce(mine)
+    found: list[float] = mine.tolist()
+    return found
+
+
+def test_the_rank_that_others_wait_for_is_the_slow_one():
+    slow_ms = 3 * SLOW_S * 1e3
+    for slow in (0, 1):
+        seen, same = run_ranks(partial(_step, slow=slow), 2)
+        assert seen == same
+        told = figures(seen)
+        assert (told["worst_rank"], told["step_ms_worst"]) == (slow, seen[slow])
+        assert seen[slow] >= slow_ms > 2 * seen[1 - slow]
+
+
+def test_a_step_that_nobody_began_is_none():
+    times = RankTimes(0, 2)
+    times.arrived()
+    assert times.share().tolist() == [0, 0]
+
+
+def _beside(world: World) -> float:
+    """The other thread waits; this one does not."""
+    waits.seconds()
+    group = dist.new_group()
+    x = torch.ones(1)
+
+    def all_of_it() -> None:
+        if world.rank:
+            time.sleep(SLOW_S)
+        dist.all_reduce(x, group=group)
+
+    before = waits.seconds()
+    thread = Thread(target=all_of_it)
+    thread.start()
+    thread.join()
+    return waits.seconds() - before
+
+
+def test_what_another_thread_waits_is_not_taken_from_a_step():
+    assert run_ranks(_beside, 2) == [0, 0]
