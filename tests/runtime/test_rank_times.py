@@ -23,9 +23,9 @@ def _step(world: World, slow: int) -> list[float]:
     for _ in range(2):
         times.begin()
         x = torch.ones(2)
-        for act in (lambda: dist.all_reduce(x, async_op=True), lambda: dist.broadcast(x, 0, async_op=True)):
+        for begin in (dist.all_reduce, partial(dist.broadcast, src=0)):
             time.sleep(SLOW_S if world.rank == slow else 0)
-            act().wait()
+            begin(x, async_op=True).wait()
         time.sleep(SLOW_S if world.rank == slow else 0)
         if world.rank == 0:
             dist.send(x, 1)
