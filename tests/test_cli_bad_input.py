@@ -391,8 +391,8 @@ mine.Net: there is no such module
     set by: recipe=lm_singel (command line)
     try:    recipe=lm_single
 
-  debug: unknown option 'limt', did you mean 'limit'? (there are: anomaly, graphs, limit, none, onerank, overfit, \
-profiler)
+  debug: unknown option 'limt', did you mean 'limit'? (there are: anomaly, drill, graphs, limit, none, onerank, \
+overfit, profiler)
     set by: debug=limt (command line)
     try:    debug=limit
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.schema.drill import NodeFault, RankFault
+from launcher.job.schema.drill import NodeFault, RankFault, SlowRank
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.step_order import phases
@@ -19,8 +19,9 @@ KEY = "debug.drill"
 def fault(job: Job, sizes: Sizes) -> Fault | None:
     """What the ranks of the plan rehearse; ``None``: nothing."""
     for kind, asked in _set(job).items():
+        ms = asked.ms if isinstance(asked, SlowRank) else 0.0
         ranks: Sequence[int] = (asked.rank,) if isinstance(asked, RankFault) else _of_node(asked, job, sizes)
-        return Fault(kind, tuple(ranks), asked.step, getattr(asked, "ms", 0.0), restarts(job))
+        return Fault(kind, tuple(ranks), asked.step, ms, restarts(job))
     return None
 
 
@@ -55,8 +56,18 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
 
 def _set(job: Job) -> dict[str, RankFault | NodeFault]:
     drill = job.debug.drill
-    found = {} if drill is None else {name: getattr(drill, name) for name in type(drill).model_fields}
-    return {name: value for name, value in found.items() if value is not None}
+    if drill is None:
+        return {}
+    found: dict[str, RankFault | NodeFault | None] = {
+        "kill_rank": drill.kill_rank,
+        "hang_rank": drill.hang_rank,
+        "slow_rank": drill.slow_rank,
+        "torn_write": drill.torn_write,
+        "bitflip": drill.bitflip,
+        "disk_full": drill.disk_full,
+        "lose_node": drill.lose_node,
+    }
+    return {kind: asked for kind, asked in found.items() if asked is not None}
 
 
 def _not_one(named: list[str]) -> Iterator[Problem]:

@@ -59,6 +59,7 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.fsdp._fully_shard._fsdp_common", "TrainingState.FORWARD", ()),
     ("torch.distributed.fsdp", "fully_shard",
      ("mesh", "reshard_after_forward", "ignored_params", "mp_policy")),
+    ("torch.distributed", "Work.wait", ()),
     ("torch.distributed.distributed_c10d", "default_pg_timeout", ()),
     ("torch.distributed.distributed_c10d", "default_pg_nccl_timeout", ()),
     ("torch.distributed.pipelining", "PipelineStage.perform_reduce_grad", ()),
