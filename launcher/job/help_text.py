@@ -34,6 +34,7 @@ flags:
   show=config          print the composed settings, start nothing (also: --cfg job)
   show=plan            print the plan on one page, start nothing
   show=plan-full       print all of the plan, as in plan.txt of a run folder
+  sweep.plan=true      with -m: plan all cells, print what is predicted, the fastest first, start nothing
   show=search          of what is auto, or a list, below parallel: print the best, write plan/best.yaml
 
 exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed while running,

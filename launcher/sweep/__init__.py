@@ -1,4 +1,4 @@
-"""A grid of runs, one process a cell: a cell that fails is recorded, the others go on."""
+"""Many runs: planned together, run side by side here or by a cluster, ranked; one that fails ends only itself."""
 
 from launcher.sweep.run_sweep import check, sweep
 

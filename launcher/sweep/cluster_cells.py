@@ -16,7 +16,7 @@ from launcher.job.compose import BadRequest, Request, compose
 from launcher.job.overrides.grammar import quoted
 from launcher.job.schema.job import Slurm
 from launcher.job.sweep_grid import Cell
-from launcher.run.cluster_jobs.slurm import array_file, cluster, submit
+from launcher.run.cluster_jobs.slurm import array_file, cluster, stop_signal, submit
 from launcher.run.cluster_jobs.slurm.array_file import ManyRuns
 from launcher.run.cluster_jobs.slurm.batch_file import Ranks
 from launcher.sweep import cell_process, folder
@@ -89,10 +89,12 @@ def _frozen(asked: SweepRequest, at: Path, cell: Cell) -> Size:
 
 def _submit(asked: SweepRequest, at: Path, size: Size, cells: Sequence[Cell]) -> str:
     """Returns the number of the job; "" where it is only written."""
-    ranks, slurm = size
+    runs = tuple((at / cell.name).absolute() for cell in cells)
+    ranks = size[0]
+    slurm, _ = stop_signal.resolved(size[1], runs)
     many = ManyRuns(
         name=f"sweep-{at.name}",
-        runs=tuple((at / cell.name).absolute() for cell in cells),
+        runs=runs,
         ranks=ranks,
         slurm=slurm,
         folder=at.absolute(),

@@ -111,7 +111,9 @@ class Slurm(Settings):
     time: SlurmTime | None = None
     gpus_per_node: Index | None = None
     cpus_per_task: Count | None = None
-    signal_s: Count = Field(300, description="seconds before the end of its time that ranks save")
+    signal_s: Count | None = Field(
+        None, description="seconds before the end of its time that ranks save; null: as measured, else 300"
+    )
     extra: tuple[str, ...] = Field((), description="more options of sbatch")
     setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")
     container: str | None = None

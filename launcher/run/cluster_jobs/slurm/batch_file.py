@@ -9,7 +9,7 @@ from shlex import quote
 from signal import SIGUSR2
 
 from launcher.errors import REQUEUE
-from launcher.job.schema.job import Job, Slurm
+from launcher.job.schema.job import Slurm
 from launcher.run.cluster_jobs import frozen_request
 
 NAME = "job.sbatch"
@@ -35,11 +35,9 @@ class Ranks:
     gpus: bool
 
 
-def text(job: Job, ranks: Ranks, at: Place) -> str:
+def text(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> str:
     """It runs the request of the run folder in this very folder, as often as Slurm starts it."""
-    slurm = job.launch.slurm
-    assert slurm is not None
-    head = [f"#SBATCH --{option}" for option in options(job.name, slurm, ranks, log(at.run, "%j"))]
+    head = [f"#SBATCH --{option}" for option in options(name, slurm, ranks, log(at.run, "%j"))]
     return "\n".join(["#!/bin/bash", *_about(at), *head, *_body(slurm, at)]) + "\n"
 
 

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.console import say
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.run.cluster_jobs import frozen_request
-from launcher.run.cluster_jobs.slurm import batch_file, cluster
+from launcher.run.cluster_jobs.slurm import batch_file, cluster, stop_signal
 from launcher.run.cluster_jobs.slurm.batch_file import Place, Ranks
 
 KEY = cluster.KEY
@@ -30,11 +31,17 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
         return found
     found = [*cluster.problems(slurm), *found]
     seconds = None if slurm.time is None else time_s(slurm.time)
-    if seconds is not None and seconds <= slurm.signal_s + EARLY_S:
+    before = stop_signal.resolved(slurm, _run(job))[0].signal_s or 0
+    if seconds is not None and seconds <= before + EARLY_S:
         text = f"{slurm.time}: ranks would be told to save when they have hardly begun: {KEY}.signal_s is"
-        text += f" {slurm.signal_s} s before the end, and Slurm may send it {EARLY_S} s earlier"
+        text += f" {before} s before the end, and Slurm may send it {EARLY_S} s earlier"
         found.append(Problem(f"{KEY}.time", text))
     return found
+
+
+def _run(job: Job) -> tuple[Path, ...]:
+    """Its folder, where it has been started before."""
+    return () if job.run_dir is None else (Path(job.run_dir),)
 
 
 def submit(job: Job, plan: Plan, run: Path) -> str:
@@ -42,11 +49,13 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
 
     Returns its number, "" where it is only written. Raises ``RunError``.
     """
-    slurm = job.launch.slurm
-    assert slurm is not None
+    assert job.launch.slurm is not None
+    slurm, note = stop_signal.resolved(job.launch.slurm, (run,))
+    if note is not None:
+        say(str(note))
     at = Place(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)))
     ranks = ranks_of(job, frozen_request.write(job, plan, run))
-    write_text(run / batch_file.NAME, batch_file.text(job, ranks, at))
+    write_text(run / batch_file.NAME, batch_file.text(job.name, slurm, ranks, at))
     if not slurm.submit:
         return ""
     return sbatch(at.run / batch_file.NAME)

@@ -11,6 +11,7 @@ import pytest
 from launcher.job.schema.job import Slurm
 from launcher.run.cluster_jobs.slurm.array_file import ManyRuns, text
 from launcher.run.cluster_jobs.slurm.batch_file import Ranks
+from launcher.run.cluster_jobs.slurm.stop_signal import resolved
 
 ME = Path("/shared/me")
 RUNS = tuple(ME / "runs/sweeps/0001" / name for name in ("0-1f1b", "1-gpipe", "2 x"))
@@ -18,7 +19,7 @@ RUNS = tuple(ME / "runs/sweeps/0001" / name for name in ("0-1f1b", "1-gpipe", "2
 
 def many(slurm: Slurm, **more) -> str:
     known = {
-        "name": "sweep-0001", "runs": RUNS, "ranks": Ranks(2, 4, gpus=True), "slurm": slurm,
+        "name": "sweep-0001", "runs": RUNS, "ranks": Ranks(2, 4, gpus=True), "slurm": resolved(slurm, ())[0],
         "folder": ME / "runs/sweeps/0001", "started": ME, "python": ME / ".venv/bin/python",
     }  # fmt: skip
     return text(ManyRuns(**{**known, **more}))

@@ -10,6 +10,7 @@ import pytest
 
 from launcher.job.compose import compose
 from launcher.run.cluster_jobs.slurm.batch_file import Place, Ranks, text
+from launcher.run.cluster_jobs.slurm.stop_signal import resolved
 
 AT = Place(Path("/shared/me/runs/big/0001"), Path("/shared/me"), Path("/shared/me/.venv/bin/python"))
 WHOLE = """\
@@ -54,7 +55,9 @@ ALL = [
 
 def written(*slurm: str, ranks: Ranks = Ranks(8, 8, gpus=True), at: Place = AT) -> str:  # noqa: B008
     words = ["recipe=lm_single", "name=big", "launch=slurm", *(f"launch.slurm.{word}" for word in slurm)]
-    return text(compose(words).job, ranks, at)
+    asked = compose(words).job.launch.slurm
+    assert asked is not None
+    return text("big", resolved(asked, ())[0], ranks, at)
 
 
 def options(text: str) -> list[str]:

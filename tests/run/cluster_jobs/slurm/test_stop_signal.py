@@ -1,0 +1,46 @@
+"""When a job is told to save: as long before its end as a step and a save were measured to take, twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.job.schema.job import Slurm
+from launcher.run.cluster_jobs.slurm.stop_signal import LEAST, USUAL, resolved
+
+
+def rows(folder: Path, *steps_s: float, save_s: float | None = None) -> Path:
+    folder.mkdir()
+    found = [{"step": n, "loss": 1.0, "step_ms": 1e3 * s} for n, s in enumerate(steps_s, 1)]
+    if save_s is not None:
+        found[-1]["save_stall_ms"] = 1e3 * save_s
+    text = "".join(json.dumps(row) + "\n" for row in found)
+    (folder / "metrics.jsonl").write_text(text + '{"step": 9, "step_ms": 1e9')  # torn
+    return folder
+
+
+def test_nothing_is_measured_before_the_first_start(tmp_path: Path) -> None:
+    assert resolved(Slurm(), ())[0].signal_s == USUAL
+    assert resolved(Slurm(), (tmp_path,)) == (Slurm(signal_s=USUAL), None)
+    assert resolved(Slurm(), (rows(tmp_path / "unsaved", 9.0, 2.0),))[0].signal_s == USUAL
+
+
+def test_what_is_said_stays(tmp_path: Path) -> None:
+    assert resolved(Slurm(signal_s=77), (rows(tmp_path / "a", 1.0, 2.0, save_s=3.0),)) == (Slurm(signal_s=77), None)
+
+
+@pytest.mark.parametrize(("save_s", "seconds"), [(40.0, 84), (0.5, LEAST)], ids=["measured", "least"])
+def test_it_is_twice_the_longest_step_behind_the_first_and_the_longest_save(
+    save_s: float, seconds: int, tmp_path: Path
+) -> None:
+    slurm, note = resolved(Slurm(), (rows(tmp_path / "a", 90.0, 2.0, 1.0, save_s=save_s),))
+    assert slurm.signal_s == seconds
+    text = f"null -> {seconds}: for a step that took 2.0 s and a save that took {save_s:.1f} s"
+    assert str(note) == f"launch.slurm.signal_s {text}"
+
+
+def test_cells_that_share_a_job_have_time_for_the_slowest(tmp_path: Path) -> None:
+    runs = (rows(tmp_path / "a", 9.0, 1.0, save_s=50.0), rows(tmp_path / "b", 9.0, 8.0, save_s=1.0))
+    assert resolved(Slurm(), runs)[0].signal_s == 116
