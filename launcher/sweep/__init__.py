@@ -1,4 +1,4 @@
-"""Many runs: planned together, run side by side here or by a cluster, ranked; one that fails ends only itself."""
+"""Many runs: planned together, run side by side here or by a cluster, ranked; one that fails ends alone."""
 
 from launcher.sweep.run_sweep import check, sweep
 
