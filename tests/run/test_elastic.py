@@ -83,16 +83,17 @@ def test_a_layout_that_cannot_be_on_what_is_left_is_refused(
 def agents(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
     """Two of torchrun with two ranks each; one is enough for it. The first has the store."""
     port = free_port()
-    conf = "last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=2,read_timeout=60"
-    outer = (
+    conf = "last_call_timeout=20,keep_alive_interval=2,keep_alive_max_attempt=5,read_timeout=60"
+    outer = [
         "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-id=elastic",
-        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={conf}", "--local-addr=127.0.0.1",
-    )  # fmt: skip
-    line = (*outer, "-m", "launcher", *words)
-    with launched(folder / "first.log", *line) as first:
-        time.sleep(2)  # so that it is this one
-        with launched(folder / "second.log", *line) as second:
-            yield first, second
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1",
+    ]  # fmt: skip
+    line = ("-m", "launcher", *words)
+    with (
+        launched(folder / "first.log", *outer, f"--rdzv-conf={conf},is_host=true", *line) as first,
+        launched(folder / "second.log", *outer, f"--rdzv-conf={conf},is_host=false", *line) as second,
+    ):
+        yield first, second
 
 
 def test_a_node_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
