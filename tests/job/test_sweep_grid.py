@@ -18,7 +18,7 @@ def cells(overrides: list[str], configs: ConfigFiles) -> tuple[Cell, ...]:
     [
         (["seed=1,2", "model=lm,lm_tiny"], ["0-1-lm", "1-1-lm_tiny", "2-2-lm", "3-2-lm_tiny"]),
         (["seed=range(1,4)"], ["0-1", "1-2", "2-3"]),
-        (["recipe=glob(lm_*,exclude=[*p*,*8b*,*cur*])"], ["0"]),
+        (["recipe=glob(lm_*,exclude=[*p*,*8b*,*cur*,*drill*])"], ["0"]),
         (["steps=[train],[train,save]"], ["0-train", "1-train_save"]),
         (["seed=3"], ["0"]),
         (["logger.api_key=a,b"], ["0", "1"]),

@@ -77,6 +77,7 @@ def _wait() -> Iterator[str]:
     yield '        wait "$rank"'
     yield "        ended=$?"
     yield "    done"
+    yield f'    [ "$ended" -ge 0 ] || ended={REQUEUE}  # lost by bash: another start finds out'
     yield '    case "$ended" in'
     yield "        0) ;;"
     yield f'        {REQUEUE} | {KILLED}) [ "$code" -ne 0 ] || code={REQUEUE} ;;'

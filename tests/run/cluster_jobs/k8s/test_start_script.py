@@ -21,6 +21,7 @@ RANK = """#!/bin/bash
 # Stands for Python: says where it is, then ends as the file of its rank says.
 echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, $MASTER_ADDR:$MASTER_PORT, $*" >> "said-$RANK"
 code=$(cat "ends-$RANK" 2>/dev/null || echo 0)
+echo $$ > "pid-$RANK"
 if [ "$code" = saves ]; then
     trap 'sleep 0.3; exit 75' TERM
     touch "ready-$RANK"
@@ -29,8 +30,6 @@ elif [ "$code" = starts ]; then
     touch "ready-$RANK"
     exec sleep 60
 fi
-trap '' TERM
-touch "ready-$RANK"
 exit "$code"
 """
 KINDS = {"jobset": jobset, "pytorchjob": pytorchjob}
@@ -63,11 +62,19 @@ def ended(folder: Path, kind: str, node: int = 0, **codes: object) -> int:
     for rank, code in codes.items():
         (folder / f"ends-{rank.removeprefix('r')}").write_text(str(code))
     with pod(folder, kind, node) as started:
-        told = [folder / f"ready-{rank[1:]}" for rank in codes]
         if {"saves", "starts"} & {*codes.values()}:
-            until(lambda: all(path.exists() for path in told), started)
+            until(lambda: all(_there(folder, rank[1:], code) for rank, code in codes.items()), started)
             started.send_signal(signal.SIGTERM)
         return started.wait(60)
+
+
+def _there(folder: Path, rank: str, code: object) -> bool:
+    """Whether it is ready to be told, or has ended, and the pod knows."""
+    if code in ("saves", "starts"):
+        return (folder / f"ready-{rank}").exists()
+    pid = folder / f"pid-{rank}"
+    said = pid.read_text().strip() if pid.exists() else ""
+    return said != "" and not Path("/proc", said).exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
