@@ -13,7 +13,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.verbs import output, verb, writes
-from launcher.run import launch, layout_files, resume
+from launcher.run import launch, layout_files, resume, status
 from launcher.run.cluster_jobs import handover
 from launcher.run.report.loggers import chosen
 from launcher.run.settle import Settled, home
@@ -37,7 +37,21 @@ def before_plan(run: Settled) -> list[Problem]:
         *layout_files.unwritable(job),
         *_cache(job),
         *chosen.refused(job),
+        *_of_others(run),
     ]
+
+
+def _of_others(run: Settled) -> list[Problem]:
+    """A drill where checkpoints of another training are, one of which it might damage."""
+    if run.job.debug.drill is None or run.job.run_dir is None:
+        return []
+    at = Path(run.job.run_dir)
+    if not any((at / "checkpoints").glob("step-*")) or status.config_of(at) == run.config:
+        return []
+    text = (
+        f"{at}: has checkpoints of another training, and a drill may damage them; give it a folder of its own"
+    )
+    return [Problem("run_dir", text, "run_dir=null")]
 
 
 def _cache(job: Job) -> list[Problem]:

@@ -81,8 +81,7 @@ def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunS
     record = RunStatus(run, tuple(map(redact.text, overrides)))
     said = folder.read_status(run)
     record.before = None if said is None else said.get("status")
-    file = run / "config.yaml"
-    if anew or said is None or _reads(file) != config:
+    if anew or said is None or config_of(run) != config:
         return record
     record.steps, record.results = tuple(said.get("steps", ())), dict(said.get("metrics") or {})
     return record
@@ -95,9 +94,14 @@ def begun(home: Path, config: str) -> Path | None:
         return None
     numbered = (p for p in home.iterdir() if p.name.isdecimal())
     for run in sorted(numbered, key=lambda p: int(p.name), reverse=True):
-        if _reads(run / "config.yaml") == config and (folder.read_status(run) or {}).get("job") == job:
+        if config_of(run) == config and (folder.read_status(run) or {}).get("job") == job:
             return run
     return None
+
+
+def config_of(run: Path) -> str | None:
+    """What the start before was asked for, all of it; ``None`` where there was none."""
+    return _reads(run / "config.yaml")
 
 
 def _reads(file: Path) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -29,6 +28,7 @@ from launcher.job.schema.sweep import Sweep
 from launcher.job.sweep_grid import Axis, Cell
 from launcher.sweep.cell_process import CellResult
 from launcher.sweep.requests import Checked, SweepRequest, check, reason
+from launcher.sweep.results.ranking import value
 from launcher.sweep.sampler import Reports
 
 IDLE = 50
@@ -105,8 +105,8 @@ class OptunaSampler:
         self._report(trial, reports)
         if not trial.pruned:
             return ""
-        step, value = trial.reports[-1]
-        return f"{self._metric} {value:.6g} at step {step} is behind that of other cells"
+        step, last = trial.reports[-1]
+        return f"{self._metric} {last:.6g} at step {step} is behind that of other cells"
 
     def _of(self, name: str) -> _Trial:
         return next(trial for trial in self._trials if name in trial.cells)
@@ -125,7 +125,7 @@ class OptunaSampler:
             request = self._asked.compose(one)
             seeds = [request.job.seed + n for n in range(self._settings.seeds)]
             made = sweep_grid.repeated(one, seeds)
-            first = check(made[0], self._asked.compose(made[0]))
+            first = check(self._asked.compose(made[0]))
         except RequestError as error:
             self._idle += 1
             self._refused(trial, one, reason(error, self._asked.words))
@@ -155,11 +155,11 @@ class OptunaSampler:
         """Those that are new, up to the first that ends it."""
         if self._settings.prune is None:
             return
-        for step, value in reports[len(trial.reports) :]:
+        for step, found in reports[len(trial.reports) :]:
             if trial.pruned:
                 return
-            trial.optuna.report(value, step)
-            trial.reports = (*trial.reports, (step, value))
+            trial.optuna.report(found, step)
+            trial.reports = (*trial.reports, (step, found))
             trial.pruned = trial.optuna.should_prune()
 
     def _learn(self) -> None:
@@ -169,8 +169,8 @@ class OptunaSampler:
             self._told += 1
 
     def _tell(self, trial: _Trial) -> None:
-        values = [r.metrics.get(self._metric) for r in trial.results.values() if r.status == "done"]
-        numbers = [float(v) for v in values if isinstance(v, int | float) and isfinite(v)]
+        values = [value(result, self._metric) for result in trial.results.values()]
+        numbers = [number for number in values if number is not None]
         if trial.pruned:
             self._study.tell(trial.optuna, state=TrialState.PRUNED)
         elif numbers and len(numbers) == len(trial.cells):

@@ -126,7 +126,7 @@ def _own_folder(run_dir: str, args: Args) -> Problem:
     return Problem("run_dir", f"{run_dir}: a sweep gives each cell its own folder", cure, typed)
 
 
-def check(cell: Cell, request: Request) -> Forecast | None:
+def check(request: Request) -> Forecast | None:
     """What its plan predicts. Raises ``BadRequest`` where it would be refused when its turn came."""
     from launcher.run.run_job import rehearse
 

@@ -73,7 +73,7 @@ def _checked(asked: SweepRequest) -> tuple[Checked, ...]:
         for cell in sweep_grid.repeated(one, seeds):
             try:
                 again = request if cell is one else asked.compose(cell)
-                out.append(Checked(cell, requests.check(cell, again)))
+                out.append(Checked(cell, requests.check(again)))
             except BadRequest as error:
                 wrong[cell] = error
                 out.append(Checked(cell, refused=reason(error, asked.words)))

@@ -42,6 +42,8 @@ def refused(asked: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator
             yield Problem("sweep.prune", text)
     if asked.seeds > 1 and any(axis.varies and axis.key.lstrip("+") == "seed" for axis in axes):
         yield Problem("sweep.seeds", f"{asked.seeds}: seed varies already")
+    if asked.certify and not any(_trains(job) for job in jobs):
+        yield Problem("sweep.certify", "true: no cell trains, so there are no losses to compare")
     yield from _metric(asked, jobs)
     yield from _prune(asked, jobs)
     yield from _elsewhere(asked, jobs)
@@ -93,6 +95,9 @@ def _metric(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
 def _prune(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     if asked.prune is None:
         return
+    if asked.seeds > 1:
+        text = f"{asked.seeds}: sweep.prune ends a cell by what one run of it says, and each has several"
+        yield Problem("sweep.seeds", text, "sweep.seeds=1")
     by = metric(asked, jobs)
     if by in (*MEASURED, "seconds"):
         text = f"{asked.prune}: goes by a loss or a metric of the model, and {by} is none"

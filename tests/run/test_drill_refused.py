@@ -6,8 +6,9 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.compose import compose
+from launcher.job.cures.report import as_yaml
 from launcher.run.run_job import rehearse
-from tests.run.launching import TINY
+from tests.run.launching import TINY, run
 
 KILL = "debug.drill={kill_rank: {rank: 1, step: 4}}"
 SAVES, AGAIN = "checkpoint.every=2", "launch.max_restarts=1"
@@ -100,3 +101,16 @@ def test_what_is_suggested_is_accepted(words, tmp_path):
     cures = [p.cure for p in error.value.problems]
     assert len(cures) == 2
     rehearse(compose([*asked, *cures]), planned=False)
+
+
+def test_a_folder_with_checkpoints_of_another_training_is_left_alone(tmp_path):
+    folder = run(tmp_path / "run", "checkpoint.every=2", steps=6)
+    words = [*TINY, "train.steps=6", f"run_dir={folder}", KILL, SAVES, AGAIN]
+    with pytest.raises(RequestError) as error:
+        rehearse(compose(words), planned=False)
+    text = f"{folder}: has checkpoints of another training, and a drill may damage them; give it a folder of its own"
+    assert str(error.value) == f"run_dir: {text} (try: run_dir=null)"
+
+    # the start of the drill itself is another matter
+    (folder / "config.yaml").write_text(as_yaml(compose(words).data))
+    rehearse(compose(words), planned=False)

@@ -147,6 +147,17 @@ def test_where_it_cannot_be_written_the_run_goes_on(tmp_path: Path, caplog: pyte
     assert said.endswith("; the run goes on without it")
 
 
+def test_ranks_own_work_is_one_chart_and_no_rank_is_a_curve(tmp_path: Path) -> None:
+    own = {"step_ms": 5.0, "step_ms_median": 3.0, "step_ms_worst": 4.0, "worst_rank": 1}
+    with Report(tmp_path, "mine", (), rows(1, 2, **own)):
+        pass
+    titles = [text.partition(" ")[0] for text in texts((tmp_path / NAME).read_text())]
+    assert len(titles) == 3  # loss, ms a step, ms of a rank's own work
+    (own_work,) = [text for text in texts((tmp_path / NAME).read_text()) if text.startswith("ms of a rank's own work")]
+    assert "the slowest 4" in own_work
+    assert "median of ranks 3" in own_work
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 def test_a_browser_draws_it(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", *shape(), steps=4)

@@ -119,6 +119,24 @@ def test_repeats_are_one_proposal_and_count_by_their_mean(tmp_path):
     assert some._study.trials[0].value == 1.0
 
 
+def test_seconds_teach_as_any_metric_does(tmp_path):
+    some = sampler(tmp_path, LR, "sweep.cells=2", metric="seconds")
+    some.tell(replace(done(some.ask()), seconds=7.5), ())
+    assert some._study.trials[0].value == 7.5
+
+
+def test_successive_halving_ends_what_is_behind_at_a_rung(tmp_path):
+    some = sampler(tmp_path, LR, "sweep.cells=9", "sweep.prune=asha", "train.eval_every=2")
+    told = []
+    for worse in (0.0, 1.0, -1.0, 2.0):
+        one = some.ask()
+        reports = [(2, 5.0 + worse), (8, 4.0 + worse)]
+        told.append(some.hopeless(one.cell.name, reports[:1]))
+        some.tell(replace(done(one), status="pruned") if told[-1] else done(one), reports)
+    behind = "val_loss {} at step 2 is behind that of other cells"
+    assert told == ["", behind.format(6), "", behind.format(7)]
+
+
 @pytest.mark.parametrize(
     ("result", "state"),
     [

@@ -97,6 +97,24 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
 """,
         ),
         (
+            [
+                "optim.lr=1,2", "sweep.sampler=tpe", "sweep.cells=3", "sweep.prune=asha", "train.eval_every=5",
+                "sweep.seeds=2",
+            ],
+            """
+  sweep.seeds = 2: sweep.prune ends a cell by what one run of it says, and each has several
+    set by: sweep.seeds=2 (command line)
+    try:    sweep.seeds=1
+""",
+        ),
+        (
+            ["optim.lr=1,2", "sweep.certify=true", "steps=[evaluate]"],
+            """
+  sweep.certify = true: no cell trains, so there are no losses to compare
+    set by: sweep.certify=true (command line)
+""",
+        ),
+        (
             ["sweep.over={optim.lrr: [1, 2]}"],
             """
   sweep.over.optim.lrr: there is no such setting, did you mean 'optim.lr'?
@@ -113,7 +131,8 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
     ],
     ids=[
         "interval-of-a-grid", "cells-of-a-grid", "pruned-grid", "endless", "nothing-varies", "unknown-metric", "metric",
-        "seed-twice", "two-goals", "sampler", "written-axis", "end-of-an-interval",
+        "seed-twice", "two-goals", "sampler", "pruned-repeats", "nothing-to-certify",
+        "written-axis", "end-of-an-interval",
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(words, told, tmp_path, monkeypatch, capsys):

@@ -13,16 +13,21 @@ from launcher.run.report.curve import Curve
 
 REFRESH_S = 15
 """Seconds between two looks of a browser at a run that goes on."""
-TOGETHER = {"loss": ("loss", "val_loss", "val_loss_ema")}
-"""Curves of one chart, by its title."""
-FIRST = ("loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "memory_mb")
+TOGETHER = {
+    "loss": ("loss", "val_loss", "val_loss_ema"),
+    "step_ms_worst": ("step_ms_worst", "step_ms_median"),
+}
+"""Curves of one chart, by the first of them."""
+FIRST_OF = {"loss": "training", "step_ms_worst": "the slowest"}
+FIRST = ("loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "step_ms_worst", "memory_mb")
 LABELS = {
     "lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens/s",
     "samples_per_s": "samples/s", "step_ms": "ms a step", "memory_mb": "memory of rank 0, MB",
     "val_loss": "validation", "val_loss_ema": "validation of the average",
+    "step_ms_worst": "ms of a rank's own work", "step_ms_median": "median of ranks",
 }  # fmt: skip
-LEFT_OUT = ("step", "steps", "bubble")
-"""Of what a row says: the bubble is the plan's, and the same in each."""
+LEFT_OUT = ("step", "steps", "bubble", "worst_rank")
+"""Of what a row says: the bubble is the plan's, and the same in each; a rank is no quantity."""
 STYLE = (
     "body{font-family:sans-serif;color:#24292f;max-width:1180px;margin:24px auto;padding:0 16px}"
     "h1{font-size:22px;margin:0}h2{font-size:16px;margin:28px 0 8px}p{margin:6px 0}a{color:#2c6fbb}"
@@ -102,7 +107,7 @@ def _charts(curves: Mapping[str, Curve]) -> Iterator[str]:
         keys = [k for k in TOGETHER.get(key, (key,)) if k in curves and len(curves[k])]
         shown.update(keys)
         alone = len(keys) == 1
-        named = {"" if alone else "training" if k == key else _label(k): curves[k] for k in keys}
+        named = {"" if alone else FIRST_OF[key] if k == key else _label(k): curves[k] for k in keys}
         yield f"<div>{chart(_label(key), named)}</div>"
     yield "</div>"
 

@@ -10,11 +10,14 @@ from pathlib import Path
 
 from launcher.job.sweep_grid import Cell
 from launcher.plan.certify_copy import TOLERANCE
+from launcher.plan.changed_settings import SCALE, class_of
 from launcher.sweep.cell_process import CellResult
 from launcher.sweep.results.rows import Row, RowReader
 
-LAYOUT = ("parallel.", "operators", "launch.")
-"""How words begin that leave the numbers as they are."""
+GROUPS = {"operators": "parallel.operators"}
+"""Options by the setting that they are."""
+LAYOUT = {"layout", "derived"}
+"""Classes of settings that leave the numbers of a step as they are."""
 COMPARED = ("loss", "grad_norm")
 EARLY = 4
 """Steps that are judged: from then on roundings have grown by training on them."""
@@ -37,12 +40,10 @@ class Gap:
 
 
 def gaps(folder: Path, found: Sequence[CellResult], precisions: Mapping[str, str]) -> dict[str, Gap]:
-    """Of each cell that is done, to the first of its kind; ``precisions`` by the names of cells."""
+    """Of each of ``found``, all done, to the first of its kind; ``precisions`` by the names of cells."""
     first: dict[tuple[str, ...], tuple[str, list[Row]]] = {}
     out = {}
     for result in found:
-        if result.status != "done" or result.same_as:
-            continue
         name = result.cell.name
         mine = [row for row in RowReader(folder / name).read() if "loss" in row]
         kind = numbers(result.cell)
@@ -56,7 +57,11 @@ def gaps(folder: Path, found: Sequence[CellResult], precisions: Mapping[str, str
 
 def numbers(cell: Cell) -> tuple[str, ...]:
     """Its words without those of the layout: what its numbers hang on."""
-    return tuple(word for word in cell.overrides if not word.lstrip("+~").startswith(LAYOUT))
+    return tuple(word for word in cell.overrides if not _of_the_layout(word.lstrip("+~").partition("=")[0]))
+
+
+def _of_the_layout(key: str) -> bool:
+    return key not in SCALE and bool(LAYOUT & {*class_of(GROUPS.get(key, key))})
 
 
 def _gap(of: str, its: Sequence[Row], mine: Sequence[Row], allowed: float) -> Gap:

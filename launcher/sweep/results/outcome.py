@@ -74,8 +74,9 @@ class Outcome:
         return results(found, forecasts, self._metric, self._settings.goal, losses)
 
     def _gaps(self, found: Sequence[CellResult]) -> dict[str, Gap]:
-        precisions = {r.cell.name: self._asked.compose(r.cell).job.train.precision for r in found}
-        return gaps(self._folder, found, precisions)
+        done = [r for r in found if r.status == "done" and not r.same_as]
+        precisions = {r.cell.name: self._asked.compose(r.cell).job.train.precision for r in done}
+        return gaps(self._folder, done, precisions)
 
     def _best(self, ranked: Results) -> list[str]:
         """The best cell as a recipe, if it has no secrets; the names of the files."""

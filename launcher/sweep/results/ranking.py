@@ -94,8 +94,7 @@ def results(
 ) -> Results:
     """``curves``: of the loss, by the names of cells."""
     lines = [
-        Line(r, forecasts.get(r.cell.name), _value(r, metric), curves.get(r.cell.name, Curve()))
-        for r in found
+        Line(r, forecasts.get(r.cell.name), value(r, metric), curves.get(r.cell.name, Curve())) for r in found
     ]
     unsorted = Results(metric, goal, tuple(lines))
 
@@ -121,8 +120,9 @@ def curves(folder: Path, found: Sequence[CellResult]) -> Iterator[tuple[str, Cur
         yield result.cell.name, loss_curve(RowReader(folder / (result.same_as or result.cell.name)).read())
 
 
-def _value(result: CellResult, metric: str) -> float | None:
-    value = result.seconds if metric == "seconds" else result.metrics.get(metric)
-    if result.status != "done" or not isinstance(value, int | float) or not isfinite(value):
+def value(result: CellResult, metric: str) -> float | None:
+    """What a cell that is done is ranked by; ``None`` where that is no number."""
+    found = result.seconds if metric == "seconds" else result.metrics.get(metric)
+    if result.status != "done" or not isinstance(found, int | float) or not isfinite(found):
         return None
-    return float(value)
+    return float(found)

@@ -61,5 +61,6 @@ def test_cells_of_other_numbers_are_not_compared(tmp_path):
 
 
 def test_what_numbers_hang_on_is_all_but_the_layout():
-    words = ("recipe=lm_tp2", "+parallel.grid.tp=2", "operators=megatron", "launch.nproc=2", "optim.lr=1")
-    assert numbers(Cell("0", words, ())) == ("recipe=lm_tp2", "optim.lr=1")
+    layout = ("+parallel.grid.tp=2", "operators=megatron", "launch.nproc=2", "parallel.pipeline.micro_batch_num=2")
+    rest = ("recipe=lm_tp2", "optim.lr=1", "parallel.gradients_mean=false", "parallel.pipeline.loss_reduction=sum")
+    assert numbers(Cell("0", (*layout, *rest), ())) == rest
