@@ -21,7 +21,7 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.run.report.loggers import chosen
+from launcher.run.report.loggers import start
 from launcher.run.report.viewers import Viewers, viewers
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
@@ -79,8 +79,8 @@ def main() -> None:
     args = parser.parse_args()
 
     every = compose(["logger=[tensorboard,wandb,mlflow,trackio]"]).job
-    lack = {problem.key.removeprefix("logger.") for problem in chosen.refused(every)}
-    names = [name for name in chosen.PACKAGES if name not in lack]
+    lack = {problem.key.removeprefix("logger.") for problem in start.refused(every)}
+    names = [name for name in start.PACKAGES if name not in lack]
     job = compose(["recipe=lm_tied_pp2_hsdp2", f"logger=[{','.join(names)}]", *args.overrides]).job
     plan = plan_job(job)
     with tempfile.TemporaryDirectory() as folder:

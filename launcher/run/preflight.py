@@ -15,7 +15,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.verbs import output, verb, writes
 from launcher.run import launch, layout_files, resume, status
 from launcher.run.cluster_jobs import handover
-from launcher.run.report.loggers import chosen
+from launcher.run.report.loggers import start
 from launcher.run.settle import Settled, home
 from launcher.runtime import folder
 from launcher.steps import module
@@ -36,7 +36,7 @@ def before_plan(run: Settled) -> list[Problem]:
         *(absent(job.data) if _reads(job) else []),
         *layout_files.unwritable(job),
         *_cache(job),
-        *chosen.refused(job),
+        *start.refused(job),
         *_of_others(run),
     ]
 

@@ -33,7 +33,7 @@ from launcher.run import (
     status,
 )
 from launcher.run.cluster_jobs import frozen_request, handover
-from launcher.run.report import drill
+from launcher.run.report import drill_report
 from launcher.run.search import layout_search
 from launcher.run.settle import Settled, home, settle
 from launcher.runtime import folder, log
@@ -291,7 +291,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
     folder.reserve_status(run.folder)
     try:
         if run.plan.drill is not None:
-            drill.look(run.folder, run.plan.drill, again=True)
+            drill_report.look(run.folder, run.plan.drill, again=True)
         layout_files.write(run.job, run.plan, run.folder)
         status.write(run.folder, run.plan, request.command, request.config, anew=not record.steps)
         status.write_versions(run.folder, run.job, record.before)
@@ -303,7 +303,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
             _phases(run, left, record)
         if run.plan.drill is not None:
             strict = run.job.deterministic or run.start.device == "cpu"
-            drill.finish(
+            drill_report.finish(
                 run.folder, run.folder / execute.UNDISTURBED, run.plan.drill, trust(run.job), say, strict
             )
     except BaseException as error:
@@ -357,7 +357,7 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
     ):
         hear: execute.Hear = partial(_hear, run.folder, bar, metrics, shown)
         if run.plan.drill is not None:
-            hear = drill.watching(run.folder, run.plan.drill, hear)
+            hear = drill_report.watching(run.folder, run.plan.drill, hear)
         for phase in left:
             check()
             record.add(phase.steps, execute.do(run, phase, record.results, hear))

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from launcher.__main__ import main
 from launcher.errors import RunError
 from launcher.plan.values.drill import Fault
 from launcher.plan.values.trust import ANYONE
-from launcher.run.report import drill
+from launcher.run.report import drill_report
 from tests.run.launching import TINY, checkpoints, metrics, run, status, steps, tensors, torchrun
 
 SAVING = ("checkpoint.every=2", "launch.max_restarts=1")
@@ -123,7 +122,7 @@ def test_a_drill_of_another_training_is_not_identical(tmp_path):
     fault = Fault("kill_rank", (1,), 4)
     lines: list[str] = []
     with pytest.raises(RunError) as error:
-        drill.finish(tmp_path / "run", tmp_path / "other", fault, ANYONE, lines.append, True)
+        drill_report.finish(tmp_path / "run", tmp_path / "other", fault, ANYONE, lines.append, True)
     first = "step-000006/rank_0/model.safetensors: embed.weight"
     assert str(error.value) == (
         f"drill of kill_rank of rank 1 in step 4: the weights are not those of the undisturbed run: {first}"
@@ -131,12 +130,13 @@ def test_a_drill_of_another_training_is_not_identical(tmp_path):
     assert re.search(r"\n  bit-identical  no, \d+ of 144 tensors differ$", lines[0])
 
 
-def test_a_drill_that_comes_to_nothing_fails(tmp_path, capfd):
-    words = [*TINY, *SAVING, f"run_dir={tmp_path}/run", "train.steps=6", "logger=plain"]
-    assert main(words) == 0
-    assert main([*words, "debug.drill={kill_rank: {rank: 1, step: 4}}"]) == 1
-    told = "error: drill: kill_rank of rank 1 in step 4 has not happened: training ended before it\n"
-    assert capfd.readouterr().err.endswith(told)
+def test_a_drill_that_comes_to_nothing_fails(tmp_path):
+    folder = run(tmp_path / "run", steps=3)
+    lines: list[str] = []
+    with pytest.raises(RunError) as error:
+        drill_report.finish(folder, folder, Fault("kill_rank", (1,), 4), ANYONE, lines.append, True)
+    assert str(error.value) == "drill: kill_rank of rank 1 in step 4 has not happened: training ended before it"
+    assert lines == []
 
 
 @pytest.mark.parametrize(("fault", "lost"), [("lose_node: {node: 0, step: 4}", 1), ("bitflip: {rank: 0, step: 6}", 3)])

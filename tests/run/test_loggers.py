@@ -17,7 +17,7 @@ import yaml
 
 from launcher.__main__ import main
 from launcher.job.compose import compose
-from launcher.run.report.loggers import chosen, logger_process
+from launcher.run.report.loggers import logger_process, start
 from tests.run.launching import ROOT, TINY, metrics, run, shape, status
 
 ALLOW = "security.allow=[tests,nonesuch]"
@@ -119,7 +119,7 @@ def test_a_row_that_it_cannot_take_is_left_out_and_said_once(tmp_path: Path, cap
 def begun(folder: Path, one: str, *words: str) -> logger_process.LoggerProcess:
     (folder / "config.yaml").write_text("name: x\n")
     (folder / "plan.txt").write_text("a plan\n")
-    (process,) = chosen.begun(compose([*TINY, *others(one), *words]).job, folder, 0)
+    (process,) = start.begun(compose([*TINY, *others(one), *words]).job, folder, 0)
     return process
 
 
@@ -256,8 +256,8 @@ def test_a_package_that_is_not_there_is_named(
     lacks: str,
 ) -> None:
     real = util.find_spec
-    there = {name: real("json") for names in chosen.PACKAGES.values() for name in names if name != lacks}
-    monkeypatch.setattr(chosen, "find_spec", lambda name: there.get(name))
+    there = {name: real("json") for names in start.PACKAGES.values() for name in names if name != lacks}
+    monkeypatch.setattr(start, "find_spec", lambda name: there.get(name))
     assert main([*TINY, *shape(), asked, f"run_dir={tmp_path}/run", "train.steps=1"]) == 2
     shipped = f"    set in: conf/logger/{key}.yaml:2:1\n          | {key}:\n"
     assert capsys.readouterr().err == (

@@ -13,9 +13,9 @@ import yaml
 
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.run.report.loggers import chosen, logger_process
-from launcher.run.report.loggers.chosen import PACKAGES
-from launcher.run.report.loggers.names import figures, flat
+from launcher.run.report.loggers import logger_process, start
+from launcher.run.report.loggers.metric_names import figures, flat
+from launcher.run.report.loggers.start import PACKAGES
 from tests.run.launching import TINY, metrics, run, shape
 from tests.run.read_back import read
 
@@ -77,7 +77,7 @@ def test_config_and_plan_are_logged_once(went_on: Path, name: str) -> None:
 
 def started(folder: Path, name: str, before: int = 0) -> Any:
     job: Job = compose([*TINY, f"logger={name}"]).job
-    (one,) = chosen.begun(job, folder, before)
+    (one,) = start.begun(job, folder, before)
     return one
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.errors import said
 from launcher.job.schema.job import Job
-from launcher.run.report.loggers import chosen, logger_process
+from launcher.run.report.loggers import logger_process, start
 from launcher.run.report.loggers.logger_process import LoggerProcess
 from launcher.run.report.loggers.tensorboard import FOLDER, TensorBoard
 from launcher.run.report.report import Report
@@ -83,7 +83,7 @@ def _board(run: Path, before: Sequence[Mapping[str, Any]]) -> TensorBoard | None
 def _others(run: Path, job: Job, before: int) -> list[LoggerProcess]:
     found: list[LoggerProcess] = []
     try:
-        found += chosen.begun(job, run, before)
+        found += start.begun(job, run, before)
     except Exception as error:  # of a system that starts no process, or a folder that takes no file
         _lost("loggers", error)
     return found

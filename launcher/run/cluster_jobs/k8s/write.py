@@ -11,8 +11,8 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.kubernetes import Kubernetes
 from launcher.plan.plan import Plan
 from launcher.run.cluster_jobs import frozen_request
-from launcher.run.cluster_jobs.k8s import documents, pods
-from launcher.run.cluster_jobs.k8s.documents import ClusterJob
+from launcher.run.cluster_jobs.k8s import manifests, pods
+from launcher.run.cluster_jobs.k8s.manifests import ClusterJob
 from launcher.run.cluster_jobs.k8s.pods import Values
 from launcher.run.cluster_jobs.k8s.start_script import NodeCommand
 from launcher.run.settle import home
@@ -23,9 +23,9 @@ PORT = 29500
 """Pods have addresses of their own, so that no other job can have taken it."""
 
 KINDS: dict[str, tuple[str, Callable[[ClusterJob], Values], str]] = {
-    "jobset": (JOB, documents.jobset, "kubectl apply -f"),
-    "pytorchjob": (JOB, documents.pytorchjob, "kubectl apply -f"),
-    "skypilot": (SKY, documents.skypilot, "sky jobs launch"),
+    "jobset": (JOB, manifests.jobset, "kubectl apply -f"),
+    "pytorchjob": (JOB, manifests.pytorchjob, "kubectl apply -f"),
+    "skypilot": (SKY, manifests.skypilot, "sky jobs launch"),
 }
 """The file, what is in it, and the command that takes it."""
 
@@ -90,7 +90,7 @@ def write(job: Job, plan: Plan, run: Path) -> str:
     about = (f"Written by launcher, for the run folder that it is in: {command} {run.absolute() / file}",)
     for other in {JOB, SKY} - {file}:  # of a start that asked for another kind
         (run / other).unlink(missing_ok=True)
-    write_text(run / file, documents.as_yaml(document(called), about))
+    write_text(run / file, manifests.as_yaml(document(called), about))
     return f"{command} {run / file}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from launcher.job.schema.loggers import MLflow
-from launcher.run.report.loggers.names import figures, flat
+from launcher.run.report.loggers.metric_names import figures, flat
 
 MOST = 100
 """Parameters that a server takes at once."""

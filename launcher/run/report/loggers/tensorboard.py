@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.run.report.loggers.names import figures
+from launcher.run.report.loggers.metric_names import figures
 
 FOLDER = "tensorboard"
 VERSION = "brain.Event:2"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.job.schema.loggers import Wandb
-from launcher.run.report.loggers.names import figures
+from launcher.run.report.loggers.metric_names import figures
 
 
 class WandbLogger:

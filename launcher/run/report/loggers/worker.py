@@ -20,7 +20,7 @@ from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import of_users
 from launcher.job.schema.loggers import MLflow, Trackio, Wandb
 from launcher.run.report.loggers.mlflow import MLflowLogger
-from launcher.run.report.loggers.own import OwnLogger
+from launcher.run.report.loggers.own_logger import OwnLogger
 from launcher.run.report.loggers.trackio import TrackioLogger
 from launcher.run.report.loggers.wandb import WandbLogger
 from launcher.runtime.preemption import STOPS

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from launcher.job.compose import compose
-from launcher.run.cluster_jobs.k8s.documents import jobset, pytorchjob
+from launcher.run.cluster_jobs.k8s.manifests import jobset, pytorchjob
 from launcher.run.cluster_jobs.k8s.write import cluster_job
-from tests.run.cluster_jobs.k8s.test_documents import scripts
+from tests.run.cluster_jobs.k8s.test_manifests import scripts
 from tests.run.launching import until
 
 RANK = """#!/bin/bash

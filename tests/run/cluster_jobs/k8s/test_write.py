@@ -13,7 +13,7 @@ import yaml
 
 from launcher.__main__ import main
 from tests.ports import free_port
-from tests.run.cluster_jobs.k8s.test_documents import scripts
+from tests.run.cluster_jobs.k8s.test_manifests import scripts
 from tests.run.launching import ROOT, TINY, checkpoints, status, steps, until, whole
 
 

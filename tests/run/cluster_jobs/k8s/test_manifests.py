@@ -1,6 +1,6 @@
 """The JobSet, the PyTorchJob and the task of SkyPilot that are written.
 
-``python -m tests.run.cluster_jobs.k8s.test_documents`` writes the golden ones anew.
+``python -m tests.run.cluster_jobs.k8s.test_manifests`` writes the golden ones anew.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import yaml
 
 from launcher.job.compose import compose
 from launcher.run.cluster_jobs.k8s import pods
-from launcher.run.cluster_jobs.k8s.documents import as_yaml
+from launcher.run.cluster_jobs.k8s.manifests import as_yaml
 from launcher.run.cluster_jobs.k8s.write import KINDS, cluster_job
 from tests.run.cluster_jobs.k8s.api_fields import KINDS as KNOWN
 from tests.run.cluster_jobs.k8s.api_fields import unknown
 
 GOLDEN = Path(__file__).parents[3] / "golden/k8s"
-AGAIN = "if it should be so: python -m tests.run.cluster_jobs.k8s.test_documents"
+AGAIN = "if it should be so: python -m tests.run.cluster_jobs.k8s.test_manifests"
 NEEDED = ("image=registry.example/us/train:1", "claim=shared", "mount=/shared", "workdir=/shared/me")
 ALL = (
     "namespace=us", "cpus=96", "memory_gb=1024", "signal_s=600", "python=/shared/me/.venv/bin/python",
