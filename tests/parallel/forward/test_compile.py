@@ -159,7 +159,7 @@ def test_a_step_with_graphs_sends_what_is_planned(level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "layout"), product(["fp64", "fp32", "bf16", "fp16"], AGAIN) if ALL else [("fp16", "level3")]
+    ("precision", "layout"), [*product(["fp64", "fp32", "bf16", "fp16"], AGAIN)] if ALL else [("fp16", "level3")]
 )
 def test_what_runs_again_in_a_graph_has_the_bits_of_eager_code(precision: str, layout: str) -> None:
     """Half of the units are dropped: of another share eager code, in half precision, rounds the scale once more."""
