@@ -1,5 +1,5 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
-# A third, `make test-long`, tries what takes long, of which `make test` tries a case each: 36 minutes. CI runs both.
+# A third, `make test-long`, tries what takes long, of which `make test` tries a case each: 36 minutes. CI runs both and the eighth.
 # `make test-all` is both, with all of the matrices of which they try a part: twice the time.
 # A fourth, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
 # A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: fifty minutes, two at a time.

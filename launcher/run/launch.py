@@ -93,7 +93,7 @@ def mode(job: Job, outer: int | None) -> Mode:
 def refused(job: Job, outer: int | None) -> list[Problem]:
     """What can be said before there is a plan."""
     if job.launch.slurm is not None or job.launch.k8s is not None:  # they start elsewhere
-        return []
+        return [*_unstarted(job)]
     asked, found = job.launch.mode, []
     if asked == "external" and outer is None:
         text = "external: neither torchrun nor srun has started this process"
@@ -118,7 +118,14 @@ def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
     elif how == "inproc" and drill.restarts(job):
         text = "inproc: a rank in this process is not restarted, and debug.drill ends it"
         yield Problem("launch.mode", text, "launch.mode=auto")
-    elif drill.restarts(job) and not job.launch.max_restarts:
+    else:
+        yield from _unstarted(job)
+
+
+def _unstarted(job: Job) -> Iterator[Problem]:
+    """A drill that ends ranks, which no one would start again."""
+    pods = job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob"  # start again when they are killed
+    if job.debug.drill is not None and drill.restarts(job) and not job.launch.max_restarts and not pods:
         text = "0: debug.drill ends a rank, and nobody would start the ranks again"
         yield Problem("launch.max_restarts", text, "launch.max_restarts=1")
 

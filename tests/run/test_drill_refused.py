@@ -20,6 +20,11 @@ REFUSED = {
         "launch.max_restarts: 0: debug.drill ends a rank, and nobody would start the ranks again "
         "(try: launch.max_restarts=1)",
     ),
+    "no restart in a job of Slurm": (
+        [KILL, SAVES, "launch=slurm", "launch.slurm.submit=false", "launch.device=cpu"],
+        "launch.max_restarts: 0: debug.drill ends a rank, and nobody would start the ranks again "
+        "(try: launch.max_restarts=1)",
+    ),
     "no checkpoint": (
         [KILL, AGAIN],
         "checkpoint.every: null: debug.drill.kill_rank needs checkpoints while training, to go on from "

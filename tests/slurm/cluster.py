@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.ports import free_port
 
+START_S = 60
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
 KEY = Path("/etc/munge/munge.key")
@@ -60,21 +61,24 @@ def missing() -> str:
     return f"not installed: {', '.join(lacking)}; make test-slurm installs them" if lacking else ""
 
 
+class NoSlurm(Exception):
+    """It is installed and does not start here; the words are the daemons'."""
+
+
 @contextmanager
 def slurm(at: Path) -> Iterator[Path]:
-    """Its configuration file, for ``SLURM_CONF``. What was started ends with the block."""
+    """Its configuration file, for ``SLURM_CONF``. What was started ends with the block.
+
+    Raises:
+        NoSlurm: this machine does not let its daemons work.
+    """
     at.mkdir()
     for name in ("state", *NODES):
         (at / name).mkdir()
     conf = at / "slurm.conf"
-    conf.write_text(CONF.format(host=_host(), at=at, ports=[free_port() for _ in range(3)]))
-    env = os.environ | {"SLURM_CONF": str(conf)}
-
-    started = [*_munged(at)]
+    started: list[subprocess.Popen[bytes]] = []
     try:
-        for words in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", node] for node in NODES)):
-            started.append(_daemon(words, at, env))
-        until(lambda: _idle(env) == len(NODES), 60, "the nodes are not idle")
+        _start(at, conf, started)
         yield conf
     finally:
         for process in reversed(started):
@@ -83,6 +87,27 @@ def slurm(at: Path) -> Iterator[Path]:
                 process.wait(20)
             process.kill()
             process.wait()
+
+
+def _start(at: Path, conf: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    """Until a job has run on both nodes."""
+    env = os.environ | {"SLURM_CONF": str(conf)}
+    try:
+        conf.write_text(CONF.format(host=_host(), at=at, ports=[free_port() for _ in range(3)]))
+        started.extend(_munged(at))
+        for words in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", node] for node in NODES)):
+            started.append(_daemon(words, at, env))
+        until(lambda: _idle(env) == len(NODES), START_S, "the nodes are not idle")
+        tried = ["srun", "-N2", "-n2", "--immediate=30", "true"]
+        subprocess.run(tried, env=env, check=True, capture_output=True, text=True, timeout=START_S)
+    except (OSError, AssertionError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or ""
+        last = [line for out in sorted(at.glob("*.out")) for line in _tail(out)]
+        raise NoSlurm("\n".join([str(error), said, *last])) from error
+
+
+def _tail(out: Path) -> list[str]:
+    return [f"{out.name}: {line}" for line in out.read_text(errors="replace").splitlines()[-2:]]
 
 
 def until(done: Callable[[], bool], within_s: float, what: str) -> None:

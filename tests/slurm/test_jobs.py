@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -82,6 +83,18 @@ def test_a_node_is_lost(cluster: None, tmp_path: Path) -> None:
     subprocess.run(["sbatch", job / "job.sbatch"], check=True, capture_output=True)
     until(lambda: is_(job, "done"), SLOW_S, "it does not go on")
     same(job, undisturbed(tmp_path, n), n)
+
+
+def test_a_drill_of_a_node_that_is_lost(cluster: None, tmp_path: Path) -> None:
+    """Its ranks are killed at the start of a step; the batch file starts all of them again."""
+    job = tmp_path / "job"
+    fault = ["debug.drill={lose_node: {node: 1, step: 15}}", "launch.max_restarts=1", "launch.timeout_s=60"]
+    number = submitted(job, 20, *fault)
+    until(lambda: (job / "drill.json").exists(), SLOW_S, "the drill does not end")
+    until(lambda: not queued(number), SLOW_S, "the job does not end")
+    said = json.loads((job / "drill.json").read_text())
+    assert (said["steps_lost"], said["resumed_step"], said["bit_identical"]) == (4, 10, True)
+    assert is_(job, "done")
 
 
 def on_node(index: int) -> list[int]:

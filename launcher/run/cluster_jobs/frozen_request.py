@@ -26,9 +26,9 @@ def write(job: Job, plan: Plan, run: Path) -> int:
 
 def text(job: Job, each: int) -> str:
     """What the ranks do, of which the cluster starts ``each`` on a node."""
-    settings = {"slurm": None, "k8s": None, "mode": "external", "nproc": each}
-    if job.launch.k8s is not None:  # whose job has these, and the ranks have no use for them
-        settings |= {"port": None, "max_restarts": 0}
+    settings = {"slurm": None, "k8s": None, "mode": "external", "nproc": each, "max_restarts": 0}
+    if job.launch.k8s is not None:  # whose job has the port, as any has the restarts: ranks have no use for them
+        settings["port"] = None
     launch = job.launch.model_copy(update=settings)
     return recipe_of_job.text(job.model_copy(update={"launch": launch}), ("The request of this run.",))
 

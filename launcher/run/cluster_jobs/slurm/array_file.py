@@ -46,10 +46,10 @@ def _array(many: ManyRuns) -> Iterator[str]:
     yield "# Written by launcher: a task of this array is one run, which is requeued by itself."
     yield from _head(many, many.ranks, "%A_%a")
     yield f"#SBATCH --array=0-{len(many.runs) - 1}{'' if most is None else f'%{most}'}"
-    yield from batch_file.prologue(many.slurm, many.started)
+    yield from batch_file.prologue(many.slurm, many.ranks, many.started)
     yield from _runs(many.runs)
     yield "run=${runs[$SLURM_ARRAY_TASK_ID]}"
-    yield f"srun {_said(many.slurm)}{_command(many)}"
+    yield f"{many.ranks.start} {_said(many.slurm)}{_command(many)}"
     yield "code=$?"
     yield f'if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
     yield '    scontrol requeue "$SLURM_JOB_ID"'
@@ -63,11 +63,11 @@ def _allocation(many: ManyRuns) -> Iterator[str]:
     size = f"--nodes={ranks.nodes} --ntasks={ranks.nodes * ranks.each} --ntasks-per-node={ranks.each}"
     yield "# Written by launcher: the runs share this allocation, each has nodes of its own while it runs."
     yield from _head(many, replace(ranks, nodes=ranks.nodes * most), "%j")
-    yield from batch_file.prologue(many.slurm, many.started)
+    yield from batch_file.prologue(many.slurm, ranks, many.started)
     yield from _runs(many.runs)
     yield "tasks=()"
     yield 'for run in "${runs[@]}"; do'
-    yield f"    srun --exclusive {size} {_said(many.slurm)}{_command(many)} &"
+    yield f"    {ranks.start} --exclusive {size} {_said(many.slurm)}{_command(many)} &"
     yield "    tasks+=($!)"
     yield "done"
     yield "stopped=0 failed=0"

@@ -8,13 +8,15 @@ from pathlib import Path
 from shlex import quote
 from signal import SIGUSR2
 
-from launcher.errors import REQUEUE
+from launcher.errors import DONE, INTERRUPTED, REFUSED, REQUEUE
 from launcher.job.schema.job import Slurm
 from launcher.run.cluster_jobs import frozen_request
 
 NAME = "job.sbatch"
 KILLED = 128 + SIGUSR2
 """What a shell says of a process that a signal has ended."""
+AGAIN = "again_if_failed"
+"""A function of the batch file."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,26 @@ class Place:
 
 @dataclass(frozen=True)
 class Ranks:
-    """``each``: on a node, of which there are ``nodes``; ``gpus``: whether each has a GPU of its own."""
+    """``each``: on a node, of which there are ``nodes``; ``gpus``: whether each has a GPU of its own.
+
+    ``restarts``: how often all of them start again, in the same job, when they have failed.
+    """
 
     nodes: int
     each: int
     gpus: bool
+    restarts: int = 0
+
+    @property
+    def start(self) -> str:
+        """What starts them."""
+        return f"{AGAIN} srun" if self.restarts else "srun"
 
 
 def text(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> str:
     """It runs the request of the run folder in this very folder, as often as Slurm starts it."""
     head = [f"#SBATCH --{option}" for option in options(name, slurm, ranks, log(at.run, "%j"))]
-    return "\n".join(["#!/bin/bash", *_about(at), *head, *_body(slurm, at)]) + "\n"
+    return "\n".join(["#!/bin/bash", *_about(at), *head, *_body(slurm, ranks, at)]) + "\n"
 
 
 def options(name: str, slurm: Slurm, ranks: Ranks, output: str) -> Iterator[str]:
@@ -72,9 +83,9 @@ def _about(at: Place) -> Iterator[str]:
     yield f"# one that has failed goes on with: sbatch {quote(str(at.run / NAME))}"
 
 
-def _body(slurm: Slurm, at: Place) -> Iterator[str]:
-    yield from prologue(slurm, at.folder)
-    yield f"srun {container(slurm)}{_command(at)}"
+def _body(slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
+    yield from prologue(slurm, ranks, at.folder)
+    yield f"{ranks.start} {container(slurm)}{_command(at)}"
     yield "code=$?"
     yield f'if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
     yield '    scontrol requeue "$SLURM_JOB_ID"'
@@ -82,7 +93,7 @@ def _body(slurm: Slurm, at: Place) -> Iterator[str]:
     yield 'exit "$code"'
 
 
-def prologue(slurm: Slurm, folder: Path) -> Iterator[str]:
+def prologue(slurm: Slurm, ranks: Ranks, folder: Path) -> Iterator[str]:
     """What comes before the ranks, whatever they are."""
     yield "set -u"
     yield ""
@@ -91,8 +102,26 @@ def prologue(slurm: Slurm, folder: Path) -> Iterator[str]:
         yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05'
     yield from slurm.setup
     yield ""
+    if ranks.restarts:
+        yield from _again(ranks.restarts)
     yield f"# {slurm.signal_s} s before its time is up every task is told to save, and exits with {REQUEUE};"
     yield f"# one that is still starting is ended by the signal itself ({KILLED})."
+
+
+def _again(times: int) -> Iterator[str]:
+    yield f"# Ranks that fail go on from their last checkpoint, {times} times at most (launch.max_restarts)."
+    yield f"{AGAIN}() {{"
+    yield f"    for ((left = {times}; ; left--)); do"
+    yield '        "$@"'
+    yield "        code=$?"
+    yield '        case "$code" in'
+    yield f"            {DONE} | {REFUSED} | {REQUEUE} | {INTERRUPTED} | {KILLED}) break ;;"
+    yield "        esac"
+    yield '        [ "$left" -gt 0 ] || break'
+    yield "    done"
+    yield '    return "$code"'
+    yield "}"
+    yield ""
 
 
 def container(slurm: Slurm) -> str:

@@ -63,7 +63,7 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
 
 def ranks_of(job: Job, each: int) -> Ranks:
     """``each``: on a node."""
-    return Ranks(job.launch.nnodes, each, gpus=job.launch.device != "cpu")
+    return Ranks(job.launch.nnodes, each, job.launch.device != "cpu", job.launch.max_restarts)
 
 
 def sbatch(file: Path) -> str:

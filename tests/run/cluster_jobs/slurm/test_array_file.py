@@ -87,22 +87,24 @@ def test_an_allocation_has_room_for_so_many_at_a_time():
     ],
     ids=str,
 )
-def test_what_was_stopped_is_requeued_and_what_failed_is_told(array, codes, code, requeued, tmp_path):
-    """Of the two runs an array's task runs the first."""
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_what_was_stopped_is_requeued_and_what_failed_is_told(array, codes, code, requeued, restarts, tmp_path):
+    """Of the two runs an array's task runs the first; what fails is started again as often as it may."""
     runs = tuple(tmp_path / f"{n} $x" for n in range(2))
     for run, ends in zip(runs, codes, strict=True):
         run.mkdir()
         (run / "code").write_text(str(ends))
     tools = {
         "python": 'for word in "$@"; do case $word in run_dir=*) exit $(cat "${word#run_dir=}/code");; esac; done\n',
-        "srun": 'while [ "${1#-}" != "$1" ]; do shift; done\n"$@"\n',
+        "srun": f'echo >> {tmp_path}/starts\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\n"$@"\n',
         "scontrol": f'echo "$@" >> {tmp_path}/asked\n',
     }
     for name, body in tools.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}")
         (tmp_path / name).chmod(0o755)
     file = tmp_path / "cells.sbatch"
-    file.write_text(many(Slurm(array=array), runs=runs, started=tmp_path, python=tmp_path / "python"))
+    ranks = Ranks(2, 4, gpus=True, restarts=restarts)
+    file.write_text(many(Slurm(array=array), runs=runs, ranks=ranks, started=tmp_path, python=tmp_path / "python"))
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash", str(file)], env=env, capture_output=True, text=True)
     assert done.stderr == ""
@@ -111,6 +113,8 @@ def test_what_was_stopped_is_requeued_and_what_failed_is_told(array, codes, code
     else:
         code = int(1 in codes)
     assert done.returncode == code
+    started = codes[:1] if array else codes
+    assert len((tmp_path / "starts").read_text().splitlines()) == len(started) + restarts * started.count(1)
     assert (tmp_path / "asked").exists() == requeued
     if requeued:
         assert (tmp_path / "asked").read_text() == "requeue 7\n"

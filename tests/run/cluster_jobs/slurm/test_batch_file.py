@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,28 @@ def test_what_nobody_asks_for_is_left_to_the_cluster() -> None:
         "job-name=big", "nodes=1", "ntasks-per-node=2", "signal=USR2@300", "requeue", "open-mode=append",
         "output=/shared/me/runs/big/0001/slurm-%j.log",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended", "times"),
+    [
+        ([0], 0, 1), ([1, 0], 0, 2), ([1, 137, 143, 1, 0], 143, 3), ([2, 0], 2, 1), ([1, 75], 75, 2),
+        ([1, 140], 140, 2), ([130], 130, 1),
+    ],
+)  # fmt: skip
+def test_ranks_that_fail_start_again_as_often_as_they_may(codes, ended, times, tmp_path, monkeypatch):
+    """With commands in the place of Slurm's: srun ends with one code after the other."""
+    (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
+    take = 'code=$(head -n1 codes); sed -i 1d codes; echo started >>starts; exit "$code"'
+    for name, body in {"srun": take, "scontrol": 'echo "$@" >>requeued'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    found = written(ranks=Ranks(1, 2, False, restarts=2), at=Place(tmp_path, tmp_path, tmp_path / "python"))
+    assert subprocess.run(["bash", "-c", found]).returncode == ended
+    assert (tmp_path / "starts").read_text().count("started") == times
+    assert (tmp_path / "requeued").exists() == (ended in (75, 140))
 
 
 @pytest.mark.parametrize(("asked", "gpus"), [("gpus_per_node=4", "4"), ("gpus_per_node=null", "8")])
