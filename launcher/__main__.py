@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(words: list[str], rank: int | None) -> int:
     try:
         if words and words[0] in OF_A_RUN:
-            from launcher.run.commands import carry_out
+            from launcher.sweep.commands import carry_out
 
             return carry_out(words)
         if words and words[0] == BEGIN:

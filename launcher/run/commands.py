@@ -42,19 +42,33 @@ def carry_out(words: Sequence[str]) -> int:
     return DONE
 
 
-def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
-    """How far it is, what Slurm says of its job, and what it would go on from."""
+def progress(run: Path) -> Iterator[str]:
+    """What has become of a run, and how far training is; nothing of a folder that is no run's."""
+    said = folder.read_status(run)
+    if said is None:
+        return
     state = str(said.get("status"))
-    manifest = _manifest(run)
-    here = manifest is None and _job(run, said) is None
+    here = _manifest(run) is None and _job(run, said) is None
     if state == "running" and here and at_work(run, patience_s=0) is None:
         state = "killed: it goes on with the same command and run_dir"
-    yield f"{run}: {state}" + (f": {said['error']}" if "error" in said else "")
+    yield state + (f": {said['error']}" if "error" in said else "")
     row = _last_row(run / "metrics.jsonl")
     if row is not None:
         speed = "".join(scaled(row["tokens_per_s"])) + " tokens/s, " if "tokens_per_s" in row else ""
         took = seconds_text(row.get("step_ms", 0.0) / 1e3)
         yield f"step {row['step']} of {row.get('steps', '?')}, loss {row['loss']:.4f}, {speed}{took} a step"
+
+
+def cancellable(run: Path) -> str | None:
+    """The number of its job of Slurm, which is not over."""
+    said = folder.read_status(run)
+    return _job(run, said) if said is not None and said.get("status") in ALIVE else None
+
+
+def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
+    """How far it is, what Slurm says of its job, and what it would go on from."""
+    state, manifest = said.get("status"), _manifest(run)
+    yield from (f"{run}: {line}" if n == 0 else line for n, line in enumerate(progress(run)))
     saved = sorted(p.name for p in (run / "checkpoints").glob("step-*"))
     if saved:
         yield f"newest checkpoint: {saved[-1]}"

@@ -25,6 +25,11 @@ REFUSED = {
         "launch.max_restarts: 0: debug.drill ends a rank, and nobody would start the ranks again "
         "(try: launch.max_restarts=1)",
     ),
+    "no restart of pods": (
+        [KILL, SAVES, "launch=k8s", "launch.k8s.image=us", "launch.k8s.claim=ours", "launch.k8s.mount=/"],
+        "launch.max_restarts: 0: debug.drill ends a rank, and nobody would start the ranks again "
+        "(try: launch.max_restarts=1)",
+    ),
     "no checkpoint": (
         [KILL, AGAIN],
         "checkpoint.every: null: debug.drill.kill_rank needs checkpoints while training, to go on from "

@@ -27,7 +27,7 @@ def write(job: Job, plan: Plan, run: Path) -> int:
 def text(job: Job, each: int) -> str:
     """What the ranks do, of which the cluster starts ``each`` on a node."""
     settings = {"slurm": None, "k8s": None, "mode": "external", "nproc": each, "max_restarts": 0}
-    if job.launch.k8s is not None:  # whose job has the port, as any has the restarts: ranks have no use for them
+    if job.launch.k8s is not None:  # the job has its port, and any job the restarts
         settings["port"] = None
     launch = job.launch.model_copy(update=settings)
     return recipe_of_job.text(job.model_copy(update={"launch": launch}), ("The request of this run.",))

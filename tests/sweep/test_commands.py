@@ -1,0 +1,81 @@
+"""``launcher status``, ``logs`` and ``cancel`` of the folder of a sweep."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.runtime.folder import write_status
+from launcher.sweep import folder
+
+ROW = {"step": 5, "steps": 10, "loss": 2.5, "tokens_per_s": 2000.0, "step_ms": 40.0}
+TORN = '{"step": 6, "los'
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Five cells: done, failed, trained halfway by a job of Slurm, pruned, not begun."""
+    at = tmp_path / "sweep"
+    names = ["0-1", "1-2", "2-3", "3-4", "4-5"]
+    states = [{"status": "done"}, {"status": "failed", "error": "no disk"}, {"status": "running", "slurm": "7_2"},
+              {"status": "interrupted"}]  # fmt: skip
+    for name, said in zip(names, states, strict=False):
+        (at / name).mkdir(parents=True)
+        write_status(at / name, **said)
+    (at / "2-3" / "metrics.jsonl").write_text(json.dumps(ROW) + "\n" + TORN)
+    (at / folder.INDEX).write_text(json.dumps({name: [f"seed={name[2:]}"] for name in names}))
+    folder.prune(at, "3-4", "val_loss 9.1 at step 4, others 3.0")
+    return at
+
+
+def test_how_far_its_cells_are(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(sweep)]) == 0
+    assert capsys.readouterr().out == (
+        "0-1: done\n"
+        "1-2: failed: no disk\n"
+        "2-3: running; step 5 of 10, loss 2.5000, 2.0k tokens/s, 40.0 ms a step\n"
+        "3-4: pruned: val_loss 9.1 at step 4, others 3.0\n"
+        "4-5: no run of its own yet\n"
+        f"{sweep}: 5 cells: 1 done, 1 failed, 1 running, 1 pruned, 1 no run of its own yet\n"
+    )
+
+
+def test_jobs_of_slurm_that_are_not_over_are_cancelled_in_one_call(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scancel").write_text(f"#!/bin/bash\necho $@ >>{tmp_path}/cancelled\n")
+    (tmp_path / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (sweep / "jobs.json").write_text(json.dumps({"4-5": "7_4", "0-1": "7_0"}))  # what was submitted last
+    (sweep / "4-5").mkdir()
+    write_status(sweep / "4-5", status="submitted")
+    assert main(["cancel", str(sweep)]) == 0
+    assert (tmp_path / "cancelled").read_text() == "7_2 7_4\n"
+    assert capsys.readouterr().out == (
+        "2 jobs of Slurm cancelled; what was training saves, and the same command goes on\n"
+    )
+
+
+def test_cells_that_run_here_are_not_cancelled(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(sweep / "2-3", status="running")
+    assert main(["cancel", str(sweep)]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {sweep}: none of its cells is a job of Slurm that is not over; those that run here end with it\n"
+    )
+
+
+def test_each_cell_has_a_log_of_its_own(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(sweep)]) == 2
+    assert capsys.readouterr().err == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        f"  logs {sweep}: is a sweep; each of its cells has a log: launcher logs {sweep}/0-1\n"
+    )
+
+
+def test_a_cell_is_a_run(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(sweep / "1-2")]) == 0
+    assert capsys.readouterr().out == f"{sweep}/1-2: failed: no disk\n"
