@@ -124,9 +124,8 @@ def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
 
 def _unstarted(job: Job) -> Iterator[Problem]:
     """A drill that ends ranks, which no one would start again."""
-    if (
-        job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob"
-    ):  # a pod that is killed starts again
+    pods = job.launch.k8s
+    if pods is not None and pods.kind == "pytorchjob":  # one that is killed starts again
         return
     if job.debug.drill is not None and drill.restarts(job) and not job.launch.max_restarts:
         text = "0: debug.drill ends a rank, and nobody would start the ranks again"

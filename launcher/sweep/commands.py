@@ -46,7 +46,10 @@ def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:
 
 def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
     """Those that Slurm has, in one call."""
-    numbers = dict.fromkeys(number for cell in cells if (number := commands.cancellable(cell)) is not None)
+    found = (commands.cancellable(cell) for cell in cells)
+    asked = dict.fromkeys(number for number in found if number is not None)
+    alive = cluster.jobs() if asked else frozenset()  # one that was killed has not said so
+    numbers = [number for number in asked if number in alive]
     if not numbers:
         text = "none of its cells is a job of Slurm that is not over; those that run here end with it"
         raise RunError(f"{at}: {text}")

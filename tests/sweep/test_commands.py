@@ -47,17 +47,30 @@ def test_how_far_its_cells_are(sweep: Path, capsys: pytest.CaptureFixture[str]) 
 def test_jobs_of_slurm_that_are_not_over_are_cancelled_in_one_call(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "scancel").write_text(f"#!/bin/bash\necho $@ >>{tmp_path}/cancelled\n")
-    (tmp_path / "scancel").chmod(0o755)
+    tools = {"scancel": f"echo $@ >>{tmp_path}/cancelled", "squeue": "echo 7_2; echo 7_4; echo 9"}
+    for name, body in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (sweep / "jobs.json").write_text(json.dumps({"4-5": "7_4", "0-1": "7_0"}))  # what was submitted last
-    (sweep / "4-5").mkdir()
-    write_status(sweep / "4-5", status="submitted")
+    for name, more in {"4-5": {}, "1-2": {"slurm": "6_1"}}.items():  # the second was killed with its job
+        (sweep / name).mkdir(exist_ok=True)
+        write_status(sweep / name, status="submitted", **more)
     assert main(["cancel", str(sweep)]) == 0
     assert (tmp_path / "cancelled").read_text() == "7_2 7_4\n"
     assert capsys.readouterr().out == (
         "2 jobs of Slurm cancelled; what was training saves, and the same command goes on\n"
     )
+
+
+def test_where_slurm_is_not_its_jobs_are_not_cancelled(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for place in (sweep, sweep / "2-3"):
+        assert main(["cancel", str(place)]) == 1
+        asked = "squeue" if place == sweep else "scancel"
+        assert capsys.readouterr().err == f"error: {asked}: there is no such command on this machine\n"
 
 
 def test_cells_that_run_here_are_not_cancelled(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,8 @@ def ask(words: Sequence[str]) -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         raise RunError(f"{words[0]}: no answer in {PATIENCE_S:g} s") from None
+    except FileNotFoundError:
+        raise RunError(f"{words[0]}: there is no such command on this machine") from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise RunError(f"{words[0]}: {said[-1] if said else f'it ended with {done.returncode}'}")
