@@ -2,4 +2,4 @@
 
 from launcher.sweep.run_sweep import check, sweep
 
-__all__ = ["check", "sweep"]
+__all__ = ["check", "commands", "sweep"]
