@@ -124,12 +124,14 @@ def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
 
 def _unstarted(job: Job) -> Iterator[Problem]:
     """A drill that ends ranks, which no one would start again."""
-    pods = job.launch.k8s
-    if pods is not None and pods.kind == "pytorchjob":  # one that is killed starts again
+    if job.debug.drill is None or not drill.restarts(job) or job.launch.max_restarts:
         return
-    if job.debug.drill is not None and drill.restarts(job) and not job.launch.max_restarts:
-        text = "0: debug.drill ends a rank, and nobody would start the ranks again"
-        yield Problem("launch.max_restarts", text, "launch.max_restarts=1")
+    if job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob":  # which has no such restarts
+        text = "pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not started again"
+        yield Problem("launch.k8s.kind", f"{text}; a JobSet is, with launch.max_restarts=1")
+        return
+    text = "0: debug.drill ends a rank, and nobody would start the ranks again"
+    yield Problem("launch.max_restarts", text, "launch.max_restarts=1")
 
 
 def start(job: Job, outer: int | None, size: int) -> Start:

@@ -30,6 +30,14 @@ REFUSED = {
         "launch.max_restarts: 0: debug.drill ends a rank, and nobody would start the ranks again "
         "(try: launch.max_restarts=1)",
     ),
+    "no restart of a PyTorchJob": (
+        [
+            KILL, SAVES, "launch=k8s", "launch.k8s.kind=pytorchjob", "launch.k8s.image=us", "launch.k8s.claim=ours",
+            "launch.k8s.mount=/",
+        ],
+        "launch.k8s.kind: pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not started again; "
+        "a JobSet is, with launch.max_restarts=1",
+    ),
     "no checkpoint": (
         [KILL, AGAIN],
         "checkpoint.every: null: debug.drill.kill_rank needs checkpoints while training, to go on from "

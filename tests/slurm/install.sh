@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Debian's Slurm, without starting it: tests start their own. Says so where that cannot be done.
 set -euo pipefail
-if command -v /usr/sbin/slurmctld /usr/sbin/slurmd /usr/sbin/munged >/dev/null; then
+if [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmd ] && [ -x /usr/sbin/munged ]; then
     exit
 fi
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
@@ -14,11 +14,13 @@ if [ ! -e $refuse ]; then
     chmod +x $refuse
     trap 'rm -f $refuse' EXIT
 fi
+export DEBIAN_FRONTEND=noninteractive
 words=$(mktemp)
 install() {
     timeout 180 apt-get install -y -qq --no-install-recommends slurm-wlm slurm-wlm-basic-plugins munge
 }
 if ! { install || { timeout 180 apt-get update -qq && install; }; } >"$words" 2>&1; then
-    echo "Debian's Slurm cannot be installed here: the tests that need it say why they are skipped; apt-get's last words:"
+    echo "Debian's Slurm cannot be installed here, and the tests that need it are skipped; apt-get's last words:"
     tail -n 3 "$words"
 fi
+rm -f "$words"
