@@ -22,7 +22,7 @@ BLIND = (
     "those of `nanotron` on all but `3b`, rounded: the errors above are not blind to them.",
     f"Runs of nanotron are of two kinds, seen in time and in memory alike: on {MANY} devices and more, with",
     f"one stage and tp of 2 to {WIDE}, collectives over tp wait for the host ({WAIT_MS} ms a layer and rank",
-    "of tp, forward and backward each). Which kind a run was the table does not say: this rule is read off it.",
+    "of tp, forward and backward each). Which kind a run was the table does not say: this rule is from it.",
 )
 """Where constants are from."""
 

@@ -28,7 +28,7 @@ def test_the_file_that_it_writes_is_a_cluster_that_plans_predict_with(
     # every number says how it came about
     lines = [line for line in to.read_text().splitlines() if re.match(r" *[a-z_0-9]+: [0-9]", line)]
     assert [line for line in lines if "  # " not in line] == []
-    assert sum("; spread" in line for line in lines) == 9
+    assert sum("; spread" in line for line in lines) == 10
 
     # a plan goes by it
     job = compose([*TINY, "train.steps=1", "cluster=bench"], config_dir=tmp_path / "mine").job

@@ -50,6 +50,9 @@ class Kernels(Settings):
     memory: Share = Field(0.75, description="share of memory_gb_per_s that kernels reach")
     moved: Share = Field(1.0, description="share of the bytes that are left where kernels are fused")
     launch_us: NotNegative = Field(5, description="of the host, a kernel")
+    alone: Annotated[float, Field(ge=1)] = Field(
+        1, description="of cores_per_node: times as fast is a core while the others rest"
+    )
 
 
 class Overheads(Settings):

@@ -138,7 +138,8 @@ def shared_cores(work: StepWork, speeds: Speeds) -> Cores | None:
         return None
     rows = (work.grid.ranks(pp=pp) for pp in range(work.grid["pp"]))
     nodes = (Counter(rank // speeds.per_node for rank in ranks) for ranks in rows)
-    return Cores(speeds.cores, tuple(tuple(sorted(n.items())) for n in nodes))
+    alone = speeds.cluster.kernels.alone
+    return Cores(speeds.cores, tuple(tuple(sorted(n.items())) for n in nodes), alone)
 
 
 def transfers(work: StepWork, speeds: Speeds) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from launcher.plan.schedule.actions import Action, Schedule
@@ -15,28 +15,47 @@ CLOSE = 1e-12
 
 @dataclass(frozen=True)
 class Cores:
-    """``count``: of each node. ``ranks``: of each pipeline rank, (node, how many do its row there)."""
+    """``count``: of each node. ``ranks``: of each pipeline rank, (node, how many do its row there).
+
+    ``alone``: times as fast is a core while the others of its node rest.
+    """
 
     count: int
     ranks: tuple[tuple[tuple[int, int], ...], ...]
+    alone: float = 1.0
 
     @property
     def crowd(self) -> float:
-        """How many times longer work takes that all ranks do at once."""
-        load = Counter[int]()
-        for nodes in self.ranks:
-            load.update(dict(nodes))
-        return max(1.0, max(load.values(), default=0) / self.count)
+        """How many times longer work takes that all ranks do at once; less than 1 where cores rest."""
+        return 1 / min((self.speed(n) for n in self.load(self.ranks).values()), default=1.0)
+
+    def load(self, rows: Iterable[tuple[tuple[int, int], ...]]) -> Counter[int]:
+        """How many are at work on each node."""
+        found = Counter[int]()
+        for nodes in rows:
+            found.update(dict(nodes))
+        return found
+
+    def speed(self, at_work: int) -> float:
+        """Of each of so many on a node, of what it is where each core has one.
+
+        >>> [round(Cores(2, (), alone=1.5).speed(n), 2) for n in (1, 2, 4)]
+        [1.5, 1.0, 0.5]
+        """
+        if at_work >= self.count:
+            return self.count / at_work
+        return 1 + (self.alone - 1) * (self.count - at_work) / (self.count - 1)
 
 
 def simulate_shared(schedule: Schedule, place: tuple[int, ...], cost: Cost, cores: Cores) -> Timeline:
-    """As ``simulate``, where k running actions on c cores of a node each go on at min(1, c / k).
+    """As ``simulate``, where k running actions on c cores of a node each go on at c / k, or as
+    ``Cores.speed`` has it where cores rest.
 
     The ranks that do one row do it at once, each on its own samples. ``busy`` of the timeline is as long as
     actions take so. Raises ``Deadlock``.
     """
     alone = simulate(schedule, place, cost)
-    if cores.crowd == 1:
+    if cores.crowd == cores.alone == 1:
         return alone
     rows = _Clock(schedule, place, cost, cores).run()
     return replace(
@@ -106,10 +125,8 @@ class _Clock:
 
     def _speed(self, row: int) -> float:
         """Of each of the ranks of a row: the slowest holds up the others, which wait without working."""
-        load = Counter[int]()
-        for other in self.left:
-            load.update(dict(self.cores.ranks[other]))
-        return min(min(1.0, self.cores.count / load[node]) for node, _ in self.cores.ranks[row])
+        load = self.cores.load(self.cores.ranks[other] for other in self.left)
+        return min(self.cores.speed(load[node]) for node, _ in self.cores.ranks[row])
 
     def _end(self) -> None:
         for row in [*self._over()]:

@@ -174,19 +174,20 @@ class Uneven:
 def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
     """Without what only a plan knows: transfers, uneven stages, an allocator near its limit."""
     costs = speeds.cluster.overheads
+    alone = speeds.cluster.kernels.alone if speeds.cores is not None else 1.0  # the others may all rest
     times = of.samples(layout.micro)
     device = times * (of.device + costs.exposed_tp * of.sent)
     share = of.slowest(layout.stages)
     slots = 2 * layout.chunks * costs.slot_ms / 1e3
-    one = together(device, of.host) * share + slots
+    one = (together(device, of.host) * share + slots) / alone
     states, kept, handed = _bytes(layout, of)
     shard = 1 if layout.hsdp is None else layout.hsdp.shard_size
     state = (3 * of.params + 2 * of.optimizer) / (layout.stages * shard) / speeds.memory
     gb = job.cluster.memory_gb
     return Bound(
         pipeline=layout.micros * one + _fill(layout, of, one),
-        forward=layout.micros * times * of.again * share,
-        rest=_network(layout, of, speeds) + state + costs.step_ms / 1e3,
+        forward=layout.micros * times * of.again * share / alone,
+        rest=(_network(layout, of, speeds) + state + costs.step_ms / 1e3) / alone,
         states=states,
         kept=kept,
         handed=handed,

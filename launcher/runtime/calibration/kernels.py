@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from launcher.parallel.cost.operations_meter import OperationsMeter
 from launcher.parallel.dispatch.modes import Dispatch
-from launcher.plan.prediction.calibration.timed import Attended, Moved, Multiplied
+from launcher.plan.prediction.calibration.timed import Attended, Block, Moved, Multiplied
 from launcher.plan.values.operations import Operations, Product
 from launcher.runtime.calibration.sample import Sample
 
@@ -32,14 +32,18 @@ class Sizes:
 CPU = Sizes("fp32", rows=1024, width=256, copied=1 << 24)
 GPU = Sizes("bf16", rows=8192, width=4096, copied=1 << 28)
 HEADS, TINY = 4, 32
+PRODUCTS = 9
+"""Of a block, forward and backward."""
+LONG = 0.05
+"""Seconds of what one core does beside others and alone: the two are compared."""
 
 
 def sizes_on(device: torch.device) -> Sizes:
     return CPU if device.type == "cpu" else GPU
 
 
-def samples(device: torch.device, in_it: bool) -> Iterator[Sample]:
-    """``in_it``: this rank has a core to itself while it works."""
+def samples(device: torch.device, in_it: bool, first: bool) -> Iterator[Sample]:
+    """``in_it``: this rank has a core to itself while it works; ``first``: it is the one that works alone."""
     sizes = sizes_on(device)
     rows, width = sizes.rows, sizes.width
     for m, n, k in (
@@ -59,6 +63,10 @@ def samples(device: torch.device, in_it: bool) -> Iterator[Sample]:
     others, tiny = _others(rows, width), _tiny()
     yield Sample(Moved("others", _counted(others)), others(device), in_it)
     yield Sample(Moved("tiny", _counted(tiny)), tiny(device), in_it)
+    if device.type == "cpu":
+        block = _block(rows, width, others(device))
+        yield Sample(Block(alone=False), block, in_it, least=LONG)
+        yield Sample(Block(alone=True), block, first, least=LONG)
 
 
 def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in_it: bool) -> Sample:
@@ -73,6 +81,18 @@ def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in
 
     what = Multiplied(precision, Product(m, n, k, 1, dtype.itemsize))
     return Sample(what, work, in_it, share=1 / 3)
+
+
+def _block(rows: int, width: int, others: Callable[[], object]) -> Callable[[], object]:
+    """A product beside the ``others``."""
+    x, weight = torch.randn(rows, width), torch.randn(11 * width // 4, width)
+
+    def work() -> None:
+        for _ in range(PRODUCTS):
+            x @ weight.t()
+        others()
+
+    return work
 
 
 def _attention(sizes: Sizes, device: torch.device, in_it: bool) -> Sample:

@@ -62,8 +62,11 @@ def calibrated(world: World, wanted: Wanted, trainings: Sequence[Sample], traine
 def samples(world: World, machine: Machine) -> list[Sample]:
     """What is timed of it besides trainings; all ranks call it."""
     device = torch.device(world.device)
-    alone = machine.cores is None or world.local_rank < machine.cores
-    return [*kernels.samples(device, alone), *messages.samples(world, device, machine.cores)]
+    own = machine.cores is None or world.local_rank < machine.cores
+    return [
+        *kernels.samples(device, own, first=world.local_rank == 0),
+        *messages.samples(world, device, machine.cores),
+    ]
 
 
 def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Round]:

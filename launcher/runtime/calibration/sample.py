@@ -66,14 +66,10 @@ def _finish(device: torch.device) -> None:
 
 
 def one_round(samples: list[Sample], device: torch.device) -> Round:
-    """Each sample once, on every rank: the mean of ranks that work apart, the longest where they wait."""
+    """Each sample once, on every rank, and how long the slowest took: in a step the others wait for it."""
     rows = [(s, *_timed(s, device)) for s in samples]
-    took = torch.tensor([[t / s.times * s.share, float(s.in_it)] for s, t, _ in rows], dtype=torch.float64)
-    longest = took[:, 0].clone()
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    dist.all_reduce(took)
-    means = took[:, 0] / took[:, 1]
-    found = torch.where(torch.tensor([s.joint for s in samples]), longest, means)
+    found = torch.tensor([t / s.times * s.share for s, t, _ in rows], dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
 
     # who works by itself waits for nobody: what it was without a core others had
     own = torch.tensor([[t, ran] for s, t, ran in rows if not s.joint], dtype=torch.float64).sum(0)

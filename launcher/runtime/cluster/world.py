@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from launcher.runtime import malloc
 from launcher.runtime.cluster.flight_recorder import recording
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.torch_private.selftest import SET_TIMEOUT
@@ -88,6 +89,8 @@ def connect(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.init()  # else a DeviceMesh would choose a device by itself
+    else:
+        malloc.keep()
 
     timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)

@@ -59,6 +59,20 @@ def test_nodes_have_cores_of_their_own() -> None:
     assert simulate_shared(rows, (0, 1), cost(2), apart) == simulate(rows, (0, 1), cost(2))
 
 
+def test_a_core_is_faster_while_others_rest() -> None:
+    """One micro batch through two stages: of two cores one is always at rest, and the other half as fast again."""
+    found = simulate_shared(schedules.build("1f1b", 2, 1, 1), (0, 1), cost(2), Cores(2, one_node(2), alone=1.5))
+    assert [e.end - e.start for e in found.events] == pytest.approx([2 / 3, 4 / 3] * 2)
+    assert found.makespan == pytest.approx(4)
+
+
+def test_with_all_cores_at_work_none_is_faster() -> None:
+    both = Cores(2, one_node(1, 2), alone=1.5)
+    found = simulate_shared(schedules.build("1f1b", 1, 1, 3), (0,), cost(1), both)
+    assert (found.makespan, both.crowd) == (pytest.approx(9), 1)
+    assert Cores(2, one_node(1), alone=1.5).crowd == pytest.approx(2 / 3)
+
+
 def test_the_slowest_node_of_a_row_holds_up_the_others() -> None:
     """Of three ranks two are on the first node, with one core."""
     split = Cores(1, (((0, 2), (1, 1)),))
@@ -80,9 +94,22 @@ def test_ranks_that_wait_for_each_other_are_found_here_too() -> None:
     transfer=st.sampled_from([0.0, 0.3]),
     cores=st.integers(1, 9),
     copies=st.integers(1, 2),
+    quick=st.sampled_from([1.0, 1.4]),
 )
-def test_laws(kind: str, ranks: int, micros: int, times: list[float], transfer: float, cores: int, copies: int) -> None:
-    """Never shorter than with cores for all, nor than its work over the cores; the same where there are enough."""
+def test_laws(
+    kind: str,
+    ranks: int,
+    micros: int,
+    times: list[float],
+    transfer: float,
+    cores: int,
+    copies: int,
+    quick: float,
+) -> None:
+    """Never shorter than with cores for all, nor than its work over the cores; the same where there are enough.
+
+    With cores that are ``quick`` alone nothing is shorter than if they always were.
+    """
     rows, place = schedules.build(kind, ranks, 1, micros), tuple(range(ranks))
     costs = Cost(tuple(times[:ranks]), tuple(times[4 : 4 + ranks]), (1,) * ranks, transfer)
     alone = simulate(rows, place, costs)
@@ -93,6 +120,10 @@ def test_laws(kind: str, ranks: int, micros: int, times: list[float], transfer: 
     if cores >= ranks * copies:
         assert found == alone
     assert [e.action for e in found.events] == [e.action for e in alone.events]
+    faster = simulate_shared(rows, place, costs, Cores(cores, one_node(ranks, copies), quick))
+    for e, slower in zip(faster.events, found.events, strict=True):
+        assert (e.end - e.start) * quick >= (slower.end - slower.start) / max(1, ranks * copies / cores) * (1 - 1e-9)
+    assert alone.makespan / quick * (1 - 1e-9) <= faster.makespan
     for e, own in zip(found.events, alone.events, strict=True):
         assert e.end - e.start >= (own.end - own.start) * (1 - 1e-9)
         assert e.end - e.start <= (own.end - own.start) * max(1, ranks * copies / cores) * (1 + 1e-9)

@@ -24,6 +24,7 @@ HOW = {
     "kernels.attention": "causal attention, forward and backward",
     "kernels.memory": "norms, activations, rotations, sums and a loss",
     "kernels.launch_us": "a block of tiny tensors, by its kernels",
+    "kernels.alone": "a block on all cores at once, the slowest of them, and on one",
     "overheads.scatter": "reduce-scatters beside the other collectives",
     "overheads.exposed": "gradients sent beside a product",
     "overheads.exposed_sums": "the same",

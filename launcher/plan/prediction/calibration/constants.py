@@ -13,6 +13,7 @@ import numpy as np
 from launcher.job.schema.cluster import Cluster
 from launcher.plan.prediction.calibration.timed import (
     Attended,
+    Block,
     Collective,
     Machine,
     Message,
@@ -147,12 +148,18 @@ def _kernels(found: Round, machine: Machine, values: Values) -> Values:
     host = others.kernels * launch if machine.cores is not None else 0.0
     reached = others.moved / max(spent - host, LEAST_SECONDS)
     most = max(reached, copied.moved / copy)
-    return {
+    return _alone(found) | {
         "memory_gb_per_s": most / 1e9,
         "kernels.attention": min(1.0, flops / seconds / (peak * 1e12)),
         "kernels.memory": reached / most,
         "kernels.launch_us": launch * 1e6,
     }
+
+
+def _alone(found: Round) -> Values:
+    """Where ranks share cores: how much longer a block takes beside others."""
+    took = {w.alone: s for w, s in found.items() if isinstance(w, Block)}
+    return {"kernels.alone": max(1.0, took[False] / took[True])} if took else {}
 
 
 def _links(found: Round, machine: Machine) -> Values:

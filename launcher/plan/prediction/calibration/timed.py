@@ -37,6 +37,13 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class Block:
+    """What a block does, on ranks with a core each; ``alone``: on one while the other cores rest."""
+
+    alone: bool
+
+
+@dataclass(frozen=True)
 class Collective:
     """Over so many ``ranks``, of one node or one on each; ``nbytes`` of the whole tensor."""
 
@@ -73,7 +80,7 @@ class Taken:
     """No time but a share of it: what others had the core of a rank that computes by itself."""
 
 
-Timed = Taken | Multiplied | Attended | Moved | Collective | Message | Overlap | Trained
+Timed = Taken | Multiplied | Attended | Moved | Block | Collective | Message | Overlap | Trained
 Round = Mapping[Timed, float]
 """Everything once: seconds of each, and what was ``Taken``."""
 

@@ -13,6 +13,7 @@ from launcher.plan.prediction.calibration.cluster_file import cluster_file, numb
 from launcher.plan.prediction.calibration.constants import Constant, cluster, constants, fitted, refusal, taken
 from launcher.plan.prediction.calibration.timed import (
     Attended,
+    Block,
     Collective,
     Machine,
     Message,
@@ -85,6 +86,8 @@ def one_round(at: Machine, slow: float = 1.0) -> Round:
     out[Moved("copy", COPY)] = 10**8 / 16e9
     out[Moved("others", OTHERS)] = 10**8 / 8e9 + (100 * 4e-6 if at.cores else 0.0)
     out[Moved("tiny", TINY)] = 60 * 4e-6
+    if at.cores:
+        out |= {Block(alone=False): 0.3, Block(alone=True): 0.2}
     return {what: s * slow for what, s in (out | sent(fast, at) | trained(at)).items()}
 
 
@@ -117,9 +120,9 @@ def trained(at: Machine) -> dict[Timed, float]:
 
 
 def shared(at: Machine) -> dict[str, float]:
-    """Cores that compute send: nothing of it is hidden."""
+    """Cores that compute send: nothing of it is hidden. One alone is faster."""
     hidden = ("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp")
-    return dict.fromkeys(hidden, 1.0) if at.cores else {}
+    return dict.fromkeys(hidden, 1.0) | {"kernels.alone": 1.5} if at.cores else {}
 
 
 PEAK = {

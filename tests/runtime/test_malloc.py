@@ -1,0 +1,43 @@
+"""Memory that a rank on CPU frees is used again: the tensors of its next operation take no new pages."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+
+import pytest
+import torch
+
+from launcher.runtime import malloc
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt, so nothing can be said to it"
+)
+MANY = 20
+PAGES = MANY * (4 << 20) // resource.getpagesize()
+"""Of all results, if each were new."""
+
+
+def new_pages(world: World) -> int:
+    """Of the last of some rounds, in each of which all results are freed together, as activations are."""
+    kept = torch.ones(1 << 20)
+    before = 0
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        several = [kept * n for n in range(MANY)]
+        del several
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_the_next_step_takes_no_new_pages() -> None:
+    assert max(run_ranks(new_pages, 2)) < PAGES / 10
+
+
+@pytest.mark.parametrize("name", malloc.TOLD)
+def test_what_users_say_of_it_stands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They said that what is freed is given back: here it is, for nothing was said to the contrary."""
+    monkeypatch.setenv(name, "4096")
+    assert not malloc.keep()
+    assert min(run_ranks(new_pages, 1)) > PAGES / 2
