@@ -16,6 +16,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,9 @@ def page(rows: Sequence[Tried], cluster: str) -> list[str]:
     return [
         "# What a search chooses on one machine",
         "",
-        f"`python -m benchmarks.choice_here --cluster {cluster}`: {len(rows)} layouts of a language model,",
-        f"all of them trained; for each number of ranks the {FEW} that a search finds best, the first of",
-        "them in bold, the others drawn at random.",
+        f"`python -m benchmarks.choice_here --cluster {cluster}`, {date.today()}: {len(rows)} layouts of a",
+        f"language model, all of them trained; for each number of ranks the {FEW} that a search finds best,",
+        "the first of them in bold, the others drawn at random.",
         "",
         f"The layouts in bold are slower than the best on as many ranks by {each}.",
         "How many ranks there are is not what a search chooses; over all of them the layout that is",
