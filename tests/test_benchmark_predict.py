@@ -67,9 +67,23 @@ def test_a_row_that_no_request_can_say_is_left_with_the_reason(change: dict[str,
 
 
 def test_what_the_planner_refuses_is_left_with_its_words() -> None:
-    raw = ROWS[0] | {"pp": "4", "tp": "1", "dp": "2", "n_gpus": "8", "global_batch": "4", "micro_batch": "1"}
+    raw = ROWS[0] | {"pp": "4", "vpp": "2", "tp": "1", "dp": "2", "n_gpus": "8", "global_batch": "4"}
+    raw |= {"micro_batch": "1"}
     (why,) = planned([raw]).values()
     assert str(why).startswith("parallel.pipeline.micro_batch_num: 2: too few to fill 4 stages")
+
+
+def test_a_pipeline_that_is_not_filled_is_predicted_from_one_that_is() -> None:
+    """Of two stages one always rests while there is one micro batch: two slots each way, three with two."""
+    raw = ROWS[0] | {"pp": "2", "tp": "1", "dp": "2", "n_gpus": "4", "micro_batch": "1"}
+    few, enough = planned([raw | {"global_batch": n} for n in ("2", "4")]).values()
+    assert isinstance(few, Planned)
+    assert isinstance(enough, Planned)
+    assert (few.work.micros, few.work.samples, 2 * few.work.flops) == (1, 2, enough.work.flops)
+    assert step(few).timeline.makespan == pytest.approx(step(enough).timeline.makespan * 2 / 3, rel=0.05)
+    assert step(few).timeline.in_flight == (1, 1)
+    assert few.work.ranks[0].memory < enough.work.ranks[0].memory
+    assert 2 * few.kept == enough.kept
 
 
 def test_at_most_five_constants_are_fitted_to_a_framework() -> None:

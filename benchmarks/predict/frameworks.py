@@ -97,10 +97,11 @@ def as_held(row: Row, work: StepWork, memory: Sequence[Memory], in_flight: Seque
 
 
 def _gathered_kept(row: Row) -> float:
-    """Of the micro batches in flight on the first stage, as many as stages: two are without."""
+    """Of the micro batches in flight on the first of several stages two are without."""
     if row.pp == 1:
         return 0.0 if _waits(row) else GATHERED_KEPT
-    return GATHERED_KEPT * (1 - 2 / row.pp) if row.tp <= WIDE and row.ranks < MANY else 0.0
+    keeps = row.tp <= WIDE and row.ranks < MANY
+    return GATHERED_KEPT * max(0.0, 1 - 2 / min(row.pp, row.micros)) if keeps else 0.0
 
 
 def _sent(work: StepWork, pp: int) -> list[tuple[str, int, int]]:

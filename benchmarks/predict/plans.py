@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from launcher.job.schema.cluster import Cluster
 from launcher.plan.cost.memory import Memory
 from launcher.plan.plan import Plan
 from launcher.plan.prediction.step_work import StepWork
+from launcher.plan.schedule import schedules
 from launcher.planner.plan_job import plan_job
 from launcher.planner.traces import Traces
 
@@ -67,8 +68,10 @@ def _group(rows: Sequence[Row]) -> list[Planned | str]:
 
 
 def _planned(row: Row, traces: Traces) -> Planned | str:
+    """A pipeline that too few micro batches fill is planned with enough, and then has fewer."""
     try:
-        job = request(row)
+        enough = max(row.micros, row.pp if row.vpp == 1 else 1)
+        job = request(replace(row, batch=row.dp * row.micro * enough))
         plan = plan_job(job.model_copy(update={"cluster": _roomy(job.cluster)}), traces)
     except Unsaid as error:
         return str(error)
@@ -76,8 +79,32 @@ def _planned(row: Row, traces: Traces) -> Planned | str:
         return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
     except RequestError as error:
         return "; ".join(f"{p.key}: {p.text}" for p in error.problems)
-    work = as_held(row, plan.estimate.work, _fullest(plan), plan.estimate.timeline.in_flight)
-    return Planned(row, job.cluster, work, *_bytes(plan))
+    work, memory, in_flight = plan.estimate.work, _fullest(plan), plan.estimate.timeline.in_flight
+    states, kept = _bytes(plan)
+    if row.micros < enough:
+        share = [min(1.0, row.micros / n) for n in in_flight]
+        work, memory = _with_fewer(row, work, memory, share)
+        in_flight, kept = tuple(min(n, row.micros) for n in in_flight), int(kept * share[0])
+    return Planned(row, job.cluster, as_held(row, work, memory, in_flight), states, kept)
+
+
+def _with_fewer(
+    row: Row, work: StepWork, memory: Sequence[Memory], share: Sequence[float]
+) -> tuple[StepWork, list[Memory]]:
+    """``share``: of what a pipeline rank keeps for its backwards, with as many micro batches as a row has."""
+    left = [replace(m, activations=int(m.activations * s)) for m, s in zip(memory, share, strict=True)]
+    ranks = [replace(r, memory=m.total) for r, m in zip(work.ranks, left, strict=True)]
+    micros, enough = row.micros, work.micros
+    fewer = replace(
+        work,
+        schedule=schedules.build("1f1b", row.pp, 1, micros),
+        micros=micros,
+        ranks=tuple(ranks),
+        flops=work.flops * micros // enough,
+        samples=row.batch,
+        tokens=None if work.tokens is None else work.tokens * micros // enough,
+    )
+    return fewer, left
 
 
 def _fullest(plan: Plan) -> list[Memory]:
