@@ -45,6 +45,8 @@ FITTED: dict[str, dict[str, float]] = {
 def cluster_for(row: Row, cluster: Cluster) -> Cluster:
     """With the constants of the framework that a row is of."""
     found = SAID[row.framework] | FITTED[row.framework]
+    if _on_many(row):
+        found |= {"overheads.step_ms": STEP_MS}
     if _waits(row):
         found |= {"overheads.slot_ms": WAIT_MS * row.tp * row.layers}
     return changed(cluster, found)
@@ -54,13 +56,19 @@ MANY, WIDE = 512, 16
 """Ranks, and tp: nanotron has runs of two kinds, whose share changes with both. Some keep inputs that were
 gathered over tp; others gather them again, and their collectives wait for the host. What makes a run one
 or the other the tables do not say: of one layout that was measured twice each may be there."""
-WAIT_MS = 1.5
-"""A layer, of forward and of backward, for each rank of tp."""
+WAIT_MS = 1.2
+"""A layer, of forward and of backward, for each rank of tp. Fitted to the runs of one stage on ``MANY``, with
+``STEP_MS``; with several stages `overheads.crossing_ms` and `overheads.stall_ms` have what these are."""
+STEP_MS = 500.0
+
+
+def _on_many(row: Row) -> bool:
+    """One stage on so many devices."""
+    return row.framework == "nanotron" and row.pp == 1 and row.ranks >= MANY
 
 
 def _waits(row: Row) -> bool:
-    """One stage on many devices. With several stages `overheads.crossing_ms` has this."""
-    return row.framework == "nanotron" and row.pp == 1 and row.ranks >= MANY and 1 < row.tp <= WIDE
+    return _on_many(row) and 1 < row.tp <= WIDE
 
 
 GATHERED_KEPT = 0.6
