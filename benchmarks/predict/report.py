@@ -21,8 +21,8 @@ BLIND = (
     "(`vtrain_multi`); the rest of its constants and those of `megatron` are fitted on half of the models,",
     "those of `nanotron` on all but `3b`, rounded: the errors above are not blind to them.",
     f"Runs of nanotron are of two kinds, seen in time and in memory alike: on {MANY} devices and more, with",
-    f"one stage and tp of 2 to {WIDE}, collectives over tp wait for the host ({WAIT_MS:g} ms a layer and",
-    "rank of tp, forward and backward each). Which kind a run was the table does not say: this rule is from it.",
+    f"one stage and tp of 2 to {WIDE}, collectives over tp wait for the host: {WAIT_MS:g} ms a layer",
+    "and rank of tp in each pass. Which kind a run was the table does not say: this rule was read off it.",
     f"With one stage on so many devices a step takes {STEP_MS:g} ms more; both were fitted to those runs.",
 )
 """Where constants are from."""
