@@ -23,7 +23,7 @@ INTERLEAVED = (
     "parallel.pipeline={stages: 16, chunks: 7, interleave: true, micro_batch_num: 16}",
     "parallel.recompute=null",
 )
-AUTO = ("parallel.pipeline={stages: 16, micro_batch_num: 16}",)
+AUTO = ("parallel.pipeline={stages: 16, micro_batch_num: 16}", "parallel.hsdp.shard_size=-1")
 MANY = ("launch.nnodes=2048", "train.batch_size=2048")
 FEW = ("launch.nnodes=64", "train.batch_size=64")
 CASES = {
