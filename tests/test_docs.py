@@ -58,6 +58,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert [t for t in sorted(targets) if t and not (page.parent / t).exists()] == []
 
 
+def test_no_table_has_a_place_that_was_left_to_be_filled() -> None:
+    rows = [(p.name, line) for p in PAGES for line in content(p).splitlines() if line.startswith("|")]
+    assert len(rows) > 100
+    assert [row for row in rows if re.search(r"\| (@@|TODO|TBD|\?+) \|", row[1])] == []
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     reached, left = set[Path](), [PAGES[0]]
     while left:
