@@ -166,3 +166,21 @@ def test_terms_add_up_to_the_step() -> None:
     assert sum(t.seconds for t in predicted.terms) == pytest.approx(predicted.seconds)
     assert all(t.seconds >= 0 for t in predicted.terms)
     assert predicted.tokens == 128 * 8192
+
+
+def test_cores_that_rest_make_kernels_faster_and_no_network() -> None:
+    """A rank on each of two nodes with two cores: 3 s of kernels, and 10 GB around a ring of 10 GB a second."""
+    sends = RankWork(share=(), same=(("all_reduce", 10**10, 1),), tied=(), state=0, memory=0)
+    grid = Grid.of(pp=1, dp_replicate=2, dp_shard=1, tp=1)
+    made = work(1, 1, grid=grid, ranks=(sends,))
+
+    def seconds(alone: float) -> dict[str, float]:
+        kernels = FAST["kernels"] | {"alone": alone}
+        speeds = speeds_of(Cluster.model_validate(FAST | {"kernels": kernels, "cores_per_node": 2}), "fp32", 1)
+        assert speeds is not None
+        return {t.name: t.seconds for t in predict(made, speeds).terms}
+
+    usual, faster = seconds(1.0), seconds(1.5)
+    assert (usual["kernels"], faster["kernels"]) == (pytest.approx(3), pytest.approx(2))
+    sent = "gradients and weights on the network"
+    assert usual[sent] == faster[sent] == pytest.approx(1)
