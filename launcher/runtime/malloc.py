@@ -17,8 +17,8 @@ def keep(environ: Mapping[str, str] = os.environ) -> bool:
     """From here on freed memory stays with this process for what comes next; whether that could be said.
 
     By default glibc gives it back to the kernel wherever the top of the heap happens to be free. Each tensor
-    of the next operation is then made of new pages, which takes longer than the operation, and whether it
-    comes to that hangs on where tensors lie: two ranks that do the same take unlike times, and wait.
+    of the next operation is then made of new pages, which takes longer than what is element by element. If
+    it comes to that hangs on where tensors lie: ranks that do the same take unlike times, and wait.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in environ for name in TOLD):

@@ -84,7 +84,7 @@ def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in
 
 
 def _block(rows: int, width: int, others: Callable[[], object]) -> Callable[[], object]:
-    """A product beside the ``others``."""
+    """Its products, and the ``others``."""
     x, weight = torch.randn(rows, width), torch.randn(11 * width // 4, width)
 
     def work() -> None:
