@@ -1,4 +1,7 @@
-"""What a cluster of ``conf/cluster`` is under each framework: at most five constants, fitted."""
+"""What a cluster of ``conf/cluster`` is under each framework: at most five constants, fitted.
+
+nanotron has more: two for its runs of one stage on many devices, and those of the bytes that it holds.
+"""
 
 from __future__ import annotations
 

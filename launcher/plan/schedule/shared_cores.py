@@ -48,8 +48,8 @@ class Cores:
 
 
 def simulate_shared(schedule: Schedule, place: tuple[int, ...], cost: Cost, cores: Cores) -> Timeline:
-    """As ``simulate``, where k running actions on c cores of a node each go on at c / k, or as
-    ``Cores.speed`` has it where cores rest.
+    """As ``simulate``, where k running actions on c cores of a node each go on at ``Cores.speed``: c / k,
+    and at 1 to ``Cores.alone`` where cores rest.
 
     The ranks that do one row do it at once, each on its own samples. ``busy`` of the timeline is as long as
     actions take so. Raises ``Deadlock``.
