@@ -12,7 +12,7 @@ from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.steps import Calibrate
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
-from launcher.plan.prediction.calibration.constants import cluster, fitted, medians
+from launcher.plan.prediction.calibration.constants import cluster, fitted, typical
 from launcher.plan.prediction.calibration.timed import Machine, Round, Works
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
@@ -49,5 +49,5 @@ def _work(
 
 
 def calibrated(found: Sequence[Round], machine: Machine) -> Cluster:
-    """Of the medians of rounds."""
-    return cluster(fitted(medians(found), machine), machine)
+    """Of all rounds."""
+    return cluster(fitted(typical(found), machine), machine)

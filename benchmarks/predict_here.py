@@ -1,10 +1,11 @@
 """Seconds and bytes that a plan predicts on a cluster, against those of the same training on this machine.
 
-A language model in 12 layouts on 1, 2 and 4 ranks. Those of as many ranks train in the same processes, a step
-of one after a step of the other: what else the machine does meets all of them. For that reason the machine
-is calibrated in between, in so many turns, and predictions are made of all rounds. Run it on an idle machine:
+A language model in 12 layouts on 1, 2 and 4 ranks. Each trains in processes of its own, as in a run: beside
+others steps take longer. What else the machine does is to meet all of them and the calibration: that goes on
+in turns, a few steps of every layout in each, and predictions are made of all rounds. Run it on an idle
+machine:
 
-    python -m benchmarks.predict_here [--turns 3] [--seconds 25] [--steps 3] [--write FOLDER]
+    python -m benchmarks.predict_here [--turns 5] [--seconds 25] [--steps 5] [--write FOLDER]
 
 With ``--cluster`` it is one that has been measured before.
 """
@@ -123,30 +124,26 @@ def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], C
     return timed, weighed
 
 
-def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) -> dict[str, Steps]:
-    """Of every case, on this rank, after a step of warming up.
+def work(world: World, case: tuple[Job, Plan], steps: int, patience: int) -> Steps:
+    """Of a layout, on this rank, after two steps of warming up.
 
-    Rounds go on until each has so many ``steps`` that others left alone, or ``patience`` times as many.
+    It goes on until there are so many ``steps`` that others left alone, or ``patience`` times as many.
     """
     import torch.distributed as dist
 
-    each = {name: training(world, job, plan) for name, (job, plan) in cases.items()}
-    for timed, _ in each.values():
-        timed()
-    out: dict[str, Steps] = {name: ([], [], weighed()) for name, (_, weighed) in each.items()}
-    for _ in range(steps * patience):
-        if all(sum(o <= QUIET for o in others) >= steps for _, others, _ in out.values()):
-            break
-        for name, (timed, _) in each.items():
-            dist.barrier()
-            before, own = busy(), time.process_time()
-            took = timed()
-            dist.barrier()
-            worked = busy() - before - summed(time.process_time() - own)
-            ms, others, _ = out[name]
-            ms.append(took)
-            others.append(first(max(0.0, worked / (took / 1e3 * (os.cpu_count() or 1)))))
-    return out
+    timed, weighed = training(world, *case)
+    timed()
+    held = weighed()
+    ms, others = list[float](), list[float]()
+    while sum(o <= QUIET for o in others) < steps and len(ms) < steps * patience:
+        dist.barrier()
+        before, own = busy(), time.process_time()
+        took = timed()
+        dist.barrier()
+        worked = busy() - before - summed(time.process_time() - own)
+        ms.append(took)
+        others.append(first(max(0.0, worked / (took / 1e3 * (os.cpu_count() or 1)))))
+    return ms, others, held
 
 
 def busy() -> float:
@@ -173,17 +170,15 @@ def first(value: float) -> float:
 
 
 def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) -> dict[str, Measured]:
-    """Layouts of as many ranks together."""
+    """Layouts one after the other."""
     out = {}
-    for size in sorted({p.sizes.grid.size for _, p in plans.values()}):
-        cases = {n: c for n, c in plans.items() if c[1].sizes.grid.size == size}
-        ranks: list[dict[str, Steps]] = run_ranks(
-            partial(work, cases=cases, steps=steps, patience=patience), size
+    for name, case in plans.items():
+        ranks: list[Steps] = run_ranks(
+            partial(work, case=case, steps=steps, patience=patience), case[1].sizes.grid.size
         )
-        for name in cases:
-            ms, others, _ = ranks[0][name]
-            out[name] = Measured(tuple(ms), tuple(others), tuple(r[name][2] for r in ranks))
-    return {name: out[name] for name in plans}
+        ms, others, _ = ranks[0]
+        out[name] = Measured(tuple(ms), tuple(others), tuple(held for *_, held in ranks))
+    return out
 
 
 def in_turns(
@@ -251,8 +246,8 @@ def page(
         "# Predicted and measured on one machine",
         "",
         *how,
-        f"Medians of the steps during which others had at most {QUIET:.0%} of the cores, layouts of as many",
-        "ranks in turn; the spread is that between the quartiles. Bytes: of the rank that is furthest off.",
+        f"Medians of the steps during which others had at most {QUIET:.0%} of the cores; the spread is that",
+        "between the quartiles. Bytes: of the rank that is furthest off.",
         "",
         *HEAD,
         *lines,
@@ -266,9 +261,9 @@ def page(
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=3, help="of calibrating and of measuring")
+    parser.add_argument("--turns", type=int, default=5, help="of calibrating and of measuring")
     parser.add_argument("--seconds", type=float, default=25, help="of calibrating, a turn")
-    parser.add_argument("--steps", type=int, default=3, help="of each layout, a turn")
+    parser.add_argument("--steps", type=int, default=5, help="of each layout, a turn")
     parser.add_argument("--cluster", help="one that has been measured before: nothing is calibrated")
     parser.add_argument("--config-dir", type=Path, help="a folder with cluster/NAME.yaml")
     parser.add_argument("--patience", type=int, default=3, help="times as many steps at most, for quiet ones")

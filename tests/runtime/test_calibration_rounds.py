@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import torch
+import torch.distributed as dist
 
-from launcher.plan.prediction.calibration.timed import Block
-from launcher.runtime.calibration.sample import Sample, one_round
+from launcher.plan.prediction.calibration.timed import Block, Collective
+from launcher.runtime.calibration.sample import Sample, one_round, prepared
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
 
@@ -30,3 +31,24 @@ def test_it_tells_how_long_the_slowest_takes_of_those_that_are_in_it() -> None:
     assert first == second
     assert first[False] >= SLOW
     assert first[True] < first[False]
+
+
+def collectives(world: World) -> tuple[int, float]:
+    """One that a rank comes to late."""
+    flat = torch.zeros(10)
+    device = torch.device("cpu")
+    what = Collective("inside", "all_reduce", 40, 2)
+    late = Sample(
+        what, lambda: dist.all_reduce(flat), joint=True, before=lambda: time.sleep(SLOW * world.rank), least=3 * SLOW
+    )
+    ready = prepared(late, device)
+    return ready.times, one_round([ready, Sample(Block(alone=False), lambda: time.sleep(0.01))], device)[what]
+
+
+def test_a_collective_after_something_else_is_what_it_takes_the_last_one() -> None:
+    """``before`` counts in how often it is done, and not in its seconds."""
+    first, second = run_ranks(collectives, 2)
+    assert first == second
+    times, seconds = first
+    assert times <= 3
+    assert 0 < seconds < SLOW

@@ -25,7 +25,7 @@ from launcher.parallel.dispatch.weight_gradient import FORMS, Deferral, MatmulCa
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.python_state import PythonState, changed, held
 from launcher.plan.values.facts import Backward
-from launcher.plan.values.operations import Operations
+from launcher.plan.values.operations import Operations, Product, total
 
 
 class _MetaMeter(MemoryMeter):
@@ -160,7 +160,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         work=max(0, meter.peak - before),
         summed=max(0, meter.summed - before),
         kept=deferred.kept,
-        deferred=deferred.flops,
+        deferred=total(deferred.products),
         again=again.flops,
         spared=whole - before if regions else 0,
         sent=tuple(again.sent),
@@ -233,7 +233,8 @@ class _Deferred(Deferral):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flops = self.outputs = 0
+        self.products: list[Operations] = []
+        self.outputs = 0
         self.taken: dict[int, int] = {}
 
     @property
@@ -244,7 +245,9 @@ class _Deferred(Deferral):
     def apply(self, call: MatmulCall, leaf: nn.Parameter, turned: bool) -> Any:
         out = call.run(call.x, call.weight, call.bias)
         storage = call.x.untyped_storage()
-        self.flops += 2 * call.x.numel() * out.shape[-1]
+        width = call.x.shape[-1]
+        made = Product(out.shape[-1], width, call.x.numel() // max(width, 1), 1, call.x.dtype.itemsize)
+        self.products.append(Operations(((made, 1),), kernels=1))
         self.outputs += out.nbytes
         self.taken[storage._cdata] = 0 if isinstance(call.x, nn.Parameter) else storage.nbytes()
         return out
@@ -257,7 +260,7 @@ def product(func: Any, args: Any, kwargs: Any) -> Backward:
     seen = _Deferred()
     with _disable_current_modes(), torch.enable_grad(), seen.running(tree_leaves((args, kwargs))):
         func(*args, **kwargs)
-    return Backward(kept=seen.kept, deferred=seen.flops)
+    return Backward(kept=seen.kept, deferred=total(seen.products))
 
 
 def _leaf(t: torch.Tensor) -> torch.Tensor:

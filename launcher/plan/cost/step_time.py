@@ -29,7 +29,7 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
         forward,
         backward=tuple(2 * time + more for time, more in zip(forward, again, strict=True)),
         activation=tuple(sum(graph[n].saved for n in stage.nodes) for stage, graph in passes),
-        weight=tuple(float(sum(b.deferred for b in nodes)) for nodes in backward),
+        weight=tuple(float(sum(b.deferred.flops for b in nodes)) for nodes in backward),
         waits=tuple(sum(b.kept for b in nodes) for nodes in backward),
         pieces=len(graphs),
     )

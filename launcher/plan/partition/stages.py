@@ -266,7 +266,7 @@ def _stage(
         params=held,
         flops=sum(n.flops for n in inside),
         saved=sum(n.saved for n in inside),
-        deferred=sum(n.backward.deferred for n in inside),
+        deferred=sum(n.backward.deferred.flops for n in inside),
     )
 
 

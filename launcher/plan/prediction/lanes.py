@@ -20,9 +20,10 @@ def lanes(timeline: Timeline, shares: Sequence[TpShare], networks: Sequence[Netw
 
 
 def tp_seconds(e: Event, pieces: int, shares: Sequence[TpShare]) -> float:
-    """Of an action; both halves of a backward that is split wait for their part."""
+    """Of an action."""
     share = shares[e.action.stage * pieces + e.action.micro % pieces]
-    return (e.end - e.start) * (share.forward if e.action.kind == "F" else share.backward)
+    of = {"F": share.forward, "B": share.backward, "I": share.first, "W": 0.0}
+    return (e.end - e.start) * of[e.action.kind]
 
 
 def _over_tp(timeline: Timeline, shares: Sequence[TpShare]) -> Iterator[Stretch]:

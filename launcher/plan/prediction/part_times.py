@@ -13,7 +13,7 @@ from launcher.plan.operators.resolve import Spread
 from launcher.plan.partition.stages import around
 from launcher.plan.prediction.speeds import Speeds
 from launcher.plan.prediction.step_seconds import Load, load
-from launcher.plan.prediction.step_work import loss, work_of
+from launcher.plan.prediction.step_work import Pass, loss, work_of
 from launcher.plan.schedule.simulate import Cost
 from launcher.plan.values.facts import Graph, Node
 from launcher.plan.values.grid import Grid
@@ -21,19 +21,15 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class PartTime:
-    """One micro batch, or a piece of one, through a part.
-
-    ``late`` of ``whole``: the share of its backward that a split one puts off.
-    """
+    """One micro batch, or a piece of one, through a part; ``late``: of the backward, if it is split."""
 
     forward: Load
     backward: Load
-    late: float
-    whole: float
+    late: Load
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        return (*astuple(self.forward), *astuple(self.backward), self.late, self.whole)
+        return (*astuple(self.forward), *astuple(self.backward), *astuple(self.late))
 
 
 Link = tuple[float, float]
@@ -55,7 +51,7 @@ class PartTimes:
     @cached_property
     def _sums(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
         """Of each piece, for each part what all before it come to."""
-        none = (0.0,) * 10
+        none = (0.0,) * 12
         return tuple(tuple(accumulate((t.numbers for t in row), _plus, initial=none)) for row in self.times)
 
     @property
@@ -101,8 +97,8 @@ class PartTimes:
             sums = self._sums[piece]
             n = [b - a for a, b in zip(sums[start], sums[end], strict=True)]
             backward = Load(*n[4:8]).action.seconds + self.slot
-            late = backward * n[8] / max(n[9], 1.0)
-            self._passes[run] = Load(*n[:4]).action.seconds + self.slot, backward, late
+            forward = Load(*n[:4]).action.seconds + self.slot
+            self._passes[run] = forward, backward, Load(*n[8:]).action.seconds
         return self._passes[run]
 
 
@@ -123,8 +119,8 @@ def unitless(graphs: Sequence[Graph], parts: Parts, crossings: tuple[int, ...]) 
 def _unitless(nodes: Sequence[Node]) -> PartTime:
     forward = forward_time(nodes)
     backward = 2 * forward + sum(n.backward.again for n in nodes)
-    late = sum(n.backward.deferred for n in nodes)
-    return PartTime(Load(forward, 0.0, 0.0), Load(backward, 0.0, 0.0), late, backward)
+    late = float(sum(n.backward.deferred.flops for n in nodes))
+    return PartTime(*(Load(seconds, 0.0, 0.0) for seconds in (forward, backward, late)))
 
 
 def predicted(
@@ -158,8 +154,7 @@ def predicted(
                 PartTime(
                     load(work.forward, grid, speeds, backward=False),
                     load(work.backward, grid, speeds, backward=True),
-                    late=sum(n.backward.deferred for n in nodes),
-                    whole=work.backward.kernels.flops,
+                    late=load(Pass(work.late), grid, speeds, backward=True),
                 )
             )
         rows.append(tuple(row))

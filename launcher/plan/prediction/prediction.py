@@ -76,8 +76,7 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
 
     # after the pipeline, what is not hidden behind it: all ranks are at it
     costs = speeds.cluster.overheads
-    crowded = max(1.0, crowd)  # cores that rest do not make a network faster
-    networks = tuple(network(work, pp, timeline.busy[pp], speeds, crowded) for pp in ranks)
+    networks = tuple(network(work, pp, timeline.busy[pp], speeds, crowd) for pp in ranks)
     gradients = max(n.exposed for n in networks)
     optimizer = max(r.state for r in work.ranks) / speeds.memory * crowd
     others = costs.step_ms / 1e3 * crowd + _stalls(work, speeds)

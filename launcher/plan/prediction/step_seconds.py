@@ -34,18 +34,23 @@ class Action:
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Of one micro batch on a stage, or of one piece of it."""
+    """Of one micro batch on a stage, or of one piece of it; ``late``: of the backward, if it is split."""
 
     forward: Action
     backward: Action
+    late: Action
 
 
 @dataclass(frozen=True)
 class TpShare:
-    """How much of its actions a stage waits for collectives over tp: 0 to 1."""
+    """How much of its actions a stage waits for collectives over tp: 0 to 1.
+
+    ``first``: of the first half of a backward that is split; the second sends nothing.
+    """
 
     forward: float
     backward: float
+    first: float
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,10 @@ def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds
             known[one, backward] = load(one, work.grid, speeds, backward).action
         return known[one, backward]
 
-    each = [StageSeconds(action(w.forward, False), action(w.backward, True)) for w in work.stages]
+    each = [
+        StageSeconds(action(w.forward, False), action(w.backward, True), action(Pass(w.late), True))
+        for w in work.stages
+    ]
     n = work.pieces
     return {s: each[s * n : (s + 1) * n] for s in range(len(work.places))}
 
@@ -109,13 +117,12 @@ def cost(work: StepWork, seconds: dict[int, list[StageSeconds]], speeds: Speeds)
     """What schedules are simulated with, in seconds."""
     slot = speeds.cluster.overheads.slot_ms / 1e3
     each = [one for stage in seconds.values() for one in stage]
-    backward = tuple(s.backward.seconds + slot for s in each)
     return Cost(
         forward=tuple(s.forward.seconds + slot for s in each),
-        backward=backward,
+        backward=tuple(s.backward.seconds + slot for s in each),
         activation=tuple(w.saved for w in work.stages),
         transfer=max(transfers(work, speeds), default=0.0),
-        weight=tuple(b * w.weight for b, w in zip(backward, work.stages, strict=True)),
+        weight=tuple(s.late.seconds for s in each),
         waits=tuple(w.waits for w in work.stages),
         pieces=work.pieces,
     )
@@ -125,11 +132,13 @@ def tp_shares(seconds: dict[int, list[StageSeconds]], speeds: Speeds) -> tuple[T
     """Of each stage, its pieces."""
     slot = speeds.cluster.overheads.slot_ms / 1e3
 
-    def share(a: Action) -> float:
-        return a.sent_seconds / (a.seconds + slot) if a.sent_seconds else 0.0
+    def share(a: Action, late: float = 0.0) -> float:
+        return a.sent_seconds / (a.seconds + slot - late) if a.sent_seconds else 0.0
 
     each = (one for stage in seconds.values() for one in stage)
-    return tuple(TpShare(share(s.forward), share(s.backward)) for s in each)
+    return tuple(
+        TpShare(share(s.forward), share(s.backward), share(s.backward, s.late.seconds)) for s in each
+    )
 
 
 def shared_cores(work: StepWork, speeds: Speeds) -> Cores | None:
@@ -161,7 +170,7 @@ def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) 
     """Of weights and gradients of a pipeline rank.
 
     ``busy``: its seconds of computation, which what is not waited for travels behind; ``crowd``: how many
-    times longer all of it takes for others at work.
+    times longer work takes that all ranks do at once.
     """
     grid, rank = work.grid, work.ranks[pp]
     first = grid.ranks(pp=pp)[0]
@@ -175,7 +184,7 @@ def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) 
     costs = speeds.cluster.overheads
     shared, summed = sum(p.seconds for p in share), sum(p.seconds for p in same + tied)
     waited = costs.exposed * shared + costs.exposed_sums * summed
-    return Network(share + same + tied, max(waited, shared + summed - busy * crowd))
+    return Network(share + same + tied, max(waited, shared + summed - busy))
 
 
 def _parts(
@@ -184,6 +193,17 @@ def _parts(
     """One a kind; among few ranks some take no time."""
     for kind in dict.fromkeys(kind for kind, *_ in sent):
         here = [s for s in sent if s[0] == kind]
-        seconds = collectives(here, ranks, speeds) * crowd
+        seconds = collectives(here, ranks, speeds) * _beside_others(ranks, speeds, crowd)
         if seconds:
             yield Part(kind + of, sum(n for *_, n in here), sum(b * n for _, b, n in here), seconds)
+
+
+def _beside_others(ranks: tuple[int, ...], speeds: Speeds, crowd: float) -> float:
+    """How many times longer a collective takes on shared cores while other groups are at theirs.
+
+    What its own ranks on a node take of the cores is in its seconds.
+    """
+    if speeds.cores is None:
+        return 1.0
+    own = max(Counter(rank // speeds.per_node for rank in ranks).values()) / speeds.cores
+    return max(1.0, crowd / max(1.0, own))

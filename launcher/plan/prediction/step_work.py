@@ -39,13 +39,13 @@ class Pass:
 class StageWork:
     """Of one micro batch on a stage, or of one piece of it.
 
-    ``weight``: share of the backward that a split one puts off; ``saved`` and ``waits``: bytes kept for the
-    backward, and for that part of it.
+    ``late``: what of the backward a split one puts off, which sends nothing; ``saved`` and ``waits``: bytes
+    kept for the backward, and for that part of it.
     """
 
     forward: Pass
     backward: Pass
-    weight: float
+    late: Operations
     saved: int
     waits: int
 
@@ -140,7 +140,7 @@ def work_of(
     return StageWork(
         Pass(total(n.operations for n in nodes), _counted(s[1:] for s in sent if s[0] == "forward")),
         Pass(backward, _counted(s[1:] for s in sent if s[0] == "backward")),
-        weight=sum(n.backward.deferred for n in nodes) / max(backward.flops, 1),
+        late=total(n.backward.deferred for n in nodes),
         saved=sum(n.saved for n in nodes),
         waits=sum(n.backward.kept for n in nodes),
     )

@@ -125,8 +125,8 @@ class Backward:
     """Bytes that a backward needs besides what the forward saved for it.
 
     ``work``: at its fullest moment; ``summed``: there with the gradients of its weights, where they are new.
-    Where it is split, the second half has ``deferred`` flops to do, and ``kept`` bytes wait for it: inputs
-    and output gradients of products with a parameter. ``again``: flops of forwards that it runs again, which
+    Where it is split, products with a parameter are ``deferred`` to the second half, and ``kept`` bytes wait
+    for it: their inputs and output gradients. ``again``: flops of forwards that it runs again, which
     ``spared`` so many bytes; ``sent``: the collectives over tp of these, a kind and its bytes; ``twice``: the
     Python attributes that each of these changes; ``unlike``: modules of which a second one saved other
     tensors. ``operations``: of all of it, what runs again among them.
@@ -134,7 +134,7 @@ class Backward:
 
     work: int = 0
     kept: int = 0
-    deferred: int = 0
+    deferred: Operations = NOTHING
     summed: int = 0
     again: int = 0
     spared: int = 0

@@ -70,15 +70,15 @@ def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
     memory = plan.estimate.memory
     rows = [memory[grid.ranks(pp=pp)[0]] for pp in range(grid["pp"])]
     trained = [p for p in plan.params if p.trainable] or list(plan.params)
-    backward = [(speeds.device_seconds(s.backward.kernels, True), s.weight) for s in work.stages]
+    backward = sum(speeds.device_seconds(s.backward.kernels, True) for s in work.stages)
     forward = sum(speeds.device_seconds(s.forward.kernels) for s in work.stages)
     passes = [one for s in work.stages for one in (s.forward, s.backward)]
     blocks = recompute_auto.blocks(plan)
     block, head = _shares(plan, blocks, speeds)
     return Whole(
-        device=forward + sum(seconds for seconds, _ in backward),
+        device=forward + backward,
         again=forward,
-        late=sum(seconds * share for seconds, share in backward),
+        late=sum(speeds.device_seconds(s.late, True) for s in work.stages),
         sent=sum(collectives(one.sent, grid.peers(0, "tp"), speeds) for one in passes),
         host=sum(speeds.host_seconds(one.kernels.kernels) for one in passes),
         saved=sum(s.saved for s in work.stages),

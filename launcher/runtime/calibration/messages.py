@@ -19,6 +19,8 @@ GPU = (1 << 20, 1 << 24, 1 << 27)
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 SEVERAL = 0.04
 """Seconds of messages and of what is compared: ranks wait for each other now more and now less."""
+TURNS = 0.03
+"""Seconds of collectives, each after a computation, with those."""
 PARTS = 4
 """Tensors that travel together."""
 SMALL = 4
@@ -34,7 +36,8 @@ Link = Literal["inside", "between"]
 def samples(world: World, device: torch.device, cores: int | None) -> Iterator[Sample]:
     """``cores`` of a node, where ranks have no devices.
 
-    Groups are made on the way: all ranks go through them in one order.
+    Groups are made on the way: all ranks go through them in one order. On cores a collective comes after a
+    computation, as in a step: it finds its threads asleep and its tensors out of the caches.
     """
     sizes = CPU if device.type == "cpu" else GPU
     for link, ranks in groups(world):
@@ -44,7 +47,10 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
             for nbytes in sizes:
                 what = Collective(link, kind, nbytes, len(ranks))
                 work = _collective(kind, nbytes, len(ranks), group, device) if here else _nothing
-                yield Sample(what, work, here, joint=True)
+                if cores is None:
+                    yield Sample(what, work, here, joint=True)
+                else:
+                    yield Sample(what, work, here, joint=True, before=_product(device), least=TURNS)
     for link, pair in _pairs(world):
         for nbytes in sizes:
             work = _message(nbytes, pair, world.rank, device)
@@ -131,16 +137,18 @@ def _message(nbytes: int, pair: tuple[int, int], rank: int, device: torch.device
     return work
 
 
+def _product(device: torch.device) -> Callable[[], object]:
+    side = torch.randn(512 if device.type == "cpu" else 8192, 1024, device=device)
+    return lambda: side @ side.t() @ side
+
+
 def _overlap(world: World, cores: int | None, device: torch.device) -> Iterator[Sample]:
     """Of ranks with a core each: a product, an all-reduce that takes less, both, one after the other."""
     count = min(world.local_size, cores or world.local_size)
     group = dist.new_group(list(range(max(2, count))))
     on_cpu = device.type == "cpu"
     flat = torch.zeros((1 << 19) if on_cpu else (1 << 24), device=device)
-    side = torch.randn(512 if on_cpu else 8192, 1024, device=device)
-
-    def product() -> None:
-        side @ side.t() @ side
+    product = _product(device)
 
     def network() -> None:
         dist.all_reduce(flat, group=group)
@@ -156,6 +164,7 @@ def _overlap(world: World, cores: int | None, device: torch.device) -> Iterator[
         network()
 
     one = Sample(Overlap("product"), product, world.rank < max(2, count), joint=True, least=SEVERAL)
-    yield from (one, replace(one, what=Overlap("network"), work=network))
+    before = product if cores is not None else None
+    yield from (one, replace(one, what=Overlap("network"), work=network, before=before))
     yield replace(one, what=Overlap("both"), work=both)
     yield replace(one, what=Overlap("turns"), work=turns)

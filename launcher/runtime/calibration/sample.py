@@ -21,13 +21,15 @@ MOST = 2000
 class Sample:
     """``work`` is done ``times`` times by the ranks that are ``in_it``; ``joint``: they wait for each other.
 
-    ``share``: of its seconds that counts, where it does more than what is named.
+    ``before``: is done ahead of each time, and does not count. ``share``: of its seconds that counts, where
+    it does more than what is named.
     """
 
     what: Timed
     work: Callable[[], object]
     in_it: bool = True
     joint: bool = False
+    before: Callable[[], object] | None = None
     share: float = 1.0
     least: float = LEAST
     times: int = 1
@@ -35,26 +37,38 @@ class Sample:
 
 def prepared(sample: Sample, device: torch.device) -> Sample:
     """Warmed up, and with as many ``times`` as are needed; all ranks call it."""
-    seconds(sample, device)
-    took = torch.tensor(seconds(sample, device), dtype=torch.float64)
+    _timed(sample, device)
+    dist.barrier()
+    began = time.perf_counter()
+    counted, _ = _timed(sample, device)
+    whole = time.perf_counter() - began if sample.before is not None else counted
+    took = torch.tensor(whole, dtype=torch.float64).nan_to_num(0.0)
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return replace(sample, times=min(MOST, max(1, math.ceil(sample.least / max(took.item(), 1e-9)))))
 
 
-def seconds(sample: Sample, device: torch.device) -> float:
-    """Of one time, as this rank sees it; 0 on those that are not in it. All ranks call it."""
-    return _timed(sample, device)[0] / sample.times * sample.share
-
-
 def _timed(sample: Sample, device: torch.device) -> tuple[float, float]:
-    """Seconds of all times, and how many of them this thread had a core."""
-    dist.barrier()
+    """Seconds of all times, and how many of them this thread had a core; NaN on ranks that are not in it."""
     if not sample.in_it:
-        return 0.0, 0.0
+        return math.nan, math.nan
+    if sample.before is not None:
+        each = [_after(sample.before, sample.work, device) for _ in range(sample.times)]
+        return sum(each), 0.0
+    if not sample.joint:  # ranks that are in nothing may still be on their way out of the barrier
+        sample.work()
+    return _clocked(lambda: [sample.work() for _ in range(sample.times)], device)
+
+
+def _after(before: Callable[[], object], work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of ``work`` alone."""
+    before()
+    return _clocked(work, device)[0]
+
+
+def _clocked(work: Callable[[], object], device: torch.device) -> tuple[float, float]:
     _finish(device)
     began, ran = time.perf_counter(), time.thread_time()
-    for _ in range(sample.times):
-        sample.work()
+    work()
     _finish(device)
     return time.perf_counter() - began, time.thread_time() - ran
 
@@ -66,13 +80,26 @@ def _finish(device: torch.device) -> None:
 
 
 def one_round(samples: list[Sample], device: torch.device) -> Round:
-    """Each sample once, on every rank, and how long the slowest took: in a step the others wait for it."""
-    rows = [(s, *_timed(s, device)) for s in samples]
-    found = torch.tensor([t / s.times * s.share for s, t, _ in rows], dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
+    """Each sample once, on every rank, and what it adds to a step.
+
+    That is how long the slowest takes, for whom the others wait. Of what comes after something else it is how
+    long the rank takes that comes last: it waits for nobody.
+    """
+    rows = []
+    for sample in samples:
+        dist.barrier()
+        rows.append(_timed(sample, device))
+    each = zip(samples, rows, strict=True)
+    found = torch.tensor([t / s.times * s.share for s, (t, _) in each], dtype=torch.float64)
+    most, least = found.nan_to_num(-math.inf), found.nan_to_num(math.inf)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    after = torch.tensor([s.before is not None for s in samples])
+    seconds = torch.where(after, least, most).tolist()
 
     # who works by itself waits for nobody: what it was without a core others had
-    own = torch.tensor([[t, ran] for s, t, ran in rows if not s.joint], dtype=torch.float64).sum(0)
+    alone = [row for s, row in zip(samples, rows, strict=True) if not s.joint]
+    own = torch.tensor(alone, dtype=torch.float64).nansum(0)
     dist.all_reduce(own)
     taken = 1 - (own[1] / own[0]).item() if device.type == "cpu" else 0.0
-    return {**dict(zip((s.what for s in samples), found.tolist(), strict=True)), Taken(): taken}
+    return {**dict(zip((s.what for s in samples), seconds, strict=True)), Taken(): taken}

@@ -16,7 +16,7 @@ from launcher.plan.prediction.speeds import speeds_of
 from launcher.plan.prediction.step_work import Pass, RankWork, StageWork, StepWork
 from launcher.plan.schedule.orders import less_memory
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.operations import Operations, Product
+from launcher.plan.values.operations import NOTHING, Operations, Product
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
 
@@ -28,7 +28,7 @@ FAST: dict[str, Any] = {
 SECOND = Operations(((Product(1000, 1000, 500_000, 1, 0), 1),))
 """One of the device above: 1e12 flops, and no bytes."""
 TWO = Operations(((Product(1000, 1000, 500_000, 1, 0), 2),))
-STAGE = StageWork(Pass(SECOND), Pass(TWO), weight=0.0, saved=0, waits=0)
+STAGE = StageWork(Pass(SECOND), Pass(TWO), late=NOTHING, saved=0, waits=0)
 RANK = RankWork(share=(), same=(), tied=(), state=0, memory=0)
 
 
@@ -184,3 +184,34 @@ def test_cores_that_rest_make_kernels_faster_and_no_network() -> None:
     assert (usual["kernels"], faster["kernels"]) == (pytest.approx(3), pytest.approx(2))
     sent = "gradients and weights on the network"
     assert usual[sent] == faster[sent] == pytest.approx(1)
+
+
+def test_a_second_half_takes_its_products_and_nothing_else_of_a_backward() -> None:
+    """Norms, attention, the loss and the gradients of inputs are in the first one."""
+    split = {"stages": 2, "scheduler": "zero_bubble_h1", "micro_batch_num": 4}
+    made = planned(parallel__pipeline=split, launch__nproc=2)
+    found = made.estimate.step
+    assert found is not None
+    speeds = speeds_of(Cluster.model_validate(FAST), "fp32")
+    assert speeds is not None
+    took = {str(e.action): e.end - e.start for e in found.timeline.events}
+    for stage, one in zip(made.stages, made.estimate.work.stages, strict=True):
+        assert one.late.flops == stage.deferred > 0
+        whole = dict(one.backward.kernels.products)
+        assert all(whole[product] >= times for product, times in one.late.products)
+        later = speeds.device_seconds(one.late, backward=True)
+        assert took[f"{stage.index}W0"] == pytest.approx(later)
+        both = took[f"{stage.index}I0"] + took[f"{stage.index}W0"]
+        assert both == pytest.approx(speeds.device_seconds(one.backward.kernels, backward=True))
+
+
+@pytest.mark.parametrize(("grid", "seconds"), [({"dp_shard": 4}, 1.5), ({"pp": 2, "dp_shard": 2}, 2.0)])
+def test_groups_that_are_at_it_at_once_share_the_cores(grid: dict[str, int], seconds: float) -> None:
+    """A ring of all four ranks on two cores takes what was measured of one, two of two ranks twice as long."""
+    sizes = Grid.of(**{"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1} | grid)
+    sends = replace(RANK, share=(("all_gather", 2 * 10**11, 1),))
+    made = work(sizes["pp"], 1, grid=sizes, ranks=(sends,) * sizes["pp"])
+    shared = FAST | {"cores_per_node": 2, "overheads": {"exposed": 1.0}}
+    speeds = speeds_of(Cluster.model_validate(shared), "fp32", 4)
+    assert speeds is not None
+    assert terms(predict(made, speeds))["gradients and weights on the network"] == pytest.approx(seconds)

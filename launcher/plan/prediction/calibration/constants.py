@@ -1,4 +1,4 @@
-"""The numbers of a cluster from what was timed: fitted to medians, and judged by how far rounds differ."""
+"""The numbers of a cluster, fitted to what was timed and judged by how far rounds of it differ."""
 
 from __future__ import annotations
 
@@ -55,23 +55,33 @@ class Constant:
 
 
 def constants(rounds: Sequence[Round], machine: Machine) -> tuple[Constant, ...]:
-    """Each by its key in a file of ``conf/cluster``: fitted to the medians of all rounds.
-
-    Rounds are dealt out to ``BATCHES``; a spread is that of what these are fitted to by themselves.
-    """
-    middle = medians(rounds)
+    """Each by its key in a file of ``conf/cluster``; spreads are of what batches by themselves come to."""
+    middle = typical(rounds)
     floors = FLOORS | _rests(middle, machine)
-    parts = [rounds[n::BATCHES] for n in range(min(BATCHES, len(rounds)))]
-    each = [fitted(medians(part), machine) for part in parts]
+    each = [fitted(_means(part), machine) for part in _batches(rounds)]
     return tuple(
         _constant(key, value, [values[key] for values in each], floors.get(key.rpartition(".")[2], 0.0))
         for key, value in fitted(middle, machine).items()
     )
 
 
-def medians(rounds: Sequence[Round]) -> Round:
-    """Of the seconds of each thing that is timed."""
-    return {what: statistics.median(r[what] for r in rounds) for what in rounds[0]}
+def typical(rounds: Sequence[Round]) -> Round:
+    """Of the seconds of each thing that is timed the median of the means of ``BATCHES`` of rounds.
+
+    A step has many of them: it takes the sum of their means, which slow moments make longer than medians. A
+    batch in which the machine did something else does not count.
+    """
+    means = [_means(part) for part in _batches(rounds)]
+    return {what: statistics.median(mean[what] for mean in means) for what in rounds[0]}
+
+
+def _batches(rounds: Sequence[Round]) -> list[Sequence[Round]]:
+    """Rounds are dealt out to them."""
+    return [rounds[n::BATCHES] for n in range(min(BATCHES, len(rounds)))]
+
+
+def _means(rounds: Sequence[Round]) -> Round:
+    return {what: statistics.mean(r[what] for r in rounds) for what in rounds[0]}
 
 
 def taken(rounds: Sequence[Round]) -> float:
@@ -111,7 +121,7 @@ def fitted(found: Round, machine: Machine) -> Values:
     """Of one round, or of medians."""
     values = _products(found)
     values |= _kernels(found, machine, values)
-    values |= _links(found, machine)
+    values |= _links(found)
     values |= _exposed(found, machine)
     return values | _overheads(found, machine, values)
 
@@ -162,10 +172,10 @@ def _alone(found: Round) -> Values:
     return {"kernels.alone": max(1.0, took[False] / took[True])} if took else {}
 
 
-def _links(found: Round, machine: Machine) -> Values:
+def _links(found: Round) -> Values:
     """Steps of rings and bytes of each; ``between`` as ``inside`` where there is one node."""
-    inside = _link(found, machine, "inside")
-    between = _link(found, machine, "between") or inside
+    inside = _link(found, "inside")
+    between = _link(found, "between") or inside
     inside = inside or between
     assert inside is not None, "no collective was timed"
     assert between is not None
@@ -194,16 +204,15 @@ def _told(link: _Link) -> Values:
     }
 
 
-def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) -> _Link | None:
+def _link(found: Round, link: Literal["inside", "between"]) -> _Link | None:
     """``None`` where none was timed."""
     lines = []
     for what, seconds in found.items():
         if isinstance(what, Collective) and what.link == link:
             n = what.ranks
-            slower = machine.crowd(n if link == "inside" else 1) / seconds
-            nbytes = TWICE.get(what.kind, 1.0) * (n - 1) / n * what.nbytes * slower
+            nbytes = TWICE.get(what.kind, 1.0) * (n - 1) / n * what.nbytes / seconds
             scatters = what.kind == "reduce_scatter"
-            lines.append(((n - 1) * slower, 0.0 if scatters else nbytes, nbytes if scatters else 0.0))
+            lines.append(((n - 1) / seconds, 0.0 if scatters else nbytes, nbytes if scatters else 0.0))
     if not lines:
         return None
     step, byte, scattered = _least_squares(lines)
@@ -218,8 +227,8 @@ def _link(found: Round, machine: Machine, link: Literal["inside", "between"]) ->
 def _exposed(found: Round, machine: Machine) -> Values:
     """What sending takes beside a product, and after one, of what it takes alone.
 
-    More than all of it where ranks wait for the slowest of them. On shared cores all of it: the cores that
-    compute send.
+    More than all of it where ranks wait for the slowest of them. On shared cores all of it, as it is timed
+    there, after a product: the cores that compute send.
     """
     if machine.cores is not None:
         return dict.fromkeys(("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp"), 1.0)

@@ -102,7 +102,3 @@ class Machine(Works):
     memory_gb: float
     per_node: int
     cores: int | None
-
-    def crowd(self, ranks: int) -> float:
-        """How many times longer it takes when so many ranks of a node are at work."""
-        return 1.0 if self.cores is None else max(1.0, ranks / self.cores)
