@@ -18,9 +18,10 @@ from launcher.planner.search.settle import Finalist
 from launcher.planner.search.show_ranking import took
 from launcher.run.search.measure_layouts import MeasuredLayout
 from launcher.run.search.measured_cluster import MeasuredCluster, file, measured_cluster, note, refitted, table
+from tests.plan.prediction.two_cores import TWO_CORES
 
 ASKED = (
-    "recipe=lm_single", "cluster=here", "launch.nproc=2", "train.batch_size=16", "steps=[train]", "data=random_tokens",
+    "recipe=lm_single", "launch.nproc=2", "train.batch_size=16", "steps=[train]", "data=random_tokens",
     "data.vocab_size=256", "data.seq_len=64", "model.dim=64", "model.layers=4", "search.measure=3",
     "parallel.pipeline.stages=[1,2]", "parallel.pipeline.micro_batch_num=[2,4]",
 )  # fmt: skip
@@ -28,7 +29,7 @@ ASKED = (
 
 @pytest.fixture(scope="module")
 def found() -> tuple[list[Finalist], Ranking]:
-    return search(compose(list(ASKED)).job)
+    return search(compose([*ASKED, *TWO_CORES]).job)
 
 
 def told(found: tuple[list[Finalist], Ranking], **failed: str) -> MeasuredCluster:
@@ -135,7 +136,7 @@ def test_where_the_cluster_cannot_be_written_nothing_is_measured(
     monkeypatch.chdir(tmp_path)
     Path("own").mkdir()
     Path("own/cluster.yaml").write_text("mine: true\n")
-    assert main([*ASKED, "show=search", f"search.best={best}"]) == 2
+    assert main([*ASKED, *TWO_CORES, "show=search", f"search.best={best}"]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith(f"error: 1 problem in this request; nothing was started\n\n  {said}")
     assert shown.out == ""

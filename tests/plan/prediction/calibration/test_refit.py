@@ -15,11 +15,12 @@ from launcher.plan.prediction.calibration.cluster_file import cluster_text
 from launcher.plan.prediction.calibration.refit import CANDIDATES, FAR, MOST, MeasuredStep, changed, error, refit, value
 from launcher.plan.prediction.step_work import StepWork
 from launcher.planner.plan_job import plan_job
+from tests.plan.prediction.two_cores import TWO_CORES
 
 MODEL = (
     "recipe=lm_single", "data=random_tokens", "data.vocab_size=1024", "data.seq_len=128", "model.dim=256",
     "model.layers=8", "model.heads=4", "model.tied=false", "train.batch_size=16", "train.precision=fp32",
-    "steps=[train]", "cluster=here",
+    "steps=[train]",
 )  # fmt: skip
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "alone": ("launch.nproc=1",),
@@ -29,12 +30,12 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "shards": ("launch.nproc=2", "parallel.hsdp={shard_size: 2, threshold: 1}"),
     "more micro batches": ("launch.nproc=2", "parallel.pipeline.stages=2", "parallel.pipeline.micro_batch_num=8"),
 }  # fmt: skip
-HERE = compose(list(MODEL)).job.cluster
+HERE = compose([*MODEL, *TWO_CORES]).job.cluster
 
 
 @cache
 def work(layout: str) -> StepWork:
-    return plan_job(compose([*MODEL, *LAYOUTS[layout]]).job).estimate.work
+    return plan_job(compose([*MODEL, *TWO_CORES, *LAYOUTS[layout]]).job).estimate.work
 
 
 def measured(truth: Mapping[str, float], *layouts: str, cluster: Cluster = HERE) -> list[MeasuredStep]:

@@ -1,0 +1,11 @@
+"""A machine of two cores in numbers: what tests expect of one does not hang on what ``here`` is measured to be."""
+
+from __future__ import annotations
+
+LINK = "{latency_us: 691, gb_per_s: 1.11, message_gb_per_s: 3.92}"
+TWO_CORES = (
+    "cluster=here", "cluster.efficiency=0.96", "cluster.memory_gb_per_s=19.7", "cluster.tflops={fp32: 0.0877}",
+    f"cluster.links.inside={LINK}", f"cluster.links.between={LINK}", "cluster.kernels.small=0.679",
+    "cluster.kernels.attention=0.383", "cluster.kernels.launch_us=6.52", "cluster.kernels.alone=1",
+    "cluster.overheads.scatter=2.45", "cluster.overheads.slot_ms=0.543", "cluster.overheads.step_ms=6.71",
+)  # fmt: skip
