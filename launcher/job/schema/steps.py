@@ -91,7 +91,7 @@ class Calibrate(Settings):
 
     kind: Literal["calibrate"] = "calibrate"
     to: str = "run:here.yaml"
-    seconds: float = Field(60.0, gt=0)
+    seconds: float = Field(90.0, gt=0)
     spread: float = Field(0.3, gt=0, description="largest one of a constant that is written")
 
     @field_validator("to")
