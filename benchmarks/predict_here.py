@@ -1,8 +1,8 @@
 """Seconds and bytes that a plan predicts on a cluster, against those of the same training on this machine.
 
 A language model in 12 layouts on 1, 2 and 4 ranks. Each trains in processes of its own, as in a run.
-What else the machine does is to meet all of them and the calibration: that goes on in turns, a few steps of every layout in each, and predictions are made of all rounds. Run it on an idle
-machine:
+What else the machine does is to meet all of them and the calibration: that goes on in turns, a few steps of
+every layout in each, and predictions are made of all rounds. Run it on an idle machine:
 
     python -m benchmarks.predict_here [--turns 5] [--seconds 25] [--steps 5] [--write FOLDER]
 
