@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.plan.prediction.calibration.timed import Collective, Message, Overlap
-from launcher.runtime.calibration.sample import Sample
+from launcher.runtime.calibration.sample import LEAST, Sample
 from launcher.runtime.cluster.world import World
 
 CPU = (1 << 16, 1 << 20, 1 << 23)
@@ -40,6 +40,7 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
     computation, as in a step: it finds its threads asleep and its tensors out of the caches.
     """
     sizes = CPU if device.type == "cpu" else GPU
+    before, least = (None, LEAST) if cores is None else (_product(device), TURNS)
     for link, ranks in groups(world):
         group = dist.new_group(list(ranks))
         here = world.rank in ranks
@@ -47,10 +48,7 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
             for nbytes in sizes:
                 what = Collective(link, kind, nbytes, len(ranks))
                 work = _collective(kind, nbytes, len(ranks), group, device) if here else _nothing
-                if cores is None:
-                    yield Sample(what, work, here, joint=True)
-                else:
-                    yield Sample(what, work, here, joint=True, before=_product(device), least=TURNS)
+                yield Sample(what, work, here, joint=True, before=before, least=least)
     for link, pair in _pairs(world):
         for nbytes in sizes:
             work = _message(nbytes, pair, world.rank, device)
@@ -164,7 +162,6 @@ def _overlap(world: World, cores: int | None, device: torch.device) -> Iterator[
         network()
 
     one = Sample(Overlap("product"), product, world.rank < max(2, count), joint=True, least=SEVERAL)
-    before = product if cores is not None else None
-    yield from (one, replace(one, what=Overlap("network"), work=network, before=before))
+    yield from (one, replace(one, what=Overlap("network"), work=network))
     yield replace(one, what=Overlap("both"), work=both)
     yield replace(one, what=Overlap("turns"), work=turns)

@@ -118,7 +118,7 @@ def _constant(key: str, value: float, values: Sequence[float], floor: float) -> 
 
 
 def fitted(found: Round, machine: Machine) -> Values:
-    """Of one round, or of medians."""
+    """Of one round, or of what is typical of several."""
     values = _products(found)
     values |= _kernels(found, machine, values)
     values |= _links(found)
