@@ -1,11 +1,12 @@
 """What a search would choose on this machine, among 40 layouts of which all are trained for some steps.
 
 Layouts of a language model on 1, 2 and 4 ranks: those that the search for each number of ranks finds
-best, and others that are drawn from all that it looks at. Measure the cluster first, and run it on an idle
-machine:
+best, and others that are drawn from all that it looks at. Those on as many ranks take turns at every step,
+in the same processes: a machine that is slow for a minute is slow for all of them. Measure the cluster first,
+and run it on an idle machine:
 
     python -m launcher launch.nproc=4 'steps=[calibrate]' steps.calibrate.to=mine/cluster/mine.yaml
-    python -m benchmarks.choice_here --config-dir mine --cluster mine [--steps 4] [--write FOLDER]
+    python -m benchmarks.choice_here --config-dir mine --cluster mine [--turns 3] [--steps 4] [--write FOLDER]
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.predict_here import MODEL, Measured, measure
+from benchmarks.predict_here import MODEL, Measured, together, training, watched
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
@@ -32,6 +33,8 @@ from launcher.planner.search import candidates
 from launcher.planner.search.evaluate import Question
 from launcher.planner.search.layout import Layout
 from launcher.planner.search.search import search
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
 
 SIZES = (1, 2, 4)
 FEW = 5
@@ -109,6 +112,35 @@ def named(size: int, layout: Layout) -> str:
     return f"{words[0]}{operators}, {words[1]} {layout.scheduler}{virtual}, {words[2]}, hsdp {shown['hsdp']}"
 
 
+def in_turns(plans: Mapping[str, tuple[Job, Plan]], turns: int, steps: int) -> dict[str, Measured]:
+    """``steps`` of each layout on one rank, then of those on two, and so on; and again."""
+    each = []
+    for _ in range(turns):
+        found: dict[str, Measured] = {}
+        for size in SIZES:
+            of_size = {name: case for name, case in plans.items() if case[1].sizes.grid.size == size}
+            ranks: list[dict[str, Measured]] = run_ranks(partial(work, cases=of_size, steps=steps), size)
+            found |= ranks[0]
+        each.append(found)
+    return together(each)
+
+
+def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Measured]:
+    """A step of each layout, and again, after two of warming up; nothing is weighed."""
+    timed = {name: training(world, *case)[0] for name, case in cases.items()}
+    for _ in range(2):
+        for step in timed.values():
+            step()
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+    for _ in range(steps):
+        for name, step in timed.items():
+            seen[name].append(watched(step))
+    return {
+        name: Measured(tuple(ms for ms, _ in found), tuple(o for _, o in found), held=())
+        for name, found in seen.items()
+    }
+
+
 def tried(
     plans: Mapping[str, tuple[Job, Plan]], chosen: set[str], found: Mapping[str, Measured]
 ) -> list[Tried]:
@@ -146,8 +178,8 @@ def page(rows: Sequence[Tried], cluster: str) -> list[str]:
         "# What a search chooses on one machine",
         "",
         f"`python -m benchmarks.choice_here --cluster {cluster}`, {date.today()}: {len(rows)} layouts of a",
-        f"language model, all of them trained; for each number of ranks the {FEW} that a search finds best,",
-        "the first of them in bold, the others drawn at random.",
+        f"language model, all of them trained, in turns; for each number of ranks the {FEW} that a search",
+        "finds best, the first of them in bold, the others drawn at random.",
         "",
         f"The layouts in bold are slower than the best on as many ranks by {each}.",
         "How many ranks there are is not what a search chooses; over all of them the layout that is",
@@ -176,8 +208,8 @@ def main() -> None:
     parser.add_argument("--cluster", default="here")
     parser.add_argument("--config-dir", type=Path, help="a folder with cluster/NAME.yaml")
     parser.add_argument("--layouts", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--patience", type=int, default=3, help="times as many steps at most, for quiet ones")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="of each layout, a turn")
     parser.add_argument(
         "--measured", type=Path, help="a JSON file to keep measurements in; one that is there is read"
     )
@@ -185,7 +217,7 @@ def main() -> None:
     args = parser.parse_args()
 
     plans, chosen = drawn(args.layouts, args.cluster, args.config_dir)
-    found = kept(args.measured, partial(measure, plans, args.steps, args.patience))
+    found = kept(args.measured, partial(in_turns, plans, args.turns, args.steps))
     rows = tried(plans, chosen, found)
     lines = page(rows, args.cluster)
     print("\n".join(lines))

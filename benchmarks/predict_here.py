@@ -4,7 +4,7 @@ A language model in 12 layouts on 1, 2 and 4 ranks. Each trains in processes of 
 What else the machine does is to meet all of them and the calibration: that goes on in turns, a few steps of
 every layout in each, and predictions are made of all rounds. Run it on an idle machine:
 
-    python -m benchmarks.predict_here [--turns 5] [--seconds 25] [--steps 5] [--write FOLDER]
+    python -m benchmarks.predict_here [--turns 10] [--seconds 25] [--steps 5] [--write FOLDER]
 
 With ``--cluster`` it is one that has been measured before.
 """
@@ -128,21 +128,27 @@ def work(world: World, case: tuple[Job, Plan], steps: int, patience: int) -> Ste
 
     It goes on until there are so many ``steps`` that others left alone, or ``patience`` times as many.
     """
-    import torch.distributed as dist
-
     timed, weighed = training(world, *case)
     timed()
     held = weighed()
     ms, others = list[float](), list[float]()
     while sum(o <= QUIET for o in others) < steps and len(ms) < steps * patience:
-        dist.barrier()
-        before, own = busy(), time.process_time()
-        took = timed()
-        dist.barrier()
-        worked = busy() - before - summed(time.process_time() - own)
+        took, rest = watched(timed)
         ms.append(took)
-        others.append(first(max(0.0, worked / (took / 1e3 * (os.cpu_count() or 1)))))
+        others.append(rest)
     return ms, others, held
+
+
+def watched(timed: Callable[[], float]) -> tuple[float, float]:
+    """Milliseconds of a step on this rank, and what others than the ranks took of the cores meanwhile."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    before, own = busy(), time.process_time()
+    took = timed()
+    dist.barrier()
+    worked = busy() - before - summed(time.process_time() - own)
+    return took, first(max(0.0, worked / (took / 1e3 * (os.cpu_count() or 1))))
 
 
 def busy() -> float:
@@ -190,13 +196,17 @@ def in_turns(
         more, machine = rounds(seconds)
         seen += more
         each.append(measure(plans, steps, patience))
-    return {name: together([one[name] for one in each]) for name in plans}, seen, machine
+    return together(each), seen, machine
 
 
-def together(parts: Sequence[Measured]) -> Measured:
-    """Steps of several turns; a layout holds the same in each."""
-    ms, others = (tuple(x for p in parts for x in getattr(p, name)) for name in ("ms", "others"))
-    return Measured(ms, others, parts[0].held)
+def together(turns: Sequence[Mapping[str, Measured]]) -> dict[str, Measured]:
+    """Steps of several turns, a layout; it holds the same in each."""
+
+    def of(parts: Sequence[Measured]) -> Measured:
+        ms, others = (tuple(x for p in parts for x in getattr(p, name)) for name in ("ms", "others"))
+        return Measured(ms, others, parts[0].held)
+
+    return {name: of([one[name] for one in turns]) for name in turns[0]}
 
 
 def predicted(plans: Mapping[str, tuple[Job, Plan]], cluster: Cluster | None) -> dict[str, float]:
@@ -260,7 +270,7 @@ def page(
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=5, help="of calibrating and of measuring")
+    parser.add_argument("--turns", type=int, default=10, help="of calibrating and of measuring")
     parser.add_argument("--seconds", type=float, default=25, help="of calibrating, a turn")
     parser.add_argument("--steps", type=int, default=5, help="of each layout, a turn")
     parser.add_argument("--cluster", help="one that has been measured before: nothing is calibrated")
