@@ -29,6 +29,10 @@ BEGIN = "init"
 """Another: a folder follows that gets a small project."""
 
 
+_is_command = False
+"""Whether this process is the command: it has done nothing yet but import."""
+
+
 class _Told(RequestError):
     """A request that is refused, and that has been answered."""
 
@@ -142,6 +146,10 @@ def _run(args: Args, words: list[str], rank: int | None) -> int:
             return DONE
         from launcher.run.run_job import run_request
 
+        if _is_command:
+            from launcher.runtime.processes.fork_server import only_imported
+
+            only_imported()
         try:
             return run_request(request, words, others)
         except RequestError as error:
@@ -209,6 +217,8 @@ def script() -> NoReturn:
         sys.path.insert(0, os.getcwd())  # classes of the user's own are here, as for python -m launcher
     gc_thresholds.seldom()
     spare_streams()
+    global _is_command
+    _is_command = True
     codes = [FAILED]
     atexit.register(_leave, codes)  # the first to come is the last to run
     codes.append(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
@@ -20,6 +21,9 @@ settings.load_profile("same")
 
 # Forked ranks share the cores of one machine; torch reads this once, when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Runs within a test are forked from its process: tests patch what is imported.
+importlib.import_module("launcher.runtime.processes.fork_server").fork_from_here()
 
 # What is told is compared as text, also where a CI service asks for colours.
 os.environ.pop("FORCE_COLOR", None)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.fork_server import start_here
 from launcher.runtime.processes.start import run_ranks
 from launcher.steps.model.shared_construction import Drawings
 
@@ -18,6 +19,7 @@ DRAWN = Drawings()
 def on_ranks(size: int, work: Callable[..., T], *args: Any, timeout_s: float = 120, **options: Any) -> list[T]:
     """``work(world, *args)`` on ``size`` forked gloo ranks; results in rank order. ``options`` are ``run_ranks``'s.
 
+    They are forked from this process, not from a clean one: the work is a closure, and tests patch what it calls.
     A job among ``args`` that its plan follows is drawn before, for the first build of each rank (``DRAWN``).
     """
 
@@ -27,9 +29,14 @@ def on_ranks(size: int, work: Callable[..., T], *args: Any, timeout_s: float = 1
     for job, plan in _jobs(args):
         DRAWN.add(job, plan)
     try:
-        return run_ranks(call, size, timeout_s=timeout_s, **options)
+        return here(call, size, timeout_s=timeout_s, **options)
     finally:
         DRAWN.clear()
+
+
+def here(work: Callable[[World], T], size: int, **options: Any) -> list[T]:
+    """``run_ranks`` with ranks that are forked from this process."""
+    return run_ranks(work, size, start=start_here, **options)
 
 
 def _jobs(args: Any) -> Iterator[tuple[Job, Plan]]:

@@ -26,7 +26,6 @@ from launcher.steps import module, on_files
 if TYPE_CHECKING:
     from launcher.run.outer_ranks import Others
     from launcher.runtime.cluster.world import World
-    from launcher.steps.model.shared_construction import Drawings
     from launcher.steps.on_ranks import RankSteps
 
 UNDISTURBED = Path("drill", "undisturbed")
@@ -78,10 +77,6 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
 def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     from launcher.steps import on_ranks
 
-    for name in phase.steps:  # imported here, once: forked ranks have it then
-        module(run.job.steps[name])
-
-    copies = _copies(run, phase)
     todo = on_ranks.RankSteps(
         job=run.job,
         plan=run.plan,
@@ -89,8 +84,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         names=phase.steps,
         resume=_from(run),
         before=latest(run.folder / "checkpoints", trust(run.job)),
-        copies=copies,
-        drawn=_drawn(run, phase, copies),
+        copies=_copies(run, phase),
     )
     if (
         run.plan.drill is not None
@@ -99,10 +93,12 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     ):
         todo = replace(todo, drill=run.plan.drill, undisturbed=_undisturbed(run, todo))
 
-    gc_thresholds.as_usual()
     if run.trial and run.start.mode == "external":
         return _tried(run, todo, hear)
-    how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
+    if run.start.mode == "spawn":
+        return _spawned(run, todo, hear)
+    gc_thresholds.as_usual()
+    how = {"external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, partial(on_ranks.work, todo=todo), hear)
 
 
@@ -129,20 +125,6 @@ def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
     return {name: module(s).copies(s, run.job, run.plan) for name, s in steps.items() if verb(s).copies}
 
 
-def _drawn(run: Run, phase: Phase, copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]) -> Drawings:
-    """What ranks that are forked need not work out each for itself; others get a request, and do."""
-    from launcher.steps.model.shared_construction import Drawings
-
-    drawn = Drawings()
-    if run.start.mode == "spawn" and run.start.device == "cpu":
-        for name, each in copies.items():
-            for copy, plan in each:
-                drawn.add(copy.job, plan, module(run.job.steps[name]).BUILDS)
-        if not copies.keys() >= set(phase.steps):
-            drawn.add(run.job, run.plan)
-    return drawn
-
-
 def _from(run: Run) -> Path | None:
     """The checkpoint that the ranks go on from: what ``import`` brought, unless they have gone on since."""
     if run.resume is None and any(map(starts, run.job.steps.values())):
@@ -150,12 +132,13 @@ def _from(run: Run) -> Path | None:
     return run.resume
 
 
-def _spawned(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
+def _spawned(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     from launcher.runtime.processes.start import run_ranks
+    from launcher.steps import on_ranks
 
     launch = run.job.launch
     done = run_ranks(
-        work,
+        partial(on_ranks.work, todo=todo),
         run.plan.sizes.grid.size,
         device=run.start.device,
         backend=run.start.backend,
@@ -165,6 +148,7 @@ def _spawned(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
         port=launch.port,
         threads=launch.threads,
         on_message=hear,
+        share=partial(on_ranks.shared, todo),
         polls=launch.signal_save,
     )
     return done[0]
@@ -254,12 +238,8 @@ def _logged(path: Path) -> Iterator[None]:
 
 
 def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
-    """A process of its own: this one must stay fit for forking, so it runs no torch operation."""
+    """A process of its own, which takes its memory and its torch threads along when it ends."""
     from launcher.runtime.processes.start import run_ranks
-    from launcher.steps.model import single_process  # noqa: F401  imported here once
-
-    for name in phase.steps:
-        module(run.job.steps[name])
 
     figures = dict(results)
     launch = run.job.launch

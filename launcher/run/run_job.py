@@ -40,11 +40,13 @@ from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.interrupts import check, stoppable
 from launcher.runtime.lock import locked
+from launcher.runtime.processes.fork_server import serving
 
 if TYPE_CHECKING:
     from launcher.job.compose import Request
     from launcher.run.outer_ranks import Others
     from launcher.run.report.viewers import Viewers
+    from launcher.runtime.processes.fork_server import ForkServer
     from launcher.runtime.training.metrics import Metrics
     from launcher.runtime.training.progress import SilentProgress
 
@@ -69,7 +71,7 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
         return DONE
     try:
         if request.job.show == "search":
-            with stoppable():
+            with stoppable(), serving():
                 say("\n".join(layout_search.shown(request.job, others)))
         else:
             _start(request, words, others)
@@ -148,14 +150,14 @@ def rehearse(request: Request, planned: bool = True) -> Plan | None:
 
 def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
     """Returns the figures of the steps."""
-    with stoppable(), _saved(request.job):
+    with serving() as server, stoppable(), _saved(request.job):
         # What is meant here, what can be refused, what will happen.
         _make_tokens(request, others)
         settled = settle(request.job, request.config, request.overrides, others)
         if handover.key(settled.job) is not None:
             return _submit(settled, request)
         asked, chosen = _settled(settled, measure=True, others=others)
-        start, plan = _decide(asked, chosen)
+        start, plan = _decide(asked, chosen, server)
 
         with _opened(asked, others) as at:
             # What an earlier start has left to do.
@@ -230,7 +232,8 @@ def _make_tokens(request: RunRequest, others: Others | None) -> None:
         raise RequestError((Problem(key, text, "launch=auto 'steps=[prepare]'"),))
     with own_tokens.supposed(request.job) as (job, _):
         asked = settle(job, request.config, request.overrides, others)
-        _decide(*_settled(asked))
+        with serving() as server:
+            _decide(*_settled(asked), server)
     own_tokens.make(request.job, asked.done)
 
 
@@ -242,12 +245,19 @@ def _settled(
     return replace(asked, job=chosen.job), chosen
 
 
-def _decide(asked: Settled, chosen: layout_search.Chosen) -> tuple[launch.Start, Plan]:
-    """How the ranks start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
+def _decide(
+    asked: Settled, chosen: layout_search.Chosen, server: ForkServer | None = None
+) -> tuple[launch.Start, Plan]:
+    """How the ranks start, and the plan. Raises ``RequestError``; starts no rank, writes nothing.
+
+    ``server``: from which ranks of this machine will be forked; it imports while this process plans.
+    """
     # What can be refused without torch, all of it at once.
     checked = before_torch(asked.job, preflight.before_plan(asked))
 
     with planning():
+        if server is not None and launch.mode(asked.job, asked.outer) == "spawn":
+            server.prepare()
         start = launch.start(asked.job, asked.outer, checked.asked.sizes.grid.size)
         launch.port_is_free(asked.job, start)
         plan = plan_checked(checked)

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from launcher.checkpoint.tensorfile.disk_space import told
 from launcher.errors import Problem, RequestError
+from launcher.runtime.processes.fork_server import holding
 
 NAME = ".lock"
 PATIENCE_S = 5.0  # for ranks that their launcher's death is just ending
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Holds ``run`` for this process and the ranks forked from it.
+    """Holds ``run`` for this process and the ranks that work for it.
 
     Raises ``RequestError`` while another launcher has it. The kernel lets go when the last of them has
     ended, however that came. A file system without locks costs a warning.
@@ -39,7 +40,8 @@ def locked(run: Path) -> Iterator[None]:
         with told(path, len(mine)):
             os.pwrite(fd, mine, 0)
             os.ftruncate(fd, len(mine))
-        yield
+        with holding(fd):
+            yield
 
 
 def at_work(run: Path, patience_s: float) -> str | None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from launcher.runtime.processes.fork_server import holding
+
 PREFIX = "launcher-"
 OWNER = "owner"
 
@@ -25,7 +27,8 @@ def scratch() -> Iterator[Path]:
     sweep(home)
     folder, owner = _made(home)
     try:
-        yield folder
+        with holding(owner):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(owner)

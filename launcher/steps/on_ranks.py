@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ class RankSteps:
     ``resume`` is the checkpoint to go on from, if any; ``before`` the newest one that ``folder`` had
     at the start: a restarted attempt goes on from a newer one. ``copies``: what each step that has no
     use for the model of the run trains in its place; those are done first, while there is no model
-    yet. ``drawn``: of models. ``drill``: a fault that happens while these steps are done; ``undisturbed`` is
+    yet. ``drill``: a fault that happens while these steps are done; ``undisturbed`` is
     the same training once more, without it, in a folder of its own.
     """
 
@@ -45,18 +45,34 @@ class RankSteps:
     resume: Path | None
     before: Path | None
     copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]
-    drawn: Drawings
     drill: Fault | None = None
     undisturbed: RankSteps | None = None
 
 
-def work(world: World, todo: RankSteps) -> dict[str, Any]:
-    """Carry out the steps; of a drill once more, undisturbed. Returns the figures they left."""
-    figures = _work(world, todo)
+def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
+    """The work of every rank, with the models that they are to build drawn once, before they are forked."""
+    drawn = Drawings()
+    for name in todo.names:
+        step = todo.job.steps[name]
+        for copy, plan in todo.copies.get(name, ()):
+            drawn.add(copy.job, plan, module(step).BUILDS)
+        module(step)  # imported once, for all ranks
+    if not todo.copies.keys() >= set(todo.names):
+        drawn.add(todo.job, todo.plan)
+    return partial(work, todo=todo, drawn=drawn)
+
+
+def work(world: World, todo: RankSteps, drawn: Drawings | None = None) -> dict[str, Any]:
+    """Carry out the steps; of a drill once more, undisturbed. Returns the figures they left.
+
+    ``drawn``: blueprints of models that ranks share; without them a rank draws its own.
+    """
+    drawn = drawn or Drawings()
+    figures = _work(world, todo, drawn)
     if todo.undisturbed is not None:
         if world.rank == 0:
             world.send({"text": "drill: the same training once more, undisturbed"})
-        _work(replace(world, send=_unheard), todo.undisturbed)
+        _work(replace(world, send=_unheard), todo.undisturbed, drawn)
     return figures
 
 
@@ -64,21 +80,21 @@ def _unheard(_: object) -> None:
     """The metrics of the run are those of the training that is drilled."""
 
 
-def _work(world: World, todo: RankSteps) -> dict[str, Any]:
+def _work(world: World, todo: RankSteps, drawn: Drawings) -> dict[str, Any]:
     """Build the model, go on from a checkpoint if there is one, carry out the steps."""
     if todo.job.deterministic:
         deterministic()
 
     for name in (n for n in todo.names if n in todo.copies):
         step = todo.job.steps[name]
-        verdict = module(step).run_copies(step, world, todo.copies[name], todo.folder, todo.drawn)
+        verdict = module(step).run_copies(step, world, todo.copies[name], todo.folder, drawn)
         if world.rank == 0:
             world.send({"text": f"{name}: {verdict}"})
 
     left = [n for n in todo.names if n not in todo.copies]
     if not left:
         return {}
-    live = _session(world, todo)
+    live = _session(world, todo, drawn)
     for name in left:
         step = todo.job.steps[name]
         if live.resumed and loads(step):  # what was loaded has been trained on since
@@ -92,9 +108,9 @@ def _work(world: World, todo: RankSteps) -> dict[str, Any]:
     return {**live.results}
 
 
-def _session(world: World, todo: RankSteps) -> Session:
+def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:
     """The model in training, with the weights to go on from."""
-    live = build_session.build(world, todo.job, todo.plan, todo.folder, drawn=todo.drawn)
+    live = build_session.build(world, todo.job, todo.plan, todo.folder, drawn=drawn)
     resume = _again(live, todo) if world.attempt else todo.resume
     if todo.drill is not None:
         live.drill = RankDrill(todo.drill, world, todo.folder, live.trust)

@@ -41,14 +41,12 @@ DEVICES = ["cpu", ONLY_GPU]
 def ranks(device: str, size: int, work: Callable[..., T], *args: Any, **options: Any) -> list[T]:
     """``work(world, *args)`` on ``size`` ranks of this machine's ``device``; results in rank order.
 
-    Several share the first GPU: NCCL refuses that, so that they talk through gloo. They are spawned there, so
-    ``work`` and ``args`` must be picklable.
+    Several share the first GPU: NCCL refuses that, so that they talk through gloo. ``work`` and ``args`` are pickled.
     """
     call = partial(_on_one, work=work, args=args, device=device)
     if device == "cuda" and size == 1:
         return run_ranks(call, 1, device="cuda", **options)
-    start = {"start": "spawn" if device == "cuda" else "fork"}
-    return run_ranks(call, size, device="cpu", backend="gloo", **start | options)
+    return run_ranks(call, size, device="cpu", backend="gloo", **options)
 
 
 def _on_one(world: World, work: Callable[..., T], args: tuple[Any, ...], device: str) -> T:

@@ -56,13 +56,6 @@ def test_one_rank_has_the_gradients_of_a_hand_written_loop(device: str, precisio
     assert_parity(lm(train__precision=precision, parallel__pipeline__micro_batch_num=2, **changes), device)
 
 
-def test_what_ranks_do_can_be_sent_to_spawned_ones() -> None:
-    """As those of a GPU are."""
-    j = lm(train__precision="fp32")
-    plan = plan_job(j)
-    assert outcome(plan, ranks("cpu", 1, rank_work.one_step, j, plan, start="spawn")).loss > 0
-
-
 @pytest.mark.parametrize("policy", RECOMPUTE)
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_runs_again_gives_the_same_bits(device: str, policy: str) -> None:

@@ -131,8 +131,19 @@ def whole(folder: Path) -> list[int]:
 
 
 def ranks(process: subprocess.Popen[str]) -> list[int]:
-    """Process ids of the ranks, in rank order."""
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    """Process ids of the ranks, in rank order: the grandchildren of the server that the launcher has forked."""
+    found = [process.pid]
+    for _ in ("the server", "the parent of ranks", "ranks"):
+        found = [child for pid in found for child in children(pid)]
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Process ids; none of a process that has ended."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
 def ended(pid: int, within_s: float) -> bool:

@@ -40,6 +40,14 @@ def nth(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, n: int, rank: i
     monkeypatch.setattr(owner, name, call)
 
 
+LAUNCHER = os.getpid()
+"""Runs are carried out in the process of the test."""
+
+
+def launcher() -> int:
+    return LAUNCHER
+
+
 def ask(signum: int, whom: Callable[[], int] = os.getpid) -> Callable[[], object]:
     def act() -> None:
         os.kill(whom(), signum)
@@ -55,8 +63,8 @@ def held_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CASES = {
     "a rank in a step": (lambda m: nth(m, Norm, "squared_beside", 3, 2, ask(signal.SIGUSR1)), "SIGUSR1", 3, 75),
-    "the terminal": (lambda m: nth(m, Norm, "squared_beside", 3, 1, ask(signal.SIGINT, os.getppid)), "SIGINT", 3, 130),
-    "a hangup": (lambda m: nth(m, Norm, "squared_beside", 3, 3, ask(signal.SIGHUP, os.getppid)), "SIGHUP", 3, 75),
+    "the terminal": (lambda m: nth(m, Norm, "squared_beside", 3, 1, ask(signal.SIGINT, launcher)), "SIGINT", 3, 130),
+    "a hangup": (lambda m: nth(m, Norm, "squared_beside", 3, 3, ask(signal.SIGHUP, launcher)), "SIGHUP", 3, 75),
     "a validation": (held_out, "SIGUSR2", 2, 75),
 }
 
@@ -87,7 +95,7 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, capsys, caplog):
 
     def twice() -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
-            os.kill(os.getppid(), signum)
+            os.kill(launcher(), signum)
             time.sleep(0.1)
         time.sleep(60)
 
@@ -104,7 +112,7 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, capsys, caplog):
 
 def test_before_the_first_step_there_is_nothing_to_save(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    monkeypatch.setattr(on_ranks, "work", asked_first(on_ranks.work))
+    monkeypatch.setattr(on_ranks, "_work", asked_first(on_ranks._work))
     assert main([*TINY, f"run_dir={folder}", "train.steps=5"]) == 75
     assert capsys.readouterr().err.splitlines()[-1] == "preempted by SIGTERM"
     assert (status(folder)["status"], checkpoints(folder)) == ("preempted", [])
@@ -122,7 +130,7 @@ def asked_first(work: Callable[..., object]) -> Callable[..., object]:
 def test_a_signal_when_all_is_done_stops_what_would_follow(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     command = [*TINY, f"run_dir={folder}", "train.steps=2", "steps=[train,save,transform]"]
-    nth(monkeypatch, save.store, "commit", 1, 0, ask(signal.SIGTERM, os.getppid))
+    nth(monkeypatch, save.store, "commit", 1, 0, ask(signal.SIGTERM, launcher))
     assert main(command) == 75
     assert (status(folder)["status"], status(folder)["steps"]) == ("preempted", ["train", "save"])
     monkeypatch.undo()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from launcher.plan.prediction.calibration.timed import Block, Collective
 from launcher.runtime.calibration.sample import Sample, one_round, prepared
 from launcher.runtime.cluster.world import World
-from launcher.runtime.processes.start import run_ranks
+from tests.ranks import here
 
 SLOW = 0.5
 
@@ -27,7 +27,7 @@ def rounds(world: World) -> dict[bool, float]:
 
 
 def test_it_tells_how_long_the_slowest_takes_of_those_that_are_in_it() -> None:
-    first, second = run_ranks(rounds, 2)
+    first, second = here(rounds, 2)
     assert first == second
     assert first[False] >= SLOW
     assert first[True] < first[False]
@@ -47,7 +47,7 @@ def collectives(world: World) -> tuple[int, float]:
 
 def test_a_collective_after_something_else_is_what_it_takes_the_last_one() -> None:
     """``before`` counts in how often it is done, and not in its seconds."""
-    first, second = run_ranks(collectives, 2)
+    first, second = here(collectives, 2)
     assert first == second
     times, seconds = first
     assert times <= 3

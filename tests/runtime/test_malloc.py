@@ -11,7 +11,7 @@ import torch
 
 from launcher.runtime import malloc
 from launcher.runtime.cluster.world import World
-from launcher.runtime.processes.start import run_ranks
+from tests.ranks import here
 
 pytestmark = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt, so nothing can be said to it"
@@ -39,7 +39,7 @@ def new_pages(world: World) -> float:
 def test_steps_take_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in malloc.TOLD:
         monkeypatch.delenv(name, raising=False)
-    assert max(run_ranks(new_pages, 2)) < PAGES / 10
+    assert max(here(new_pages, 2)) < PAGES / 10
 
 
 @pytest.mark.parametrize("name", malloc.TOLD)

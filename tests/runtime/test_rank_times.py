@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from launcher.runtime.cluster.world import World
-from launcher.runtime.processes.start import run_ranks
 from launcher.runtime.rank_times import RankTimes, figures
 from launcher.runtime.torch_private import waits
+from tests.ranks import here
 
 SLOW_S = 0.2
 
@@ -42,7 +42,7 @@ def _step(world: World, slow: int) -> list[float]:
 def test_the_rank_that_others_wait_for_is_the_slow_one():
     slow_ms = 3 * SLOW_S * 1e3
     for slow in (0, 1):
-        seen, same = run_ranks(partial(_step, slow=slow), 2)
+        seen, same = here(partial(_step, slow=slow), 2)
         assert seen == same
         told = figures(seen)
         assert (told["worst_rank"], told["step_ms_worst"]) == (slow, seen[slow])
@@ -74,4 +74,4 @@ def _beside(world: World) -> float:
 
 
 def test_what_another_thread_waits_is_not_taken_from_a_step():
-    assert run_ranks(_beside, 2) == [0, 0]
+    assert here(_beside, 2) == [0, 0]

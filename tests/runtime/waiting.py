@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Interrupted
+from launcher.runtime.processes.fork_server import only_imported, start_here
 from launcher.runtime.processes.start import run_ranks
 
 
@@ -33,8 +34,9 @@ def forever() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
+    only_imported()
     try:
-        run_ranks(work, 2, max_restarts=3, start="spawn" if "spawn" in sys.argv else None)
+        run_ranks(work, 2, max_restarts=3, start=None if "served" in sys.argv else start_here)
     except Interrupted as stop:
         print(stop)
         sys.exit(128 + stop.signum)

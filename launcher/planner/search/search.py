@@ -27,7 +27,7 @@ from launcher.planner.search.ranking import Ranking
 from launcher.planner.search.settle import Choice, Finalist, settle
 from launcher.planner.search.show_ranking import nothing
 from launcher.planner.search.waiting import Waiting
-from launcher.planner.search.workers import Workers, workers
+from launcher.planner.search.workers import Start, Workers, workers
 from launcher.planner.traces import Traces
 
 FEW = 40
@@ -42,10 +42,12 @@ MOST = 400
 """Plans of a search; what is left then is said."""
 
 
-def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[list[Finalist], Ranking]:
+def search(
+    job: Job, processes: int = 1, traces: Traces | None = None, start: Start | None = None
+) -> tuple[list[Finalist], Ranking]:
     """The best layout, or as many as ``search.measure`` asks for, and what was looked at.
 
-    It is the same by any number of ``processes``.
+    It is the same by any number of ``processes``, all but this one of which ``start`` starts.
 
     Raises ``RequestError`` where nothing can be searched for, and where nothing fits.
     """
@@ -56,7 +58,7 @@ def search(job: Job, processes: int = 1, traces: Traces | None = None) -> tuple[
     asked = Question(job, there.named, fast)
     known = traces or Traces(own=False, shallow=True)
     ranking = Ranking(asked, len(there.layouts) + there.out.total(), refused=there.out)
-    with workers(asked, known, processes if len(there.layouts) > FEW else 1) as work:
+    with workers(asked, known, processes if len(there.layouts) > FEW else 1, start) as work:
         _look(_waiting(asked, there.layouts, ranking, work), ranking, work)
         first = _finalists(ranking, work, _count(job))
         if not first:

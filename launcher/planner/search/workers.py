@@ -7,7 +7,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Protocol, TypeVar
 
@@ -19,6 +18,19 @@ COLLECTED = 50_000
 """Objects more before cycles among them are looked for: plans make many objects, and few cycles."""
 AHEAD = 2
 """Plans that another process has, so that it does not wait for the next one while this one plans."""
+
+
+class Line(Protocol):
+    """A process that was started: its connection, and how it ends."""
+
+    @property
+    def connection(self) -> Connection: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+
+
+Start = Callable[..., Line]
+"""Calls ``function(connection, *args)`` in a new process."""
 
 
 class Task(Protocol):
@@ -74,30 +86,19 @@ class Workers:
 
 
 @contextmanager
-def workers(asked: Question, traces: Traces, count: int) -> Iterator[Workers]:
-    """``count`` processes, this one among them; they end with the block."""
-    context = get_context("spawn")
-    lines, processes = [], []
-    for _ in range(count - 1):
-        line, end = context.Pipe()
-        process = context.Process(
-            target=_serve, args=(end, asked, traces.keeps_messages, traces.shallow), daemon=True
-        )
-        process.start()
-        end.close()
-        lines.append(line)
-        processes.append(process)
+def workers(asked: Question, traces: Traces, count: int, start: Start | None = None) -> Iterator[Workers]:
+    """``count`` processes, this one among them, which end with the block; one without ``start``."""
+    lines: list[Line] = []
     try:
+        for _ in range(count - 1 if start else 0):
+            assert start is not None
+            lines.append(start(_serve, asked, traces.keeps_messages, traces.shallow))
         with _collected_seldom():
-            yield Workers(asked, traces, lines)
+            yield Workers(asked, traces, [line.connection for line in lines])
     finally:
         for line in lines:
+            line.kill()
             line.close()
-        for process in processes:
-            process.join(1)
-            if process.is_alive():
-                process.terminate()
-                process.join()
 
 
 def _serve(line: Connection, asked: Question, keeps_messages: bool | None, shallow: bool) -> None:

@@ -15,10 +15,13 @@ from launcher.plan.partition.sizes import Note
 from launcher.planner.epochs import with_steps
 from launcher.planner.plan_job import planning
 from launcher.planner.search import candidates, show_ranking
+from launcher.planner.search.ranking import Ranking
 from launcher.planner.search.search import search
+from launcher.planner.search.settle import Finalist
 from launcher.run import launch, memory_check
 from launcher.run.search import best_recipe, measured_cluster
 from launcher.run.search.measure_layouts import measured, refused
+from launcher.runtime.processes.fork_server import serving
 
 if TYPE_CHECKING:
     from launcher.run.outer_ranks import Others
@@ -78,9 +81,7 @@ def settled(job: Job, measure: bool = False, others: Others | None = None) -> Ch
         return Chosen(job)
     check(job)
     job = _at_home(job)
-    with planning():
-        job = with_steps(job)
-        found, ranking = search(job, processes())
+    found, ranking = _searched(job)
     if not (measure and job.search.measure):
         return Chosen(found[0].job, tuple(show_ranking.notes(ranking)))
     told = measured_cluster.measured_cluster(ranking, measured(job, found, others))
@@ -94,9 +95,7 @@ def shown(job: Job, others: Others | None = None) -> Iterator[str]:
     """What was found, and the recipe that it is written to."""
     job = memory_check.told(_at_home(job))
     check(job)
-    with planning():
-        job = with_steps(job)
-        found, ranking = search(job, processes())
+    found, ranking = _searched(job)
     lines = [*show_ranking.text(ranking)]
     best = Chosen(found[0].job)
     if job.search.measure:
@@ -112,6 +111,13 @@ def shown(job: Job, others: Others | None = None) -> Iterator[str]:
         if best.cluster:
             beside = path.with_name(CLUSTER)
             yield f"  cluster    {beside}: as DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME"
+
+
+def _searched(job: Job) -> tuple[list[Finalist], Ranking]:
+    """The best layouts. The server of this process is born before the first plan is made here."""
+    with planning(), serving() as server:
+        server.prepare()
+        return search(with_steps(job), processes(), start=server.start)
 
 
 def _labelled(label: str, lines: Iterator[str]) -> Iterator[str]:

@@ -1,18 +1,31 @@
-"""Starts one rank process, by fork or by spawn, and signals and reaps it."""
+"""Rank processes: forked by one parent of theirs, signalled and reaped by the supervisor.
+
+The parent is a child of the clean server (``fork_server``). It makes once what all ranks share, forks them,
+tells the supervisor their exit codes, and ends them when the supervisor has gone.
+"""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import select
 import signal
+import socket
 import sys
-from dataclasses import dataclass, field
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 
+from launcher.runtime.preemption import STOPS
 from launcher.runtime.processes.channel import Inbox
-from launcher.runtime.processes.worker import Task, run_rank
+from launcher.runtime.processes.fork_server import Line, single_threaded
+from launcher.runtime.processes.worker import Task, Work, run_rank
+
+Start = Callable[..., Line]
+"""``ForkServer.start``, or another that calls ``function(line, *args)`` in a new process."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,7 +36,7 @@ class Child:
     pid: int
     pidfd: int
     inbox: Inbox = field(compare=False)
-    process: SpawnProcess | None = field(compare=False)
+    parent: RankParent = field(compare=False)
 
     def send_signal(self, signum: int) -> None:
         """Only before ``reap``; a rank that ended by itself meanwhile is no error."""
@@ -34,56 +47,142 @@ class Child:
 
     def reap(self) -> int:
         """Waits for the end and lets the process go; returns the exit code, negative for a signal."""
-        if self.process is None:
-            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        else:
-            self.process.join()
-            assert self.process.exitcode is not None
-            code = self.process.exitcode
+        code = self.parent.exit_code(self.rank)
         os.close(self.pidfd)
         os.close(self.inbox.fd)
         return code
 
 
-def fork(task: Task, rank: int, started: list[Child]) -> Child:
-    """A rank that has all that this process imported.
+class RankParent:
+    """The supervisor's end of the process that forks the ranks of one attempt."""
 
-    ``started`` are its elders, whose ends of pipes it lets go. Nothing but imports may have happened here
-    before: threads of a multi-threaded operation do not survive a fork.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    read, write = os.pipe()
-    pid = os.fork()
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._codes: dict[int, int] = {}
 
-    # the child
-    if pid == 0:
-        code = 1
-        gc.freeze()  # what it shares with its parent is not searched for garbage: that would copy all of it
+    @property
+    def fd(self) -> int:
+        """Readable when there is a rank to ``take``."""
+        return self._line.connection.fileno()
+
+    def take(self) -> Child | None:
+        """The next rank that was forked; ``None`` if this parent cannot fork any."""
         try:
-            for fd in (read, *(fd for child in started for fd in (child.pidfd, child.inbox.fd))):
-                os.close(fd)
-            code = run_rank(task, rank, write)
-        finally:
-            os._exit(code)
+            word, *values = self._line.connection.recv()
+            while word == "exit":
+                self._codes[values[0]] = values[1]
+                word, *values = self._line.connection.recv()
+        except (EOFError, ConnectionError):  # it was killed, or has crashed, in code of the user's
+            return None
+        if word == "unfit":
+            _log.debug("ranks share nothing: %s", values[0])
+            return None
+        rank, pid = values
+        with socket.socket(fileno=os.dup(self.fd)) as line:
+            pidfd, inbox = reduction.recvfds(line, 2)
+        return Child(rank=rank, pid=pid, pidfd=pidfd, inbox=Inbox(inbox), parent=self)
 
-    os.close(write)
-    return Child(rank=rank, pid=pid, pidfd=os.pidfd_open(pid), inbox=Inbox(read), process=None)
+    def exit_code(self, rank: int) -> int:
+        """Waits until ``rank`` has ended. Ranks are killed with their parent."""
+        while rank not in self._codes:
+            try:
+                word, *values = self._line.connection.recv()
+            except (EOFError, ConnectionError):
+                return -signal.SIGKILL
+            if word == "exit":
+                self._codes[values[0]] = values[1]
+        return self._codes[rank]
+
+    def end(self) -> None:
+        """Kill what is left of it, its ranks too, and let it go."""
+        self._line.kill()
+        self._line.close()
 
 
-def spawn(task: Task, rank: int) -> Child:
-    """A rank in a fresh interpreter, as CUDA needs; ``task`` must be picklable."""
-    context = get_context("spawn")
-    read, write = context.Pipe(duplex=False)
-    process = context.Process(target=_spawned, args=(task, rank, write), name=f"rank {rank}")
-    process.start()
-    write.close()
-    fd = os.dup(read.fileno())
-    read.close()
-    assert process.pid is not None
-    pidfd = os.pidfd_open(process.pid)
-    return Child(rank=rank, pid=process.pid, pidfd=pidfd, inbox=Inbox(fd), process=process)
+def parent_of(task: Task, ranks: Sequence[int], start: Start) -> RankParent:
+    """The process that forks ``ranks``; they come one by one from ``take``."""
+    return RankParent(start(_fork_all, task, tuple(ranks)))
 
 
-def _spawned(task: Task, rank: int, write: Connection) -> None:
-    os._exit(run_rank(task, rank, write.fileno()))
+def _fork_all(line: Connection, task: Task, ranks: Sequence[int]) -> None:
+    """The life of the parent of ranks."""
+    for signum in STOPS:  # the terminal sends them to all at once; the supervisor sends on those that count
+        signal.signal(signum, signal.SIG_IGN)
+    if task.share is not None:
+        task, why = _shared(task, task.share)
+        if why:
+            line.send(("unfit", why))
+            return
+    task = replace(task, parent=os.getpid())
+    gc.freeze()  # what a rank shares with this process is not searched for garbage: that would copy all of it
+
+    pidfds: dict[int, tuple[int, int]] = {}
+    for rank in ranks:
+        read, write = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = _fork(line, task, rank, (read, write), [*pidfds])
+        pidfd = os.pidfd_open(pid)
+        os.close(write)
+        line.send(("rank", rank, pid))
+        with socket.socket(fileno=os.dup(line.fileno())) as to:
+            reduction.sendfds(to, [pidfd, read])
+        os.close(read)
+        pidfds[pidfd] = rank, pid
+    _tell_ends(line, pidfds)
+
+
+def _shared(task: Task, share: Callable[[], Work]) -> tuple[Task, str]:
+    """The task with the work that uses what ranks share, made here; why they cannot share it, or nothing."""
+    import torch
+
+    torch.set_num_threads(task.threads)  # as in each rank: a constructor makes the same numbers then
+    try:
+        task = replace(task, work=share())
+    except Exception as error:  # each rank tells it, when it makes its own
+        return task, f"{type(error).__name__}: {error}"
+    if not single_threaded():
+        return task, "code of the user's has started threads"
+    return task, "code of the user's has initialised a device" if _device_initialised() else ""
+
+
+def _device_initialised() -> bool:
+    """Whether torch has touched the accelerator in this process: its runtime does not survive a fork."""
+    import torch
+
+    kind = torch.accelerator.current_accelerator()
+    return kind is not None and bool(torch.get_device_module(kind.type).is_initialized())
+
+
+def _fork(line: Connection, task: Task, rank: int, pipe: tuple[int, int], elders: Sequence[int]) -> int:
+    """The process id of a new rank, which sends its results to the second descriptor of ``pipe``."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until the rank has its own handlers
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for fd in (pipe[0], line.fileno(), *elders):
+            os.close(fd)
+        code = run_rank(task, rank, pipe[1])
+    finally:
+        os._exit(code)
+
+
+def _tell_ends(line: Connection, pidfds: dict[int, tuple[int, int]]) -> None:
+    """Tell the supervisor each exit code until the last rank has ended; kill them all if it has gone."""
+    ready = select.poll()
+    ready.register(line.fileno(), select.POLLIN)
+    for fd in pidfds:
+        ready.register(fd, select.POLLIN)
+    while pidfds:
+        for fd, _ in ready.poll():
+            if fd == line.fileno():  # it sends nothing: it has gone
+                for pidfd in pidfds:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                return
+            rank, pid = pidfds.pop(fd)
+            ready.unregister(fd)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            os.close(fd)
+            line.send(("exit", rank, code))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 from launcher.runtime import faults
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.world import World, backend_of
 from launcher.runtime.interrupts import later
-from launcher.runtime.preemption import STOPS
-from launcher.runtime.processes.rank_processes import Child, fork, spawn
+from launcher.runtime.processes.fork_server import serving
+from launcher.runtime.processes.rank_processes import Child, RankParent, Start, parent_of
 from launcher.runtime.processes.rendezvous import OuterRendezvous, rendezvous
 from launcher.runtime.processes.supervise import AttemptOutcome, Elsewhere, OnMessage, all_here, caught, watch
 from launcher.runtime.processes.worker import Task
@@ -36,18 +38,21 @@ def run_ranks(
     port: int | None = None,
     threads: int = 1,
     on_message: OnMessage | None = None,
-    start: Literal["fork", "spawn"] | None = None,
+    share: Callable[[], Callable[[World], T]] | None = None,
+    start: Start | None = None,
     alone: bool = False,
     polls: bool = False,
 ) -> list[T]:
     """``work(world)`` on ``size`` connected ranks; their results in rank order.
 
-    Ranks are forked, so this process must only have imported; CUDA ranks are spawned, so ``work`` must be
-    picklable. Results are pickled. ``timeout_s`` bounds each collective. ``on_message(rank, obj)`` is called
-    here, in the order in which a rank sent; what it raises ends the run. ``folder`` gets ``logs/rank<N>.log``
-    and ``errors/rank<N>.json``. ``alone`` starts no process group. ``polls``: the work looks at
-    ``world.told``, so that the first signal leaves it the time to raise ``Preempted`` on all ranks. ``port``:
-    ``None`` rendezvous through a file, else a TCP store on the loopback.
+    Ranks are forked from a process that has only imported (``fork_server``), so ``work`` and ``share`` are
+    pickled, and so are results. ``share()`` is called once, in the process that the ranks are forked from; it
+    returns what they do in place of ``work``, with what it has made for all of them. ``start``: by default
+    that of the server of this process. ``timeout_s`` bounds each collective. ``on_message(rank, obj)`` is
+    called here, in the order in which a rank sent; what it raises ends the run. ``folder`` gets
+    ``logs/rank<N>.log`` and ``errors/rank<N>.json``. ``alone`` starts no process group. ``polls``: the work
+    looks at ``world.told``, so that the first signal leaves it the time to raise ``Preempted`` on all ranks.
+    ``port``: ``None`` rendezvous through a file, else a TCP store on the loopback.
 
     Raises ``RanksFailed`` when the last of ``max_restarts + 1`` attempts has failed, ``Interrupted`` on a
     signal that asks to stop (only the main thread sees them), ``RequestError`` if the port is taken. No rank
@@ -62,15 +67,13 @@ def run_ranks(
         timeout_s=timeout_s,
         threads=threads,
         folder=folder,
-        parent=os.getpid(),
         alone=alone,
         polls=polls,
+        share=share,
     )
 
-    # CUDA does not survive a fork
-    how = start or ("fork" if device == "cpu" else "spawn")
-    with caught() as stop:
-        attempt = partial(_attempt, start=how, stop=stop, on_message=on_message)
+    with serving() as server, caught() as stop:
+        attempt = partial(_attempt, start=start or server.start, stop=stop, on_message=on_message)
         found = _repeated(task, attempt, port, times=max_restarts + 1)
 
     if isinstance(found, faults.RanksFailed):
@@ -108,11 +111,10 @@ def run_outer_rank(
         threads=threads,
         folder=folder,
         rendezvous=OuterRendezvous(folder, at=at, below=store),
-        parent=os.getpid(),
         outer=at,
     )
-    with caught() as stop:
-        return _attempt(task, "spawn", stop, on_message, ranks=[at.rank], elsewhere=elsewhere)
+    with serving() as server, caught() as stop:
+        return _attempt(task, server.start, stop, on_message, ranks=[at.rank], elsewhere=elsewhere)
 
 
 def _repeated(
@@ -161,7 +163,7 @@ def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
 
 def _attempt(
     task: Task,
-    start: str,
+    start: Start,
     stop: int | None,
     on_message: OnMessage | None,
     *,
@@ -169,23 +171,58 @@ def _attempt(
     elsewhere: Elsewhere = all_here,
 ) -> AttemptOutcome:
     """Of all ranks, or of those of this process."""
+    # a parent that code of the user's has spoilt forks nobody: another one forks ranks that share nothing
+    wanted = range(task.size) if ranks is None else ranks
+    out = None
+    if task.share is not None:
+        out = _forked(task, wanted, start, stop, on_message, elsewhere)
+    if out is None:
+        out = _forked(replace(task, share=None), wanted, start, stop, on_message, elsewhere)
+    if out is None:
+        killed = {rank: faults.died(rank, task.attempt, -signal.SIGKILL) for rank in wanted}
+        return AttemptOutcome(task.attempt, faults=killed)
+    return out
+
+
+def _forked(
+    task: Task,
+    wanted: Sequence[int],
+    start: Start,
+    stop: int | None,
+    on_message: OnMessage | None,
+    elsewhere: Elsewhere,
+) -> AttemptOutcome | None:
+    """What comes of ``wanted`` ranks of one parent; ``None`` if it has not forked them all."""
     live: dict[int, Child] = {}
+    parent = parent_of(task, wanted, start)
     try:
-        for rank in range(task.size) if ranks is None else ranks:
-            live[rank] = _start(task, rank, start, live)
+        signum = _fill(live, parent, len(wanted), stop)
+        if signum is not None:
+            return AttemptOutcome(task.attempt, signum=signum)
+        if len(live) < len(wanted):
+            return None
         with task.rendezvous.hosted():
             return watch(live, task, stop, on_message, elsewhere)
-    finally:  # empty unless something went wrong here
+    finally:  # no rank is left unless something went wrong here
         for child in live.values():
             child.send_signal(signal.SIGKILL)
         for child in live.values():
             child.reap()
+        parent.end()
 
 
-def _start(task: Task, rank: int, start: str, live: dict[int, Child]) -> Child:
-    """Signals wait until the rank has its own handlers: ours would write to our descriptors."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        return fork(task, rank, list(live.values())) if start == "fork" else spawn(task, rank)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _fill(live: dict[int, Child], parent: RankParent, count: int, stop: int | None) -> int | None:
+    """Take ``count`` ranks from their parent, or fewer; returns the signal that came meanwhile."""
+    ready = select.poll()
+    for fd in (parent.fd, stop):
+        if fd is not None:
+            ready.register(fd, select.POLLIN)
+    while len(live) < count:
+        if any(fd == stop for fd, _ in ready.poll()):
+            assert stop is not None
+            return os.read(stop, 1)[0]
+        child = parent.take()
+        if child is None:
+            break
+        live[child.rank] = child
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -14,16 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.runtime import faults, log
+from launcher.runtime import faults, gc_thresholds, log
 from launcher.runtime.cluster import flight_recorder
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.world import World, among, connect, never, place
 from launcher.runtime.preemption import STOPS, polled
 from launcher.runtime.processes import hang
 from launcher.runtime.processes.channel import Outbox
+from launcher.runtime.processes.fork_server import die_with
 from launcher.runtime.processes.rendezvous import Rendezvous
 
-_PR_SET_PDEATHSIG = 1
+Work = Callable[[World], object]
 _OWN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the others come from the terminal, to all at once
 
 
@@ -32,10 +32,11 @@ class Task:
     """What every rank of one attempt is told. ``alone``: a single process that needs no process group.
 
     ``polls``: the work looks at ``World.told`` and stops in its own time. ``outer``: the place that an outer
-    launcher has given the only rank of this process.
+    launcher has given the only rank of this process. ``share`` returns another ``work`` that does the same
+    with what it has made once for all ranks; ``parent``: the process that has forked this one.
     """
 
-    work: Callable[[World], object]
+    work: Work
     size: int
     attempt: int
     device: str
@@ -44,10 +45,11 @@ class Task:
     threads: int
     folder: Path | None
     rendezvous: Rendezvous
-    parent: int
     alone: bool = False
     polls: bool = False
     outer: Place | None = None
+    share: Callable[[], Work] | None = None
+    parent: int = 0
 
 
 def run_rank(task: Task, rank: int, fd: int) -> int:
@@ -56,6 +58,7 @@ def run_rank(task: Task, rank: int, fd: int) -> int:
     Sends ``("result", value)`` or ``("fault", Fault)`` to ``fd``.
     """
     box = Outbox(fd)
+    gc_thresholds.as_usual()
     try:
         told = _settle(task, rank, box)
         box.send("result", _work(task, rank, box, told))
@@ -109,13 +112,11 @@ def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:
 
 
 def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
-    """Die with the supervisor, leave the terminal's signals to it; returns whether another has come.
+    """Die with the parent, leave the terminal's signals to it; returns whether another has come.
 
     A rank that does not poll takes the others as any program does.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != task.parent:  # it died before the line above
-        os._exit(1)
+    die_with(task.parent)
 
     # signals
     for signum in STOPS:

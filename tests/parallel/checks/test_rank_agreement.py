@@ -13,7 +13,7 @@ from launcher.parallel.deferred_init.record import record
 from launcher.parallel.stages.split import StagePart
 from launcher.plan.partition.stages import Stage
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.processes.start import run_ranks
+from tests.ranks import here
 
 WHY = "something goes by what differs between processes, as the order of a set of strings does; sort it there, or "
 WHY += "start all ranks with the same PYTHONHASHSEED"
@@ -48,25 +48,25 @@ def part(*code: str) -> list[StagePart]:
 
 
 def test_ranks_that_do_the_same_are_alike():
-    run_ranks(lambda w: check_agreement(part("a = a(x)"), making(["down", "up"])), 2)
+    here(lambda w: check_agreement(part("a = a(x)"), making(["down", "up"])), 2)
 
 
 def test_the_same_numbers_made_in_another_way_are_alike():
     cached = torch.arange(4.0)
-    run_ranks(lambda w: check_agreement(part(), making(["down", "up"], cached if w.rank else None)), 2)
+    here(lambda w: check_agreement(part(), making(["down", "up"], cached if w.rank else None)), 2)
 
 
 @pytest.mark.parametrize("made", [making, whole])
 def test_weights_made_in_another_order_are_told(made):
     with pytest.raises(RanksFailed) as failed:
-        run_ranks(lambda w: check_agreement(part(), made(["down", "up"][:: 1 - 2 * w.rank])), 2)
-    here = failed.value.fault.rank
-    text = f"layers.down.bias starts from other numbers on rank {1 - here} than on rank {here}: in the constructor "
+        here(lambda w: check_agreement(part(), made(["down", "up"][:: 1 - 2 * w.rank])), 2)
+    rank = failed.value.fault.rank
+    text = f"layers.down.bias starts from other numbers on rank {1 - rank} than on rank {rank}: in the constructor "
     assert failed.value.fault.message == text + WHY
 
 
 def test_code_that_goes_another_way_is_told():
     with pytest.raises(RanksFailed) as failed:
-        run_ranks(lambda w: check_agreement(part("a = a(x)", *["b = b(a)"] * w.rank), making(["up"])), 2)
+        here(lambda w: check_agreement(part("a = a(x)", *["b = b(a)"] * w.rank), making(["up"])), 2)
     text = "the code between the named modules is 'nothing' on rank 0 and 'b = b(a)' on rank 1: "
     assert failed.value.fault.message == text + WHY

@@ -22,14 +22,13 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, RanksFailed
-from launcher.runtime.processes.start import run_ranks
 from launcher.runtime.training import loop
 from launcher.steps.certification.gather_full import Piece, pieces, whole
 from launcher.steps.model.build_session import build
 from tests.parity.zoo import cures, oracle, samples
 from tests.parity.zoo.case import Case
 from tests.parity.zoo.layouts import CLIP, SAMPLES, STEPS, Layout
-from tests.ranks import DRAWN
+from tests.ranks import DRAWN, here
 
 LIMIT_S, COLLECTIVE_S = 60, 20
 TOLERANCE = 1e-12
@@ -136,7 +135,7 @@ def _ran(case: Case, layout: Layout, request: dict[str, Any]) -> Verdict | tuple
 def _within(work: Callable[[], T]) -> T | Fault:
     """In a process of its own."""
     try:
-        return run_ranks(lambda w: work(), 1, alone=True)[0]
+        return here(lambda w: work(), 1, alone=True)[0]
     except RanksFailed as error:
         return error.fault
 
@@ -153,7 +152,7 @@ def _run(layout: Layout, request: dict[str, Any]) -> Fault | Refused | tuple[Pla
     DRAWN.add(job, plan)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return plan, run_ranks(
+            return plan, here(
                 lambda w: _rank(w, job, plan, Path(folder)), layout.ranks, timeout_s=COLLECTIVE_S
             )  # fmt: skip
     except RanksFailed as error:
@@ -163,7 +162,7 @@ def _run(layout: Layout, request: dict[str, Any]) -> Fault | Refused | tuple[Pla
 def _failed(case: Case, layout: Layout, fault: Fault) -> Verdict:
     """A model that plain torch cannot train either is a mistake of the zoo."""
     try:
-        run_ranks(lambda w: _oracle(case, layout, {}), 1, alone=True)
+        here(lambda w: _oracle(case, layout, {}), 1, alone=True)
     except RanksFailed as own:
         return Verdict("ILLEGAL", _root(own.fault))
     late = "Timed out" in fault.message or "timeout" in fault.message or fault.type == "SIGALRM"
@@ -201,7 +200,7 @@ def _compared(case: Case, layout: Layout, plan: Plan, ranks: list[Ran]) -> Verdi
             return Verdict("WRONG", "; ".join(full.complaints))
     names = {n: t for p in plan.params if p.name in start.tensors for n, t in _all(p.names, start.tensors[p.name])}
     try:
-        (truth,) = run_ranks(lambda w: _oracle(case, layout, names), 1, alone=True)
+        (truth,) = here(lambda w: _oracle(case, layout, names), 1, alone=True)
     except RanksFailed as error:
         return Verdict("ILLEGAL", _root(error.fault))
     if odd := oracle.unlike(names, truth.built):

@@ -45,9 +45,8 @@ def test_ranks_have_the_threads_they_were_given():
 
 
 @pytest.mark.parametrize("port", [None, 0])
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_ranks_meet_by_file_and_by_port(start, port):
-    assert run_ranks(total, 2, timeout_s=60, port=port, start=start) == [3.0, 3.0]
+def test_ranks_meet_by_file_and_by_port(port):
+    assert run_ranks(total, 2, timeout_s=60, port=port) == [3.0, 3.0]
 
 
 def test_a_rank_may_leave_at_once():

@@ -43,7 +43,7 @@ def ended(pidfd: int, within_s: float) -> bool:
     return bool(ready.poll(within_s * 1000))
 
 
-@pytest.mark.parametrize("how", [[], ["deaf"], ["spawn"]], ids=["willing", "deaf", "spawned"])
+@pytest.mark.parametrize("how", [[], ["deaf"], ["served"]], ids=["willing", "deaf", "served"])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
 def test_a_signal_to_the_parent_ends_every_rank_before_it_ends(signum, how):
     with waiting(*how) as (process, ranks):
@@ -54,7 +54,7 @@ def test_a_signal_to_the_parent_ends_every_rank_before_it_ends(signum, how):
         assert process.stdout.read() == f"stopped by {signum.name}\n"
 
 
-@pytest.mark.parametrize("how", [[], ["deaf"], ["spawn"]], ids=["willing", "deaf", "spawned"])
+@pytest.mark.parametrize("how", [[], ["deaf"], ["served"]], ids=["willing", "deaf", "served"])
 def test_the_death_of_the_parent_ends_every_rank(how):
     with waiting(*how) as (process, ranks):
         process.kill()

@@ -14,13 +14,12 @@ from launcher.parallel.parallel_model import parallelize
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.processes.start import run_ranks
 from launcher.steps.certification.gather_full import pieces
 from launcher.steps.model import shared_construction
 from launcher.steps.model.shared_construction import Drawings
 from tests.parallel import python_state_nets as nets
 from tests.parity import CPU, job, own, rank_step
-from tests.ranks import on_ranks
+from tests.ranks import here, on_ranks
 from tests.test_parity_tp import SEQUENCE
 
 STAGES: dict[str, Any] = {"pipeline": {"stages": 2}}
@@ -72,7 +71,7 @@ def test_a_rank_holds_the_same_whether_it_draws_or_was_forked_with_it(j: Job, co
         return same(*both), counts
 
     for _ in range(2):  # an attempt that starts again is forked with it, too
-        assert run_ranks(work, plan.sizes.grid.size) == [(True, [1, 2])] * plan.sizes.grid.size
+        assert here(work, plan.sizes.grid.size) == [(True, [1, 2])] * plan.sizes.grid.size
 
 
 def test_what_has_been_built_from_is_not_built_from_again() -> None:
@@ -86,7 +85,7 @@ def test_what_has_been_built_from_is_not_built_from_again() -> None:
             parallelize(used, plan, meshes, CPU)
         return str(again.value)
 
-    assert run_ranks(work, 1) == ["it has joined before: a blueprint serves one build"]
+    assert here(work, 1) == ["it has joined before: a blueprint serves one build"]
 
 
 def test_a_step_comes_to_the_same() -> None:

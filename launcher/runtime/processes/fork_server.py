@@ -1,0 +1,312 @@
+"""A process that has only imported, from which every other process of a run is forked.
+
+A fork is cheap and shares what is imported, but it inherits the state of its parent. Once a parent has run a
+backward beside an accelerator, started OpenMP's threads, initialised a device, or imported a module of the
+user's that did so, its forks cannot use autograd or the device. So the parent of ranks and of planner workers
+is never the process that plans: it is this server, which imports torch and the launcher, runs none of their
+operations and no code of the user's, and forks a child for each request.
+
+The server of the command ``launcher`` is a fork of it, made before anything is planned. In any other program
+(a script, a notebook, a test) the server is a new interpreter, since that program may have done anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from launcher.errors import RunError
+from launcher.runtime import gc_thresholds
+from launcher.runtime.preemption import STOPS
+
+Function = Callable[..., object]
+"""What a child runs: ``function(line, *args)``, where ``line`` leads to the process that asked for it."""
+
+PRELOADED = (
+    "torch",
+    "launcher.runtime.processes.rank_processes",
+    "launcher.steps.on_ranks",
+    "launcher.steps.train",
+    "launcher.steps.evaluate",
+    "launcher.steps.save",
+    "launcher.runtime.training.loop",
+)
+"""Modules that the server imports, so that its children share them."""
+
+
+_PR_SET_PDEATHSIG = 1
+
+_held: set[int] = set()
+"""Descriptors of locks that this process has."""
+
+
+@contextmanager
+def holding(fd: int) -> Iterator[None]:
+    """Children that start in the block hold ``fd`` too: a lock lasts until the last of them has ended."""
+    _held.add(fd)
+    try:
+        yield
+    finally:
+        _held.discard(fd)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A child: ``connection`` carries objects both ways, ``pidfd`` is readable once it has ended."""
+
+    connection: Connection
+    pidfd: int
+
+    def kill(self) -> None:
+        """End the child at once; one that has ended is no error."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of both descriptors. A child that waits for the next object ends then."""
+        self.connection.close()
+        os.close(self.pidfd)
+
+
+class ForkServer:
+    """One server, born when it is first needed; several threads may use it."""
+
+    def __init__(self) -> None:
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid = 0
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Give birth to the server; it imports while this process goes on."""
+        with self._lock:
+            if self._control is None:
+                self._control = self._fork() if _forks_left else self._execute()
+
+    def start(self, function: Function, *args: object) -> Line:
+        """``function(line, *args)`` in a new child of the server, in this process's folder and environment.
+
+        Everything must be picklable. The child ends when the function returns, and when the server ends.
+        Raises ``RunError`` if the server has ended.
+        """
+        self.prepare()
+        near, far = socket.socketpair()
+        try:
+            with far, self._lock:
+                assert self._control is not None
+                socket.send_fds(self._control, [b"+"], [far.fileno()])
+            return _called(near, function, args)
+        except (OSError, EOFError) as error:
+            near.close()
+            text = "the process that ranks are forked from has ended; its last words are above"
+            raise RunError(text) from error
+
+    def stop(self) -> None:
+        """End the server, and so all of its children."""
+        with self._lock:
+            control, self._control = self._control, None
+        if control is None:
+            return
+        control.close()
+        if self._process is not None:
+            self._process.wait()
+        else:
+            os.waitpid(self._pid, 0)
+
+    def _fork(self) -> socket.socket:
+        import torch  # noqa: F401  imported before the fork, so that the pages are shared
+
+        global _forks_left
+        _forks_left -= 1
+        near, far = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            near.close()
+            _serve(far)
+        far.close()
+        return near
+
+    def _execute(self) -> socket.socket:
+        near, far = socket.socketpair()
+        code = "import sys, json; sys.path[:] = json.loads(sys.argv[1])"
+        code = f"{code}; from {__name__} import executed; executed(int(sys.argv[2]))"
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        words = [sys.executable, *flags, "-c", code, json.dumps(sys.path), str(far.fileno())]
+        with far:
+            self._process = subprocess.Popen(words, pass_fds=[far.fileno()])
+        return near
+
+
+_server: ForkServer | None = None
+_forks_left = 0
+"""How many more servers may be forks of this process."""
+
+
+def only_imported() -> None:
+    """This process does nothing but import until its first server is born, so that one is a fork of it."""
+    global _forks_left
+    _forks_left = 1
+
+
+def fork_from_here() -> None:
+    """Servers of this process are always its forks. For tests, which patch what is imported."""
+    global _forks_left
+    _forks_left = sys.maxsize
+
+
+def single_threaded() -> bool:
+    """Whether this process has one thread, as one has that a fork can take all of."""
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+@contextmanager
+def serving() -> Iterator[ForkServer]:
+    """The server of this process: the one that exists, or else a new one, which ends with the block."""
+    global _server
+    if _server is not None:
+        yield _server
+        return
+    _server = own = ForkServer()
+    try:
+        yield own
+    finally:
+        _server = None
+        own.stop()
+
+
+def start_here(function: Function, *args: object) -> Line:
+    """The same as ``ForkServer.start``, in a fork of this very process: nothing is pickled.
+
+    For tests, whose work is a closure over what they patch. Nothing but imports may have happened here.
+    """
+    near, far = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        near.close()
+        _child(Connection(far.detach()), lambda line: function(line, *args), os.getppid())
+    far.close()
+    line = Line(Connection(near.detach()), os.pidfd_open(pid))
+    threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
+    return line
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What a child takes over from the process that starts it; ``locks`` counts descriptors that follow."""
+
+    folder: str
+    environ: dict[str, str]
+    path: list[str]
+    argv: list[str]
+    locks: int
+
+    def enter(self) -> None:
+        os.chdir(self.folder)
+        os.environ.clear()
+        os.environ.update(self.environ)
+        sys.path[:] = self.path
+        sys.argv[:] = self.argv
+
+
+def _called(near: socket.socket, function: Function, args: tuple[object, ...]) -> Line:
+    """The line to a child that has been forked, once it has its function."""
+    [pidfd] = reduction.recvfds(near, 1)
+    line = Line(Connection(near.detach()), pidfd)
+
+    # the child holds the locks of this process too: no other run may begin before the last child has ended
+    locks = sorted(_held)
+    here = _Surroundings(os.getcwd(), dict(os.environ), list(sys.path), list(sys.argv), len(locks))
+    line.connection.send((here, function, args))
+    if locks:
+        with socket.socket(fileno=os.dup(line.connection.fileno())) as near:
+            reduction.sendfds(near, locks)
+    return line
+
+
+def executed(fd: int) -> NoReturn:
+    """The life of a server in an interpreter of its own; ``fd`` is its end of the control socket."""
+    gc_thresholds.seldom()
+    _serve(socket.socket(fileno=fd))
+
+
+def _serve(control: socket.socket) -> NoReturn:
+    """Import, then fork a child for each descriptor that comes, until nobody can ask any more."""
+    code = 1
+    try:
+        for signum in STOPS:  # the terminal sends them to all processes; this one ends with its owner
+            signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
+        for name in PRELOADED:
+            importlib.import_module(name)
+        gc.freeze()
+        me = os.getpid()
+        while True:
+            message, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not message:
+                break
+            if os.fork() == 0:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                far = socket.socket(fileno=fds[0])
+                reduction.sendfds(far, [os.pidfd_open(os.getpid())])
+                _child(Connection(far.detach()), _requested, me)
+            os.close(fds[0])
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def die_with(parent: int) -> None:
+    """From now on this process is killed when its parent ends; at once if ``parent`` has ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _requested(line: Connection) -> None:
+    here, function, args = line.recv()
+    if here.locks:
+        with socket.socket(fileno=os.dup(line.fileno())) as far:
+            reduction.recvfds(far, here.locks)
+    here.enter()
+    function(line, *args)
+
+
+def _child(line: Connection, run: Callable[[Connection], Any], parent: int) -> NoReturn:
+    """A forked child: it ends with its parent, and never returns into the frames of the parent."""
+    code = 1
+    try:
+        die_with(parent)
+        run(line)
+        code = 0
+    except (EOFError, ConnectionError):  # whoever asked has gone
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
