@@ -56,6 +56,11 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def ranks(pid: int) -> list[int]:
+    """Ranks of the launcher ``pid``: the children of those that its server has forked."""
+    return [rank for server in children(pid) for parent in children(server) for rank in children(parent)]
+
+
 def below(pid: int) -> list[int]:
     """Children, and theirs."""
     return [p for child in children(pid) for p in (child, *below(child))]

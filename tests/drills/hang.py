@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.drills import Tally, children, launched, wait
+from tests.drills import Tally, launched, ranks, wait
 
 TIMES = 26
 TIMEOUT_S = 5
@@ -29,10 +29,10 @@ def run(times: int, chance: random.Random, folder: Path) -> Tally:
 
 def _try(tally: Tally, chance: random.Random, folder: Path) -> None:
     with launched(folder.with_suffix(".log"), "launcher", *WORDS, f"run_dir={folder}") as process:
-        while not (pids := children(process.pid)) and process.poll() is None:
+        while not (pids := ranks(process.pid)) and process.poll() is None:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 4))
-        while not (pids := children(process.pid)) and process.poll() is None:
+        while not (pids := ranks(process.pid)) and process.poll() is None:
             time.sleep(0.001)
         if process.poll() is not None:
             tally.note("over")

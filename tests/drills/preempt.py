@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.drills import Tally, below, children, launched, wait
+from tests.drills import Tally, below, launched, ranks, wait
 
 TIMES = 36
 TINY = (
@@ -70,7 +70,7 @@ def _try(how: str, chance: random.Random, folder: Path, straight: Path) -> str:
 def _begun(folder: Path, log: Path, pid: int) -> bool:
     end_at = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_at:
-        if (folder / "status.json").exists() and children(pid):
+        if (folder / "status.json").exists() and ranks(pid):
             return True
         time.sleep(0.02)
     return False
@@ -81,8 +81,8 @@ def _send(how: str, pid: int, signum: signal.Signals, chance: random.Random) -> 
         os.kill(pid, signum)
     elif how == "group":
         os.killpg(pid, signum)
-    elif ranks := children(pid):
-        for rank in [chance.choice(ranks)] if how == "rank" else ranks:
+    elif pids := ranks(pid):
+        for rank in [chance.choice(pids)] if how == "rank" else pids:
             try:
                 os.kill(rank, signum)
             except ProcessLookupError:

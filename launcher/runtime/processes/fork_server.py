@@ -100,20 +100,24 @@ class ForkServer:
     def start(self, function: Function, *args: object) -> Line:
         """``function(line, *args)`` in a new child of the server, in this process's folder and environment.
 
-        Everything must be picklable. The child ends when the function returns, and when the server ends.
-        Raises ``RunError`` if the server has ended.
+        Everything must be picklable. The child ends when the function returns, and when the server ends. A
+        server that was killed is replaced. Raises ``RunError`` if that one has ended as well.
         """
-        self.prepare()
-        near, far = socket.socketpair()
-        try:
-            with far, self._lock:
-                assert self._control is not None
-                socket.send_fds(self._control, [b"+"], [far.fileno()])
-            return _called(near, function, args)
-        except (OSError, EOFError) as error:
-            near.close()
-            text = "the process that ranks are forked from has ended; its last words are above"
-            raise RunError(text) from error
+        for again in (False, True):
+            self.prepare()
+            near, far = socket.socketpair()
+            try:
+                with far, self._lock:
+                    assert self._control is not None
+                    socket.send_fds(self._control, [b"+"], [far.fileno()])
+                return _called(near, function, args)
+            except (OSError, EOFError) as error:  # it was killed, or could not import: another one may live
+                near.close()
+                self.stop()
+                if again:
+                    text = "the process that ranks are forked from has ended twice; its last words are above"
+                    raise RunError(text) from error
+        raise AssertionError("the second time returns or raises")
 
     def stop(self) -> None:
         """End the server, and so all of its children."""
