@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 from unittest import mock
 
@@ -42,21 +42,25 @@ def probe(
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Nothing of it is seen outside: ranks are forked later, when no thread may run and no CUDA be in use."""
+    """Nothing of it is seen outside: ranks are forked later, when no thread may run and no device be used."""
     threads, stream = torch.get_num_threads(), random.getstate()
     torch.set_num_threads(1)
 
     try:
-        with (
-            torch.random.fork_rng(devices=[]),
-            mock.patch("torch.cuda.is_available", return_value=False),
-            warnings.catch_warnings(),
-        ):
+        with torch.random.fork_rng(devices=[]), _no_accelerator(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_num_threads(threads)
         random.setstate(stream)
+
+
+def _no_accelerator() -> AbstractContextManager[object]:
+    """Torch's optimizers ask for one, and start it, before they take a step on the CPU."""
+    found = torch.accelerator.current_accelerator()
+    if found is None:
+        return nullcontext()
+    return mock.patch.object(torch.get_device_module(found), "is_available", return_value=False)
 
 
 def _traits(trial: Trial, name: str) -> OptimizerTraits:

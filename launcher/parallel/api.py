@@ -52,9 +52,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     ranks, world = plan.sizes.grid.size, dist.get_world_size()
     if world != ranks:
         raise ValueError(f"plan: it has {ranks} ranks, the process group {world}")
-    device = torch.device("cpu")
-    if dist.get_backend() == "nccl":
-        device = torch.device("cuda", torch.cuda.current_device())
+    device = _device()
 
     # the model on the meta device, and where its numbers come from
     if isinstance(model, nn.Module):
@@ -67,6 +65,15 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
     drawn = blueprint(model, whole, plan, plan.inputs)
     return Net(parallel_model.parallelize(drawn, plan, meshes, device))
+
+
+def _device() -> torch.device:
+    """That of the process group: the accelerator, where the group has collectives made for it."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    own = None if kind is None else dist.Backend.default_device_backend_map.get(kind.type)
+    if kind is None or own is None or f"{kind.type}:{own}" not in dist.get_backend_config().split(","):
+        return torch.device("cpu")
+    return torch.device(kind.type, torch.accelerator.current_device_index())
 
 
 def _numbers(model: nn.Module) -> fill.FullTensorOf:

@@ -28,7 +28,7 @@ The C library keeps what is freed in pieces.
 
 @dataclass(frozen=True)
 class Free:
-    """Bytes that can be had now: of ``ram``, and of each CUDA device by local rank.
+    """Bytes that can be had now: of ``ram``, and of each device of a ``kind`` by local rank.
 
     ``where``: whose memory it is.
     """
@@ -36,6 +36,7 @@ class Free:
     ram: int
     where: str = "this machine"
     devices: tuple[int, ...] = ()
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Fit:
         """
         >>> print(Fit(3 << 30, 4 << 30, "this machine", (0, 1)))
         fits: 3.0 of 4.0 GB free on this machine
-        >>> print(Fit(5 << 40, 4 << 30, "cuda:1", (1,)))
-        does not fit: rank 1 needs 5.0 TB, 4.0 GB are free on cuda:1
+        >>> print(Fit(5 << 40, 4 << 30, "npu:1", (1,)))
+        does not fit: rank 1 needs 5.0 TB, 4.0 GB are free on npu:1
         """
         needed, free = bytes_text(self.needed), bytes_text(self.free)
         if not self.fits:
@@ -81,7 +82,7 @@ def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping
     held = {rank: _held(plan, rank, trains="train" in kinds) for rank in ranks}
     if free.devices:
         devices = enumerate(zip(ranks, free.devices, strict=False))
-        each = [Fit(held[rank], nbytes, f"cuda:{i}", (rank,)) for i, (rank, nbytes) in devices]
+        each = [Fit(held[rank], nbytes, f"{free.kind}:{i}", (rank,)) for i, (rank, nbytes) in devices]
         return max(each, key=lambda at: at.needed / max(at.free, 1))
     needed = sum(held[rank] + besides.get(rank, 0) + PROCESS for rank in ranks)
     return Fit(needed, free.ram, free.where, tuple(ranks))

@@ -20,7 +20,8 @@ from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.origins import Origins
 
 ROUNDS = 6
-OF_DEVICES = ("launch.device=cuda", "launch.backend=nccl")
+OF_DEVICES = ("launch.device=", "launch.backend=")
+"""Overrides that are judged where torch is."""
 Words = tuple[str, ...]
 Said = set[tuple[str, str]]
 Look = Callable[[Words], list["ListedProblem"]]
@@ -93,7 +94,7 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: 
         if words not in known:
             new = [w for w in words if w not in typed]
             trusting = any(w.startswith("security") for w in new)
-            devices = any(w in OF_DEVICES for w in new)
+            devices = any(w.startswith(OF_DEVICES) for w in new)
             try:
                 look(words, (planned or devices) and not trusting)
                 known[words] = []

@@ -12,6 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel
 from launcher.plan.partition.sizes import Note
 from launcher.plan.refusals import drill
+from launcher.plan.values.text import many
 from launcher.runtime.cluster.launch_env import place
 
 Mode = Literal["spawn", "external", "inproc"]
@@ -20,7 +21,7 @@ THEY = "torchrun or srun"
 
 @dataclass(frozen=True)
 class Start:
-    """``backend`` ``None`` fits ``device``, which is ``cpu`` or ``cuda``.
+    """``backend`` ``None`` fits ``device``, a kind that torch knows: ``cpu`` or an accelerator.
 
     ``notes``: what has no effect, and why.
     """
@@ -141,11 +142,7 @@ def start(job: Job, outer: int | None, size: int) -> Start:
 
     # where they work, and how they talk
     where, notes = device(job, -(-size // job.launch.nnodes))
-    if job.launch.backend == "nccl" and where == "cpu":
-        text = "nccl: the ranks of this run are on the CPU, which gloo is for"
-        raise RequestError((Problem("launch.backend", text),))
-    backend = "gloo" if job.launch.backend == "gloo" else None
-    return Start(how, where, backend, (*notes, *_idle(job, how)))
+    return Start(how, where, _backend(job, where), (*notes, *_idle(job, how)))
 
 
 def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
@@ -161,19 +158,39 @@ def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
 
 
 def device(job: Job, here: int) -> tuple[str, list[str]]:
-    """``auto`` is CUDA where every one of the ``here`` ranks of a machine has a device of its own."""
-    import torch
+    """``auto`` is the accelerator where each of the ``here`` ranks of a machine has a device of its own."""
+    from launcher.runtime import device as devices
 
-    asked, there = job.launch.device, torch.cuda.device_count()
-    if asked == "cuda" and there < here:
-        text = f"cuda: {here} ranks on this machine need a device each, torch sees {there}"
+    asked, kind = job.launch.device, devices.accelerator()
+    if asked == "auto":
+        there = 0 if kind is None else devices.count(kind)
+        if kind is None or there == 0:
+            return devices.CPU, []
+        chosen = kind if there >= here else devices.CPU
+        why = f"{many(here, 'rank')} on this machine, torch sees {there} {kind}"
+        return chosen, [f"launch.device auto -> {chosen}: {why}"]
+
+    there = here if asked == devices.CPU else devices.count(asked)
+    if there < here:
+        text = f"{asked}: {here} ranks on this machine need a device each, torch sees {there}"
+        if kind is not None and kind != asked and devices.count(kind):
+            text += f"; its accelerator is {kind}, of which it sees {devices.count(kind)}"
         raise RequestError((Problem("launch.device", text),))
-    if asked != "auto":
-        return asked, []
-    if there >= here:
-        return "cuda", []
-    few = f"launch.device auto -> cpu: {here} ranks on this machine, {there} CUDA devices"
-    return "cpu", [few] if there else []
+    return asked, []
+
+
+def _backend(job: Job, where: str) -> str | None:
+    """The collectives that ``launch.backend`` names, ``None`` for those that fit. Raises ``RequestError``."""
+    from launcher.runtime import device as devices
+
+    asked, own = job.launch.backend, devices.own_backend(where)
+    if asked in ("auto", own):
+        return None
+    if asked == devices.GLOO and devices.takes(asked, where):
+        return devices.GLOO
+    place = "the CPU" if where == devices.CPU else where
+    text = f"{asked}: the ranks of this run are on {place}, which {own or 'no backend of torch'} is for"
+    raise RequestError((Problem("launch.backend", text),))
 
 
 def _idle(job: Job, how: Mode) -> list[str]:

@@ -49,9 +49,10 @@ def told(job: Job) -> Job:
     """With the memory of the devices here, where a plan is to fit it and nobody has said how much it is."""
     if not recompute_auto.unknown(job) or job.launch.device == "cpu":
         return job
-    import torch
+    from launcher.runtime import device as devices
 
-    free = free_memory.free(1, "cuda") if torch.cuda.device_count() else None
+    kind = devices.accelerator()
+    free = free_memory.free(1, kind) if kind is not None and devices.count(kind) else None
     if free is None or not free.devices:
         return job
     cluster = job.cluster.model_copy(update={"memory_gb": free.devices[0] / GB})
@@ -79,7 +80,7 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
 
 def shortage(job: Job, plan: Plan) -> str | None:
     """What a plan that is only shown says when it would be refused here; another machine may be meant."""
-    if not job.launch.check_memory or job.launch.device == "cuda":
+    if not job.launch.check_memory or job.launch.device not in ("cpu", "auto"):
         return None
     ranks = local_ranks(job, plan)
     free = free_memory.ram() if ranks else None

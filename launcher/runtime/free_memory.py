@@ -16,12 +16,12 @@ NONE = 1 << 60
 
 
 def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
-    """For so many ``ranks`` of this machine on ``cpu`` or ``cuda``; ``None`` where nobody says."""
+    """Memory for so many ``ranks`` of this machine on devices of one kind; ``None`` where nobody says."""
     there = ram(proc)
     if there is None or device == "cpu":
         return there
-    devices = _devices(ranks)
-    return Free(there.ram, there.where, devices) if devices else None
+    devices = _devices(device, ranks)
+    return Free(there.ram, there.where, devices, kind=device) if devices else None
 
 
 def ram(proc: Path = Path("/proc")) -> Free | None:
@@ -99,15 +99,15 @@ def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
             yield root, Path(point)
 
 
-def _devices(count: int) -> tuple[int, ...]:
-    """Asked by a child: it makes a context of hundreds of megabytes on each, and CUDA unfit for a fork."""
+def _devices(kind: str, count: int) -> tuple[int, ...]:
+    """Asked by a child: it makes a context of hundreds of megabytes on each, which no fork could use."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            import torch
+            from launcher.runtime.device import free_memory
 
-            os.write(write, json.dumps([torch.cuda.mem_get_info(i)[0] for i in range(count)]).encode())
+            os.write(write, json.dumps(free_memory(kind, count)).encode())
         finally:
             os._exit(0)
     os.close(write)

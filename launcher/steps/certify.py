@@ -25,6 +25,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.device_matrix import over_slices
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
+from launcher.runtime.device import forked_streams
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.batches import Feed, Indices
 from launcher.runtime.training.session import Session
@@ -102,8 +103,7 @@ def examine(
         judge=Judge(copy, plan, data, device, prepare=_undropped) if world.rank == 0 else None,
         drawn=drawn,
     )
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with forked_streams(device):
         _compare(setup, plan.sizes.steps - MORE)
     judge = setup.judge
     if judge is None:

@@ -10,16 +10,18 @@ from typing import Literal
 from launcher.runtime import free_memory
 from launcher.sweep.forecast import Forecast
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
 
 @dataclass(frozen=True)
 class Machine:
-    """``cores`` that this process may use, bytes of ``memory`` that are free, names of ``devices``."""
+    """``cores`` that this process may use, bytes of ``memory`` that are free, names of ``devices``.
+
+    ``visible``: the variable that gives a process some of the devices.
+    """
 
     cores: int
     memory: int
     devices: tuple[str, ...] = ()
+    visible: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,11 @@ class Slot:
     cores: int
     memory: int
     devices: tuple[str, ...] = ()
+    visible: str = ""
 
     @property
     def env(self) -> Mapping[str, str]:
-        return {VISIBLE: ",".join(self.devices)} if self.devices else {}
+        return {self.visible: ",".join(self.devices)} if self.devices else {}
 
 
 class Slots:
@@ -74,11 +77,12 @@ class Slots:
         if self._most != "auto" and len(self._taken) >= self._most:
             return None
 
-        on_devices = wanted.device == "cuda"
+        on_devices = wanted.device != "cpu"
         slot = Slot(
             cores=0 if on_devices else wanted.ranks * wanted.threads,
             memory=wanted.resident,
             devices=tuple(devices[: wanted.ranks]) if on_devices else (),
+            visible=self._machine.visible,
         )
         if not self._taken:
             return slot
@@ -92,11 +96,18 @@ class Slots:
 
 
 def machine(env: Mapping[str, str] = os.environ) -> Machine:
-    """This one, as it is now."""
-    import torch
+    """This one, as it is now.
 
-    visible = [name for name in env.get(VISIBLE, "").split(",") if name]
-    count = torch.cuda.device_count()
-    devices = visible[:count] if visible else [str(n) for n in range(count)]
+    Of a kind of device that no known variable gives out it has none: such cells run one after the other.
+    """
+    from launcher.runtime import device
+
+    kind = device.accelerator() or device.CPU
+    variable, count = device.VISIBLE.get(kind, ""), device.count(kind)
+    devices: list[str] = []
+    if variable:
+        named = [name for name in env.get(variable, "").split(",") if name]
+        devices = named[:count] if named else [str(n) for n in range(count)]
     free = free_memory.ram()
-    return Machine(len(os.sched_getaffinity(0)), 1 << 62 if free is None else free.ram, tuple(devices))
+    memory = 1 << 62 if free is None else free.ram
+    return Machine(len(os.sched_getaffinity(0)), memory, tuple(devices), variable)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     SerializeAsAny,
@@ -13,6 +15,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from launcher.job.schema.base import Count, Flag, Goal, Index, Settings
 from launcher.job.schema.cluster import Cluster
@@ -124,14 +127,27 @@ class Slurm(Settings):
     submit: Flag = Field(True, description="false: write the batch file only")
 
 
+NOT_NAMES = ("gpu", "gpus", "nvidia", "none", "null", "true", "false")
+
+
+def _torch_name(given: str) -> str:
+    """What torch may call a device or collectives, which is not what people call a GPU."""
+    if not re.fullmatch("[a-z][a-z0-9_]*", given) or given in NOT_NAMES:
+        raise PydanticCustomError("torch_name", "should be a name that torch has, in lower case")
+    return given
+
+
+TorchName = Annotated[str, AfterValidator(_torch_name)]
+
+
 class Launch(Settings):
     """``nproc`` is ranks a node; null: as many as the layout needs."""
 
     mode: Literal["auto", "spawn", "external", "inproc"] = "auto"
     nproc: Count | None = None
     nnodes: Count = 1
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    backend: Literal["auto", "gloo", "nccl"] | TorchName = "auto"
+    device: Literal["auto", "cpu", "cuda"] | TorchName = "auto"
     max_restarts: Index = 0
     elastic: Flag = Field(
         False, description="fewer ranks of torchrun than before: go on with those that are left"

@@ -9,24 +9,28 @@ from typing import Any
 
 import torch
 
-DEVICES = ("cpu", "cuda")
+
+def _kinds() -> tuple[str, ...]:
+    """The kinds of device that a model may work on here."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
 @dataclass(frozen=True)
 class Ambient:
-    """``grad``: whether autograd records; ``autocast``: the dtype of each of ``DEVICES`` that it is on for.
+    """``grad``: whether autograd records; ``autocast``: the dtype of each kind of device that it is on for.
 
     ``dtype``: that of new tensors which are given none.
     """
 
     grad: bool
     inference: bool
-    autocast: tuple[torch.dtype | None, ...]
+    autocast: tuple[tuple[str, torch.dtype | None], ...]
     dtype: torch.dtype
 
     @property
     def casts(self) -> bool:
-        return any(self.autocast)
+        return any(dtype is not None for _, dtype in self.autocast)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -34,7 +38,7 @@ class Ambient:
             if self.inference:
                 stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.set_grad_enabled(self.grad))
-            for device, dtype in zip(DEVICES, self.autocast, strict=True):
+            for device, dtype in self.autocast:
                 if dtype is not None or torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, dtype=dtype, enabled=dtype is not None))
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
@@ -44,7 +48,8 @@ class Ambient:
 
 def ambient() -> Ambient:
     """The modes of this moment."""
-    casts = tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in DEVICES)
+    on = torch.is_autocast_enabled
+    casts = tuple((k, torch.get_autocast_dtype(k) if on(k) else None) for k in _kinds())
     return Ambient(
         grad=torch.is_grad_enabled(),
         inference=torch.is_inference_mode_enabled(),

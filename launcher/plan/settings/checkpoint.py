@@ -11,8 +11,8 @@ from launcher.plan.values.facts import Skeleton
 from launcher.plan.values.setting import Outcome, Setting
 from launcher.plan.values.trust import PLACE, told
 
-STREAMS = ("rng.cpu", "rng.cuda")
-"""What the random streams of a rank are called in its checkpoints."""
+STREAM = "rng."
+"""What a random stream of a rank is called in its checkpoints, before the kind of device that it is of."""
 
 AVERAGE = "ema/weights"
 """What the moving average of a weight is called among its optimizer's state: no optimizer has such a key."""
@@ -64,7 +64,8 @@ def misnamed(skeleton: Skeleton) -> list[Problem]:
     learning = [p.name for p in skeleton.params if p.trainable and not p.buffer]
     out = []
     for name in (p.name for p in skeleton.params):
-        what = "a random stream" if name in STREAMS else _state_of(name, learning)
+        stream = re.fullmatch(rf"{re.escape(STREAM)}\w+", name)
+        what = "a random stream" if stream else _state_of(name, learning)
         if what is not None:
             text = f"{name} is called what checkpoints call {what}, and one would overwrite the other"
             out.append(Problem("model", f"{text}; give its module another name"))

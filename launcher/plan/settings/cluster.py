@@ -18,7 +18,7 @@ def accelerators(job: Job) -> bool:
     """Whether ranks are planned on devices of their own, wherever the plan is made."""
     if job.launch.device == "auto":
         return job.cluster.links is not None and job.cluster.cores_per_node is None
-    return job.launch.device == "cuda"
+    return job.launch.device != "cpu"
 
 
 def refused(job: Job) -> Iterator[Problem]:

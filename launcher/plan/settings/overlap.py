@@ -37,7 +37,7 @@ def reducing(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
         status, text = "applied", "each bucket of a stage is on its way while its last backward goes on"
     elif fused is not None and fused.late:
         return "degraded", "a stage's gradients are reduced together, behind each weight-gradient action"
-    elif job.launch.device != "cuda":
+    elif job.launch.device in ("cpu", "auto"):
         return _beside(job, "FSDP2 reduces each group beside backward")
 
     if fused is not None and fused.whole:
@@ -56,7 +56,7 @@ def gathering(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
             return "degraded", "each rank has one group, gathered once a step before it computes"
         why = "weights are gathered once a step, ahead of use, and waited for where a group is used first"
         return "applied", why
-    if job.launch.device != "cuda":
+    if job.launch.device in ("cpu", "auto"):
         return _beside(job, "FSDP2 gathers the next group beside this one's computation")
     if fused is not None and all(n == 1 for n in Counter(g.stage for g in fused.groups).values()):
         return "degraded", "each stage is one group, which is gathered before it computes"
@@ -70,8 +70,8 @@ def _ones(sizes: Sizes, together: Iterable[Group | Bucket]) -> bool:
 
 def _beside(job: Job, what: str) -> Outcome:
     if job.launch.device == "cpu":
-        return "degraded", f"{what} on CUDA only; the CPU waits"
-    return "degraded", f"{what} where launch.device=auto finds CUDA; on CPUs ranks wait"
+        return "degraded", f"{what} on accelerators only; the CPU waits"
+    return "degraded", f"{what} where launch.device=auto finds an accelerator; on CPUs ranks wait"
 
 
 def matmul(sizes: Sizes, fused: Fused | None, ops: Collection[str]) -> Outcome:

@@ -20,6 +20,7 @@ from launcher.plan.prediction.calibration.cluster_file import cluster_file
 from launcher.plan.prediction.calibration.constants import Constant, constants, refusal, taken
 from launcher.plan.prediction.calibration.timed import Machine, Round, Works
 from launcher.plan.values.text import many
+from launcher.runtime import device as devices
 from launcher.runtime.calibration import kernels, messages
 from launcher.runtime.calibration.sample import Sample, one_round, prepared
 from launcher.runtime.cluster.world import World
@@ -90,7 +91,7 @@ def machine_of(world: World, trained: Works, name: str) -> Machine:
     if on_cpu:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / world.local_size
     else:
-        memory = torch.cuda.get_device_properties(torch.device(world.device)).total_memory
+        memory = devices.total_memory(torch.device(world.device))
     return Machine(
         name=name,
         memory_gb=memory / GB,
@@ -104,7 +105,7 @@ def machine_of(world: World, trained: Works, name: str) -> Machine:
 
 def _heads(world: World, device: torch.device, rounds: int) -> Iterator[str]:
     nodes = many(world.size // world.local_size, "node")
-    what = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    what = devices.name(device) if devices.is_accelerator(device) else _processor()
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     yield f"Measured by steps=[calibrate] on {today}: {rounds} rounds on {world.size} ranks"
     yield f"of {nodes}, {what}, {world.backend}, torch {torch.__version__}. A spread is that between the"

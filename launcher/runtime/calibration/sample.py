@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.plan.prediction.calibration.timed import Round, Taken, Timed
+from launcher.runtime.device import synchronize
 
 LEAST = 0.01
 """Seconds that one goes on at least: clocks and wake-ups are less than that."""
@@ -66,17 +67,11 @@ def _after(before: Callable[[], object], work: Callable[[], object], device: tor
 
 
 def _clocked(work: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    _finish(device)
+    synchronize(device)
     began, ran = time.perf_counter(), time.thread_time()
     work()
-    _finish(device)
+    synchronize(device)
     return time.perf_counter() - began, time.thread_time() - ran
-
-
-def _finish(device: torch.device) -> None:
-    """What was launched is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def one_round(samples: list[Sample], device: torch.device) -> Round:

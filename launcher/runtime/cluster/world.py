@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from launcher.runtime import device as devices
 from launcher.runtime import malloc
 from launcher.runtime.cluster.flight_recorder import recording
 from launcher.runtime.cluster.launch_env import Place
@@ -33,7 +34,7 @@ def never() -> int:
 
 @dataclass(frozen=True)
 class World:
-    """One rank's place. ``device`` is ``cpu`` or ``cuda:<local_rank>``; ``attempt`` counts restarts from 0.
+    """One rank's place. ``device`` is ``cpu`` or ``<kind>:<local_rank>``; ``attempt`` counts restarts from 0.
 
     ``send(obj)`` hands a small picklable object to the supervisor while the rank runs on; without one it is
     dropped. ``told()`` is the signal that has asked this rank to stop, 0 while none has.
@@ -51,13 +52,13 @@ class World:
 
 
 def place(device: str, local_rank: int) -> str:
-    """The device of one rank: ``cuda`` is ``cuda:1`` on local rank 1."""
+    """The device of one rank: ``npu`` is ``npu:1`` on local rank 1."""
     return device if device == "cpu" else f"{device}:{local_rank}"
 
 
 def backend_of(device: str) -> str:
-    """The collectives that fit a device; next to NCCL, gloo carries what lives in host memory."""
-    return "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
+    """The collectives that fit a device."""
+    return devices.backends(device)
 
 
 def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:
@@ -86,9 +87,9 @@ def connect(
     """
     torch.set_num_threads(threads)
     device = torch.device(world.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.cuda.init()  # else a DeviceMesh would choose a device by itself
+    accelerated = devices.is_accelerator(device)
+    if accelerated:
+        devices.use(device)
     else:
         malloc.keep()
 
@@ -101,8 +102,10 @@ def connect(
             rank=world.rank,
             world_size=world.size,
             timeout=timeout,
-            device_id=device if device.type == "cuda" else None,
+            device_id=device if accelerated else None,
         )
+        if accelerated:
+            devices.bind(device)
 
         yield
         dist.destroy_process_group()
@@ -149,7 +152,7 @@ def usual_timeout() -> timedelta:
 def wait_for(timeout: timedelta) -> None:
     """From now on every group of this rank waits so long in a collective.
 
-    Of messages between two ranks only NCCL hears it: with gloo they keep what their group was made with.
+    Messages between two ranks over gloo keep what their group was made with.
     """
     c10d: Any = dist.distributed_c10d
     for group in list(c10d._world.pg_map):

@@ -16,6 +16,7 @@ from launcher.errors import RunError
 from launcher.plan.plan import Plan
 from launcher.plan.sample_checks import classes
 from launcher.plan.values.batch_reading import BatchRole
+from launcher.runtime import device as devices
 from launcher.runtime.training.batch_transfer import deal
 from launcher.runtime.training.target_values import Place, check_classes, check_shares
 
@@ -151,8 +152,8 @@ class Feed:
         """
         dtype = floating if t.is_floating_point() else t.dtype
         t = t.to(dtype)
-        if self.device.type == "cuda":
-            t = t.pin_memory()
+        if devices.is_accelerator(self.device):
+            t = devices.pinned(t)
         return t.to(self.device, non_blocking=True)
 
 

@@ -8,6 +8,7 @@ from resource import RUSAGE_SELF, getrusage
 import torch
 
 from launcher.plan.plan import Plan
+from launcher.runtime import device as devices
 from launcher.runtime.training.device_peaks import peak_flops
 
 
@@ -22,15 +23,13 @@ class DeviceFigures:
     def row(self, seconds: float) -> dict[str, float]:
         """Of a step that took so many ``seconds``.
 
-        Memory is the highest so far: on CUDA what torch's allocator gave and what it took from the device,
-        elsewhere what the process has had.
+        Memory is the highest so far: on an accelerator what torch's allocator gave and what it took from
+        the device, elsewhere what the process has had.
         """
         # memory
-        if self.device.type == "cuda":
-            out = {
-                "memory_mb": torch.cuda.max_memory_allocated(self.device) / 2**20,
-                "memory_reserved_mb": torch.cuda.max_memory_reserved(self.device) / 2**20,
-            }
+        if devices.is_accelerator(self.device):
+            allocated, reserved = devices.peak_memory(self.device)
+            out = {"memory_mb": allocated / 2**20, "memory_reserved_mb": reserved / 2**20}
         else:
             out = {"memory_mb": getrusage(RUSAGE_SELF).ru_maxrss / 1024}
 
@@ -43,7 +42,6 @@ class DeviceFigures:
 
 def figures(plan: Plan, device: torch.device) -> DeviceFigures:
     """Those of this rank's ``device``."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     tf32 = torch.get_float32_matmul_precision() != "highest"
-    peak = peak_flops(name, plan.dtypes.compute, tf32)
+    peak = peak_flops(devices.name(device), plan.dtypes.compute, tf32)
     return DeviceFigures(device, plan.estimate.flops / plan.sizes.grid.size, peak)

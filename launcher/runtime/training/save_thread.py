@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.runtime import device as devices
+
 
 class Saver:
     """One write at a time.
@@ -22,6 +24,7 @@ class Saver:
         assert group is not None
         self.group: dist.ProcessGroup = group
         self._host: dict[str, Tensor] = {}
+        self._devices: set[torch.device] = set()
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
@@ -32,15 +35,19 @@ class Saver:
         what the caller enqueues later cannot change it, and nobody waits but the thread, before it writes.
         """
         assert self._thread is None
+        away = devices.is_accelerator(t.device)
+        if away:
+            self._devices.add(t.device)
         kept = self._host.get(name)
-        if kept is None or kept.shape != t.shape or kept.dtype != t.dtype or kept.is_pinned() != t.is_cuda:
-            kept = self._host[name] = torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda)
-        return kept.copy_(t.detach(), non_blocking=t.is_cuda)
+        if kept is None or kept.shape != t.shape or kept.dtype != t.dtype or kept.is_pinned() != away:
+            kept = self._host[name] = devices.host_copy(t)
+        return kept.copy_(t.detach(), non_blocking=away)
 
     def start(self, write: Callable[[], None]) -> None:
         """Have the thread do ``write``, once all copies are made."""
         assert self._thread is None
-        copied = _behind_copies() if any(t.is_pinned() for t in self._host.values()) else None
+        copied = [devices.copies_done(device) for device in self._devices]
+        self._devices.clear()
         self._thread = Thread(target=self._run, args=(write, copied), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -62,17 +69,10 @@ class Saver:
         if error is not None:
             raise error
 
-    def _run(self, write: Callable[[], None], copied: torch.cuda.Event | None) -> None:
+    def _run(self, write: Callable[[], None], copied: list[torch.Event]) -> None:
         try:
-            if copied is not None:
-                copied.synchronize()
+            for event in copied:
+                event.synchronize()
             write()
         except BaseException as error:  # the main thread raises it
             self._error = error
-
-
-def _behind_copies() -> torch.cuda.Event:
-    """What the device comes to when it has made all copies that were asked of it until now."""
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream())
-    return event

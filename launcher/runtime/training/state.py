@@ -21,12 +21,11 @@ from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.parallel.trace.specs import spec
 from launcher.plan.partition.params import Placed
-from launcher.plan.settings.checkpoint import AVERAGE, STREAMS
+from launcher.plan.settings.checkpoint import AVERAGE, STREAM
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer_state import factor
+from launcher.runtime import device as devices
 from launcher.runtime.training.session import Session
-
-RNG, RNG_CUDA = STREAMS
 
 
 @dataclass(frozen=True)
@@ -136,8 +135,7 @@ def unpacked(b: Blob) -> Tensor:
 def extra(s: Session) -> Mapping[str, Blob]:
     """What belongs to this rank alone, for going on bit for bit in the same layout."""
     device = torch.device(s.world.device)
-    more = {RNG_CUDA: blob(torch.cuda.get_rng_state(device))} if device.type == "cuda" else {}
-    return {RNG: blob(torch.get_rng_state()), **more}
+    return {f"{STREAM}{kind}": blob(state) for kind, state in devices.rng_states(device).items()}
 
 
 @torch.no_grad()
@@ -299,16 +297,12 @@ def _forget(s: Session, saved: Strategy) -> None:
 
 
 def _go_on(own: Mapping[str, Blob], device: torch.device) -> None:
-    """The random streams of this rank, where they were."""
-    if RNG in own:
-        torch.set_rng_state(_filled(torch.get_rng_state(), own[RNG]))
-    if RNG_CUDA in own and device.type == "cuda":
-        torch.cuda.set_rng_state(_filled(torch.cuda.get_rng_state(device), own[RNG_CUDA]), device)
-
-
-def _filled(t: Tensor, b: Blob) -> Tensor:
-    fill(t, b)
-    return t
+    """The random streams of this rank, where they were; none was saved of another kind of device."""
+    states = devices.rng_states(device)
+    for kind, state in states.items():
+        if f"{STREAM}{kind}" in own:
+            fill(state, own[f"{STREAM}{kind}"])
+    devices.set_rng_states(states, device)
 
 
 def same_copies(s: Session) -> None:

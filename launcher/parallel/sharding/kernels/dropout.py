@@ -24,7 +24,7 @@ def dropout(call: LocalCall, run: Run) -> Run:
     part, whole = _part(call), _whole(call)
 
     def of_whole_mask(x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if x.is_cuda:
+        if x.device.type != "cpu":  # accelerators have a kernel of their own, with other draws
             keep = torch.native_dropout(whole(x).fill_(1), p, True)[1][part]
             out = x * keep * (1 / (1 - p))
             return (out, keep) if masked else out

@@ -70,16 +70,38 @@ def persistent(model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def put(model: nn.Module, numbers: Mapping[str, Tensor], device: torch.device) -> nn.Module:
     """``model`` on ``device`` with these ``numbers``, by any name of a tensor."""
-    model.to(device)
+    move(model, device)
     for path, module in model.named_modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Tensor):
-                setattr(module, name, value.to(device))
         for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items()):
             full = f"{path}.{name}".lstrip(".")
             if isinstance(value, Tensor) and full in numbers:
                 value.copy_(numbers[full])
     return model
+
+
+def move(model: nn.Module, device: torch.device) -> None:
+    """Put every tensor of ``model`` on ``device``; what several names shared they share there too.
+
+    ``Module.to`` makes a new parameter for each name, where a tensor of the device cannot take the place of
+    the CPU's, and a new buffer always.
+    """
+    before: dict[int, Tensor] = {}
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in model.modules():
+        kinds: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
+        for held in kinds:
+            for name, value in held.items():
+                if isinstance(value, Tensor):
+                    before[id(value)] = value  # alive, so that no other has its id
+                    places.setdefault(id(value), []).append((held, name))
+
+    model.to(device)
+    for key, same in places.items():
+        registered = [(held, name) for held, name in same if held[name] is not before[key]]
+        held, name = (registered or same)[0]
+        moved = held[name].to(device)
+        for held, name in same:
+            held[name] = moved
 
 
 def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:

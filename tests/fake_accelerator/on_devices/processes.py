@@ -1,0 +1,66 @@
+"""Processes for tests on fake devices. All are forked from pytest's own, which therefore never uses a device itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
+from tests.forked import python
+
+T = TypeVar("T")
+KIND = "fake"
+
+
+def apart(work: Callable[..., T], *args: Any) -> T:
+    """``work(*args)`` in a child, which may use devices and run a backward."""
+    return run_ranks(lambda _: work(*args), 1, alone=True)[0]
+
+
+def on_devices(size: int, work: Callable[..., T], *args: Any, kind: str = KIND) -> list[T]:
+    """``work(world, *args)`` on so many ranks, each with a device; results in rank order."""
+
+    def call(world: World) -> T:
+        return work(world, *args)
+
+    return run_ranks(call, size, device=kind, start="fork", timeout_s=120)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command printed, and where it left its run."""
+
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Its steps, as ``metrics.jsonl`` has them."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [row for row in map(json.loads, lines) if "loss" in row]
+
+    @property
+    def losses(self) -> list[float]:
+        return [row["loss"] for row in self.rows]
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        figures: Mapping[str, Any] = json.loads((self.folder / "status.json").read_text())["metrics"]
+        return figures
+
+
+def launched(*words: str, folder: Path, code: int = 0) -> Done:
+    """``python -m launcher WORDS`` with ``folder`` for its run; it ends with ``code``."""
+    process = python("launcher", *words, f"run_dir={folder}", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate()
+    assert process.returncode == code, f"{' '.join(words)}\n{out}\n{err}"
+    assert not torch.get_device_module(KIND).is_initialized()
+    return Done(out, err, folder)
