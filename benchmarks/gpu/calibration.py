@@ -20,7 +20,7 @@ def calibrate(bench: Bench) -> None:
     bench.turn()
     written = bench.folder / "conf" / "cluster" / "lab.yaml"
     written.parent.mkdir(parents=True)
-    seconds = 5 if bench.dry else 20
+    seconds = 5 if bench.dry else 20  # what is only tried may be as noisy as it likes
     several(
         bench,
         RANKS,
@@ -31,7 +31,7 @@ def calibrate(bench: Bench) -> None:
         "parallel.grid.dp_replicate=2",
         f"steps.calibrate.to={written}",
         f"steps.calibrate.seconds={seconds}",
-        "steps.calibrate.spread=1",
+        f"steps.calibrate.spread={100 if bench.dry else 1}",
     )
     bench.tell(cluster=written.read_text(), planned_ms=planned_ms(bench, written.parents[1]))
 

@@ -20,7 +20,7 @@ PREPARE_S = 180.0
 
 @dataclass(frozen=True)
 class Part:
-    """``limit_s`` counts from its turn. ``processes``: how many it keeps busy. ``timed``: it runs alone."""
+    """``limit_s`` counts from its turn. ``processes``: how many of it compute. ``timed``: it runs alone."""
 
     name: str
     limit_s: float

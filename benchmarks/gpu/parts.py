@@ -30,11 +30,11 @@ def parts() -> dict[Part, Act]:
     out: dict[Part, Act] = {
         Part("start.default", 120, 5): _default,
         Part("start.one", 120, 2): _one,
-        Part("start.several", 150, 4): partial(_several, ranks=2, words=TWO_STAGES),
+        Part("start.several", 150, 2): partial(_several, ranks=2, words=TWO_STAGES),
     }
     for name, words in CERTIFIED.items():
-        out[Part(f"certify.{name}", 200, 8)] = partial(_several, ranks=4, words=(*words, CERTIFY))
-    out[Part("tests", 240, 6)] = _tests
+        out[Part(f"certify.{name}", 200, 4)] = partial(_several, ranks=4, words=(*words, CERTIFY))
+    out[Part("tests", 180, 5)] = _tests
     out |= {
         Part("train.eager", 60, timed=True): partial(_train, kernels=True),
         Part("train.compile", 90, timed=True): partial(_train, words=(COMPILE,), kernels=True, cache="c"),

@@ -119,11 +119,11 @@ def tests(bench: Bench) -> None:
     """
     chosen = ["-m", "gpu"] if not bench.dry else ["-k", "step_says_what_is_known and cpu"]
     workers = ["-n", str(min(5, bench.cores))] if _installed("xdist") and not bench.dry else []
-    timeout = ["--timeout", "90"] if _installed("pytest_timeout") else []
+    timeout = ["--timeout", "60"] if _installed("pytest_timeout") else []
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             sys.executable, "-m", "pytest", "-p", "no:benchmark", *chosen, *workers, *timeout,
-            "-v", "-rfE", "--tb=short", f"--basetemp={scratch}/tests", "tests/gpu",
+            "-vv", "-rfE", "--tb=short", f"--basetemp={scratch}/tests", "tests/gpu",
         ]  # fmt: skip
         with (bench.folder / "tests.log").open("wb") as log:
             running = subprocess.Popen(
@@ -140,7 +140,7 @@ def tests(bench: Bench) -> None:
 def counted(text: str) -> dict[str, object]:
     """How many tests have ended by now in each way, and the names of those that did not pass.
 
-    ``-v`` prints a line a test, xdist with the outcome first; the summary comes when all are done.
+    Verbose pytest prints a line a test, xdist with the outcome first; the summary comes when all are done.
     """
     lines, _, summary = text.partition("short test summary info")
     counts = {word: len(re.findall(word, lines)) for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
