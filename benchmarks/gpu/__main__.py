@@ -58,7 +58,10 @@ def run_part(args: argparse.Namespace) -> None:
     try:
         act(bench)
     except Exception as error:
-        bench.tell(why=f"{type(error).__name__}: {str(error).strip()[:600]}")
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        bench.tell(why=f"{type(first).__name__}: {str(first).strip()[:600]}")
         raise
 
 

@@ -100,7 +100,8 @@ def _fullest(bench: Bench, live: Session, job: Job, device: torch.device, losses
     """One step, and the bytes of tensors at its fullest moment."""
     states = [v for state in live.optimizer.state.values() for v in state.values()]
     before = [*(t for _, t in live.model.named()), *states]
-    meter: MemoryMeter | None = MemoryMeter(before) if device.type == "cpu" else None
+    eager_on_cpu = device.type == "cpu" and live.model.compiled is None  # compiled code knows no meter
+    meter: MemoryMeter | None = MemoryMeter(before) if eager_on_cpu else None
     held: AbstractContextManager[Any] = meter or nullcontext()
     reset_peak(device)
     with held:

@@ -91,6 +91,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         before=latest(run.folder / "checkpoints", trust(run.job)),
         copies=copies,
         drawn=_drawn(run, phase, copies),
+        trial=run.trial,
     )
     if (
         run.plan.drill is not None

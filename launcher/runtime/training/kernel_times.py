@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 
 NAME_WIDTH = 80
 """Characters of a kernel's name in a table: names of templates take hundreds."""
