@@ -85,6 +85,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         resume=_from(run),
         before=latest(run.folder / "checkpoints", trust(run.job)),
         copies=_copies(run, phase),
+        trial=run.trial,
     )
     if (
         run.plan.drill is not None

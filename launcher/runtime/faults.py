@@ -89,7 +89,11 @@ class Fault:
     @property
     def told(self) -> bool:
         """Its message says all: it is ours, for the user; where in our code it was raised helps nobody."""
-        return self.type == RunError.__name__
+        return self.type in (RunError.__name__, OutOfMemory.__name__)
+
+
+class OutOfMemory(RunError):
+    """A rank had no memory left; the message says what was planned and what makes room."""
 
 
 class RanksFailed(RunError):
@@ -149,10 +153,11 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
     # an echo is what a rank says whose peer is gone
     echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
     told = error if isinstance(error, RunError) else unwritten(error)
+    kind = OutOfMemory if isinstance(error, OutOfMemory) else RunError
     return Fault(
         rank=rank,
         attempt=attempt,
-        type=type(error).__name__ if told is None else RunError.__name__,
+        type=type(error).__name__ if told is None else kind.__name__,
         message=str(told or error),
         traceback=text.rstrip(),
         time_ns=time.time_ns(),
@@ -254,7 +259,10 @@ def failed(
 
 
 def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
-    same = sorted(f.rank for f in rest if (f.type, f.message) == (first.type, first.message))
+    full = OutOfMemory.__name__  # each rank has figures of its own
+    same = sorted(
+        f.rank for f in rest if f.type == first.type and (f.message == first.message or first.type == full)
+    )
     if same:
         yield f"also failed, the same way: {_ranks(same)}"
     for fault in sorted(rest, key=lambda f: f.rank):

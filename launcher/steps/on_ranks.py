@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session
 from launcher.runtime.training.watched_metrics import forget_absent
 from launcher.steps import module
-from launcher.steps.model import build_session, folder_weights
+from launcher.steps.model import build_session, folder_weights, out_of_memory
 from launcher.steps.model.restart_source import newest_whole
 from launcher.steps.model.shared_construction import Drawings
 
@@ -34,8 +34,8 @@ class RankSteps:
     ``resume`` is the checkpoint to go on from, if any; ``before`` the newest one that ``folder`` had
     at the start: a restarted attempt goes on from a newer one. ``copies``: what each step that has no
     use for the model of the run trains in its place; those are done first, while there is no model
-    yet. ``drill``: a fault that happens while these steps are done; ``undisturbed`` is
-    the same training once more, without it, in a folder of its own.
+    yet. ``drill``: a fault that happens while these steps are done; ``undisturbed`` is the same training once
+    more, without it, in a folder of its own. ``trial``: of a layout, others follow.
     """
 
     job: Job
@@ -47,6 +47,7 @@ class RankSteps:
     copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]
     drill: Fault | None = None
     undisturbed: RankSteps | None = None
+    trial: bool = False
 
 
 def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
@@ -87,15 +88,22 @@ def _work(world: World, todo: RankSteps, drawn: Drawings) -> dict[str, Any]:
 
     for name in (n for n in todo.names if n in todo.copies):
         step = todo.job.steps[name]
-        verdict = module(step).run_copies(step, world, todo.copies[name], todo.folder, drawn)
+        with out_of_memory.explained(world, todo.job, plan=None, trial=todo.trial):
+            verdict = module(step).run_copies(step, world, todo.copies[name], todo.folder, drawn)
         if world.rank == 0:
             world.send({"text": f"{name}: {verdict}"})
 
     left = [n for n in todo.names if n not in todo.copies]
     if not left:
         return {}
+    with out_of_memory.explained(world, todo.job, todo.plan, todo.trial):
+        return _on_model(world, todo, left, drawn)
+
+
+def _on_model(world: World, todo: RankSteps, names: Sequence[str], drawn: Drawings) -> dict[str, Any]:
+    """The steps ``names``, which share one model."""
     live = _session(world, todo, drawn)
-    for name in left:
+    for name in names:
         step = todo.job.steps[name]
         if live.resumed and loads(step):  # what was loaded has been trained on since
             continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import torch
+
 
 class Diary:
     """A line for every call; ``stop_at``: asks to stop after that step, ``fails``: the hook that raises."""
@@ -52,3 +54,12 @@ class Misspelt:
 
 class Silent:
     """It has no hook."""
+
+
+class Hungry:
+    """Wants more memory than a device has, after each step."""
+
+    def on_step(self, event: Any) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of ..."
+        )

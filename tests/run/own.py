@@ -72,6 +72,41 @@ class Limited(nn.Module):
         return out
 
 
+class Hungry(nn.Module):
+    """On ``rank`` wants more memory than there is: of the CPU, really; of a device, as torch says it there."""
+
+    def __init__(self, rank: int, of: str) -> None:
+        super().__init__()
+        self.rank, self.of = rank, of
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "meta" or os.environ["RANK"] != str(self.rank):
+            return x
+        if self.of == "cpu":
+            torch.empty(1 << 60, dtype=torch.uint8)
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of ..."
+        )
+
+
+class Feeding(nn.Module):
+    """Its ``hungry`` is a module of its own: what it does is not traced."""
+
+    def __init__(self, vocab: int, dim: int, rank: int, of: str) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, dim)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(dim, dim), nn.Tanh(), nn.Tanh()) for _ in range(2))
+        self.hungry = Hungry(rank, of)
+        self.head = nn.Linear(dim, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(self.hungry(x))
+        return out
+
+
 class Warned(Fragile):
     """torchrun's SIGTERM, for another rank has failed, comes to rank 0 at the worst moment: while it records why."""
 

@@ -1,0 +1,46 @@
+"""``steps=[calibrate]`` on the device, and what plans say with the cluster that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.gpu.lab import Bench
+from benchmarks.gpu.request import FULL, SELECTIVE, words
+from benchmarks.gpu.starts import several
+from launcher.job.compose import compose
+from launcher.planner.plan_job import plan_job
+
+RANKS = 2
+"""Links cannot be measured on one; both ranks share the device, so its speeds are those of a half of it."""
+
+
+def calibrate(bench: Bench) -> None:
+    """Two ranks measure; the plans of one rank with their file are told beside."""
+    compose(words(bench))
+    bench.turn()
+    written = bench.folder / "conf" / "cluster" / "lab.yaml"
+    written.parent.mkdir(parents=True)
+    seconds = 5 if bench.dry else 20  # what is only tried may be as noisy as it likes
+    several(
+        bench,
+        RANKS,
+        "recipe=lm_single",
+        "data=random_tokens",
+        "train.precision=bf16",
+        "steps=[calibrate]",
+        "parallel.grid.dp_replicate=2",
+        f"steps.calibrate.to={written}",
+        f"steps.calibrate.seconds={seconds}",
+        f"steps.calibrate.spread={100 if bench.dry else 1}",
+    )
+    bench.tell(cluster=written.read_text(), planned_ms=planned_ms(bench, written.parents[1]))
+
+
+def planned_ms(bench: Bench, config_dir: Path) -> dict[str, float | None]:
+    """Milliseconds of a step as each plan has them with that cluster."""
+    out: dict[str, float | None] = {}
+    for name, more in {"eager": (), "recompute full": (FULL,), "recompute selective": (SELECTIVE,)}.items():
+        plan = plan_job(compose(words(bench, *more, "cluster=lab"), config_dir=config_dir).job)
+        step = plan.estimate.step
+        out[name] = None if step is None else round(step.seconds * 1e3, 1)
+    return out

@@ -1,0 +1,63 @@
+"""The kernels of one step: the dearest by name, and together as products, attention and the rest."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.device import synchronize
+from launcher.runtime.training.kernel_times import KernelTimes, activities, kernel_times, shortened
+
+# names of NVIDIA's libraries, of inductor's, and of torch's operators on a CPU
+GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("attention", re.compile(r"sdpa|flash|fmha|attention|convert_dq|dot_do_o", re.IGNORECASE)),
+    ("products", re.compile(r"nvjet|gemm|cutlass|cublas|aten::(mm|bmm|addmm)$|mkldnn_linear", re.IGNORECASE)),
+)
+MOST = 28
+
+
+def group(name: str) -> str:
+    """Which of the groups a kernel belongs to.
+
+    >>> group("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"), group("triton_poi_fused_add_8")
+    ('products', 'rest')
+    >>> group("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26"), group("aten::mm")
+    ('attention', 'products')
+    """
+    return next((word for word, pattern in GROUPS if pattern.search(name)), "rest")
+
+
+def profiled(one: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Kernels of one more step, of the device alone: events of the CPU would slow it."""
+    kinds = activities(device)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*Profiler clears events")
+        with torch.profiler.profile(activities=kinds[-1:]) as trace:
+            one()
+            synchronize(device)
+    return told(kernel_times(trace))
+
+
+def told(times: KernelTimes) -> dict[str, Any]:
+    """As values of JSON: milliseconds of each group, and of the dearest kernels."""
+    groups = dict.fromkeys(("products", "attention", "rest"), 0.0)
+    for row in times.rows:
+        groups[group(row.name)] += row.seconds * 1e3
+    return {
+        "kernels_ms": round(times.seconds * 1e3, 2),
+        "kernels_of": times.on,
+        "groups_ms": {name: round(ms, 2) for name, ms in groups.items()},
+        "kernels": [[row.name[:160], row.calls, round(row.seconds * 1e3, 2)] for row in times.rows[:MOST]],
+    }
+
+
+def lines(values: Mapping[str, Any]) -> list[str]:
+    """A table to read, of what ``told`` returned."""
+    groups = ", ".join(f"{name} {ms:.1f}" for name, ms in values["groups_ms"].items())
+    out = [f"{values['kernels_ms']:.1f} ms of kernels ({values['kernels_of']}): {groups}"]
+    out += [f"{ms:9.2f} {calls:6d}  {shortened(name)}" for name, calls, ms in values["kernels"]]
+    return out

@@ -1,0 +1,89 @@
+"""What is trained: the 1.1B Llama on a device, and a tiny one where everything is only tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.gpu.lab import Bench
+from launcher.job.compose import compose
+from launcher.job.schema.components import LanguageModel, RandomTokens
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
+
+ALWAYS = (
+    "recipe=lm_single", "data=random_tokens", "model.tied=false", "steps=[train]", "train.precision=bf16",
+    "optim.lr=1e-4",
+)  # fmt: skip
+# TinyLlama's shape: 1.1 billion parameters, four micro batches of 8192 tokens
+LLAMA_1B = (
+    "data.vocab_size=32000", "data.seq_len=2048", "model.dim=2048", "model.layers=22", "model.heads=32",
+    "model.kv_heads=4", "model.ffn_dim=5632", "train.batch_size=16", "parallel.pipeline.micro_batch_num=4",
+)  # fmt: skip
+TINY_LM = (
+    "data.vocab_size=128", "data.seq_len=16", "model.dim=32", "model.layers=2", "model.heads=4",
+    "model.kv_heads=2", "model.ffn_dim=64", "train.batch_size=4", "parallel.pipeline.micro_batch_num=2",
+)  # fmt: skip
+FULL = "parallel.recompute={modules: layers.*, policy: full}"
+SELECTIVE = "parallel.recompute={modules: layers.*, policy: selective}"
+COMPILE = "train.compile={modules: layers.*, backend: BACKEND}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model and its batch, as a hand-written loop needs them."""
+
+    vocabulary: int
+    time: int
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    batch: int
+    micros: int
+
+    @property
+    def head(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def tokens(self) -> int:
+        """Of an optimizer step."""
+        return self.batch * self.time
+
+
+def backend(bench: Bench) -> str:
+    """Of ``torch.compile``: what is compiled for a CPU takes too long to be tried."""
+    return "aot_eager" if bench.dry else "inductor"
+
+
+def words(bench: Bench, *more: str) -> list[str]:
+    """The overrides of a request."""
+    size = TINY_LM if bench.dry else LLAMA_1B
+    return [*ALWAYS, *size, *(w.replace("BACKEND", backend(bench)) for w in more)]
+
+
+def planned(bench: Bench, *more: str) -> tuple[Job, Plan]:
+    job = compose(words(bench, *more)).job
+    return job, plan_job(job)
+
+
+def shape(job: Job, plan: Plan) -> Shape:
+    model, data = job.model, job.data
+    assert isinstance(model, LanguageModel)
+    assert isinstance(data, RandomTokens)
+    assert data.vocab_size is not None
+    assert model.kv_heads is not None
+    assert model.ffn_dim is not None
+    return Shape(
+        vocabulary=data.vocab_size,
+        time=data.seq_len,
+        dim=model.dim,
+        layers=model.layers,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        ffn=model.ffn_dim,
+        batch=job.train.batch_size,
+        micros=plan.sizes.micros,
+    )

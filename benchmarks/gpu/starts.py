@@ -1,0 +1,160 @@
+"""Runs of the launcher itself: by default, on the device, and with several ranks on one device."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.gpu.lab import Bench
+
+LAUNCHER = (sys.executable, "-m", "launcher")
+TIMEOUT = "launch.timeout_s=60"
+"""A rank that waits for another one in vain ends before the part does."""
+
+
+class PartFailed(Exception):
+    """What a part was to show does not hold."""
+
+
+def launched(bench: Bench, *words: str) -> None:
+    """One command as a user types it; its run folder is the part's."""
+    log = bench.folder / "run.log"
+    with log.open("wb") as file:
+        code = subprocess.call(
+            [*LAUNCHER, *words, TIMEOUT, f"run_dir={bench.folder / 'run'}"],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    _told(bench, [code], [log])
+
+
+def on_device(bench: Bench, *words: str) -> None:
+    """One rank on the device."""
+    launched(bench, *words, "launch.nproc=1", f"launch.device={bench.device}")
+
+
+def several(bench: Bench, ranks: int, *words: str) -> None:
+    """``ranks`` on one device over its own collectives, each as a node of its own.
+
+    NCCL refuses two ranks on one device where both are on one host, so each says that it is on another.
+    """
+    port = _free_port()
+    ends = ["launch.nproc=1", f"launch.nnodes={ranks}", f"launch.device={bench.device}", TIMEOUT]
+    logs = [bench.folder / f"run.log.{rank}" for rank in range(ranks)]
+    started = []
+    for rank, log in enumerate(logs):
+        place = {
+            "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NCCL_HOSTID": f"lab{rank}",
+        }  # fmt: skip
+        with log.open("wb") as file:
+            started.append(
+                subprocess.Popen(
+                    [*LAUNCHER, *words, *ends, f"run_dir={bench.folder / 'run'}"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | {name: str(value) for name, value in place.items()},
+                )
+            )
+    _told(bench, [process.wait() for process in started], logs)
+
+
+def _told(bench: Bench, codes: Sequence[int], logs: Sequence[Path]) -> None:
+    """Values of a run that has ended; raises ``PartFailed`` with its own words where it failed."""
+    bench.tell(exit_codes=list(codes), **figures(bench.folder / "run"))
+    warned = [line for line in _lines(logs) if "Warning" in line]
+    if warned:
+        bench.tell(warnings=sorted({line.strip()[:200] for line in warned})[:5])
+    if any(codes):
+        raise PartFailed(_reason(codes, logs))
+
+
+def figures(run: Path) -> dict[str, object]:
+    """The losses of a run, and the verdict of its certificate."""
+    out: dict[str, object] = {}
+    metrics = run / "metrics.jsonl"
+    if metrics.exists():
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        out["losses"] = [round(row["loss"], 5) for row in rows if "loss" in row][:5]
+    certificate = run / "certificate.json"
+    if certificate.exists():
+        read = json.loads(certificate.read_text())
+        out |= {"holds": read["holds"], "verdict": read["verdict"]}
+    return out
+
+
+def _reason(codes: Sequence[int], logs: Sequence[Path]) -> str:
+    """The first line in which the launcher says what failed, else the last line of a rank that failed."""
+    own = [line for line in _lines(logs) if re.match(r"error|rank \d+", line.strip())]
+    failed = [log for code, log in zip(codes, logs, strict=True) if code]
+    words = own[:1] or [line for line in _lines(failed[:1]) if line.strip()][-1:] or ["it wrote nothing"]
+    return f"exit codes {sorted(set(codes))}: {words[0].strip()[:400]}"
+
+
+def _lines(logs: Sequence[Path]) -> list[str]:
+    return [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def tests(bench: Bench) -> None:
+    """The tests that need a device: how many passed, and the names of those that did not.
+
+    pytest-benchmark, where it is installed, turns a warning of xdist's into an error.
+    """
+    chosen = ["-m", "gpu"] if not bench.dry else ["-k", "step_says_what_is_known and cpu"]
+    workers = ["-n", str(min(5, bench.cores))] if _installed("xdist") and not bench.dry else []
+    timeout = ["--timeout", "60"] if _installed("pytest_timeout") else []
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [
+            sys.executable, "-m", "pytest", "-p", "no:benchmark", *chosen, *workers, *timeout,
+            "-vv", "-rfE", "--tb=short", f"--basetemp={scratch}/tests", "tests/gpu",
+        ]  # fmt: skip
+        with (bench.folder / "tests.log").open("wb") as log:
+            running = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+        while (code := running.poll()) is None:
+            time.sleep(1)
+            bench.tell(**counted((bench.folder / "tests.log").read_text(errors="replace")))
+    bench.tell(**counted((bench.folder / "tests.log").read_text(errors="replace")))
+    if code:
+        raise PartFailed(f"pytest ended with {code}")
+
+
+def counted(text: str) -> dict[str, object]:
+    """How many tests have ended by now in each way, and the names of those that did not pass.
+
+    Verbose pytest prints a line a test, xdist with the outcome first; the summary comes when all are done.
+    """
+    lines, _, summary = text.partition("short test summary info")
+    counts = {word: len(re.findall(word, lines)) for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
+    failures = re.findall(r"^(?:FAILED|ERROR) (?:\S+::)?(.+)$", summary, re.MULTILINE)
+    if not failures:
+        failures = re.findall(r"(?:FAILED|ERROR) \S*::(\S+)", lines)
+        failures += re.findall(r"::(\S+) (?:FAILED|ERROR)", lines)
+    return {
+        "counts": {word.lower(): n for word, n in counts.items() if n},
+        "failures": sorted({line[:200] for line in failures}),
+    }
+
+
+def _installed(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None

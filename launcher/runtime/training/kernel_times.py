@@ -1,0 +1,93 @@
+"""Kernels of a profile by name: how often each ran, and how long together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+
+NAME_WIDTH = 80
+"""Characters of a kernel's name in a table: names of templates take hundreds."""
+_NAMESPACES = re.compile(r"^void |at::native::|\(anonymous namespace\)::|c10::")
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """All calls of one kernel; on the CPU of one operator, without the operators that it calls."""
+
+    name: str
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """``rows``: the dearest first. ``on``: ``device`` or ``cpu``, where the times were taken."""
+
+    on: str
+    rows: tuple[KernelTime, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(row.seconds for row in self.rows)
+
+    def share(self, row: KernelTime) -> float:
+        return row.seconds / self.seconds if self.seconds else 0.0
+
+
+def kernel_times(profile: Any) -> KernelTimes:
+    """The kernels of a ``torch.profiler.profile`` that has ended.
+
+    A device's kernels, where the profiler saw any; else the operators of the CPU.
+    """
+    events = profile.key_averages()
+    rows = [
+        KernelTime(e.key, e.count, e.self_device_time_total / 1e6)
+        for e in events
+        if e.device_type != DeviceType.CPU and e.self_device_time_total > 0 and not e.is_user_annotation
+    ]
+    on = "device"
+    if not rows:
+        on = "cpu"
+        rows = [
+            KernelTime(e.key, e.count, e.self_cpu_time_total / 1e6)
+            for e in events
+            if e.device_type == DeviceType.CPU and not e.is_user_annotation
+        ]
+    return KernelTimes(on, tuple(sorted(rows, key=lambda row: -row.seconds)))
+
+
+def table(times: KernelTimes, most: int = 10) -> list[str]:
+    """Lines for the ``most`` dearest kernels: milliseconds, share, calls, name."""
+    kind = "kernel" if times.on == "device" else "operator"
+    lines = [f"{'ms':>9} {'share':>6} {'calls':>6}  {kind}"]
+    for row in times.rows[:most]:
+        lines.append(
+            f"{row.seconds * 1e3:9.2f} {times.share(row):6.1%} {row.calls:6d}  {shortened(row.name)}"
+        )
+    return lines
+
+
+def shortened(name: str) -> str:
+    """Without the words that stand in front of each of torch's own kernels, and cut to the width of a table.
+
+    >>> shortened("void at::native::(anonymous namespace)::cunn_SoftMaxBackward<4, float>(float*, long)")
+    'cunn_SoftMaxBackward<4, float>(float*, long)'
+    """
+    short = _NAMESPACES.sub("", name)
+    return short if len(short) <= NAME_WIDTH else f"{short[: NAME_WIDTH - 3]}..."
+
+
+def activities(device: torch.device) -> Sequence[Any]:
+    """What a profile records of a rank: its CPU, and its device where torch's profiler knows that kind."""
+    from torch.profiler import ProfilerActivity
+
+    supported = torch.profiler.supported_activities()
+    kinds = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU, "mtia": ProfilerActivity.MTIA}
+    kind = kinds.get(device.type, ProfilerActivity.PrivateUse1)
+    wanted = [ProfilerActivity.CPU] + ([] if device.type == "cpu" else [kind])
+    return [a for a in wanted if a in supported]

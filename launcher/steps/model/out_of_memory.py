@@ -1,0 +1,203 @@
+"""Out of memory on a rank, as one message: what there was, what was planned, which setting makes room."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from resource import RUSAGE_SELF, getrusage
+
+import torch
+
+from launcher.errors import RequestError, RunError
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import AUTO, Recompute
+from launcher.plan.capacity import LighterLayout, lighter
+from launcher.plan.cost.device_memory import KEY as MEMORY
+from launcher.plan.cost.memory import Memory
+from launcher.plan.plan import Plan
+from launcher.plan.values.text import GB, bytes_text
+from launcher.planner.plan_job import plan_job
+from launcher.runtime import free_memory
+from launcher.runtime.cluster.world import World
+from launcher.runtime.faults import OutOfMemory
+
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+PATIENCE_S = 30.0
+"""No lighter layout is planned any more after it: the other ranks wait for this message."""
+UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_ASKED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
+_ON_CPU = "DefaultCPUAllocator: can't allocate memory"
+_PARTS = ("params", "grads", "optimizer", "gathered", "activations")
+
+
+@dataclass(frozen=True)
+class InUse:
+    """Bytes of one device when it had no more; of the CPU those of the machine.
+
+    ``tensors`` of this rank held at most so many, ``kept``: the allocator had more, ``asked``: what was
+    wanted besides. ``total`` is 0 where nobody says.
+    """
+
+    device: str
+    total: int
+    free: int
+    tensors: int
+    kept: int
+    asked: int
+
+    @property
+    def others(self) -> int:
+        """What other processes have, and what a device's runtime takes for itself."""
+        return max(0, self.total - self.free - self.tensors - self.kept)
+
+    @property
+    def room(self) -> int:
+        """What this rank's tensors could have at most."""
+        return self.tensors + self.kept + self.free
+
+    @property
+    def missing(self) -> int:
+        """What tensors would have to take less for the request that failed to fit."""
+        return max(1, self.tensors + self.asked - self.room)
+
+    def __str__(self) -> str:
+        """
+        >>> print(InUse("cuda:1", 80 << 30, 1 << 30, 70 << 30, 4 << 30, 2 << 30))
+        of 80.0 GB its tensors held 70.0 GB, its allocator kept 4.0 GB, others held 5.0 GB; 1.0 GB were free
+        """
+        if not self.total:
+            return f"its process had taken {bytes_text(self.tensors)}; {bytes_text(self.free)} were free"
+        held = f"of {bytes_text(self.total)} its tensors held {bytes_text(self.tensors)}"
+        more = f"its allocator kept {bytes_text(self.kept)}, others held {bytes_text(self.others)}"
+        return f"{held}, {more}; {bytes_text(self.free)} were free"
+
+
+@contextmanager
+def explained(world: World, job: Job, plan: Plan | None, trial: bool = False) -> Iterator[None]:
+    """What the block raises for want of memory becomes one message; any other error passes through.
+
+    ``plan``: of what the block trains; ``None`` where that is something else. ``trial``: nobody looks for a
+    lighter layout, for others are tried anyway.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = _cause(error)
+        if cause is None:
+            raise
+        lines = _message(in_use(world.device, str(cause)), world.rank, job, plan, trial)
+        if isinstance(error, RunError):  # it says whose code it was
+            lines.append(str(error))
+        raise OutOfMemory("\n  ".join(lines)) from error
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """The allocator's error that ``error`` is or was raised from: torch's pipeline wraps a stage's errors."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, torch.OutOfMemoryError) or _ON_CPU in str(link):
+            return link
+        link = link.__cause__
+    return None
+
+
+def in_use(device: str, message: str) -> InUse:
+    """What the device has and who holds it; ``message`` is the allocator's, which says what was asked for."""
+    found = _ASKED.search(message)
+    asked = round(float(found[1]) * UNITS[found[2]]) if found else 0
+    if device == "cpu":
+        there = free_memory.ram()
+        own = getrusage(RUSAGE_SELF).ru_maxrss << 10
+        return InUse(device, 0, there.ram if there else 0, own, 0, asked)
+    at = torch.device(device)
+    module = torch.get_device_module(at)
+    free, total = module.mem_get_info(at)
+    tensors = module.max_memory_allocated(at)
+    return InUse(device, total, free, tensors, max(0, module.memory_reserved(at) - tensors), asked)
+
+
+def _message(at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool) -> list[str]:
+    wanted = f", {bytes_text(at.asked)} more were asked for" if at.asked else ""
+    lines = [f"out of memory on {at.device}{wanted}: {at}"]
+    if plan is None:
+        return lines
+    planned = plan.estimate.memory[rank]
+    lines.append(f"planned: {parts(planned)}")
+
+    # what makes room
+    if trial:
+        return lines
+    if (found := cure(at, rank, job, plan)) is not None:
+        lines.append(f"try: {found.words} (planned: {bytes_text(found.planned)})")
+    elif max(at.tensors, at.asked) > 2 * planned.total:
+        lines.append(
+            "most of it is not in the plan: it belongs to code of your own, or to the process itself"
+        )
+    else:
+        lines.append(
+            "no lighter layout of these ranks makes room: take more ranks or a smaller train.batch_size"
+        )
+    if at.device.startswith("cuda") and at.asked and at.kept > at.asked:
+        lines.append(f"its allocator kept more than that, in pieces: {EXPANDABLE} joins them")
+    return lines
+
+
+def parts(planned: Memory) -> str:
+    """All that is planned, and of what it is made, the largest first.
+
+    >>> print(parts(Memory(0, 4 << 30, 2 << 30, 8 << 30, gathered=0, activations=9 << 30)))
+    23.0 GB (activations 9.0 GB, optimizer 8.0 GB, params 4.0 GB, grads 2.0 GB)
+    """
+    sizes = sorted(((getattr(planned, name), name) for name in _PARTS), reverse=True)
+    each = ", ".join(f"{name} {bytes_text(n)}" for n, name in sizes if n)
+    return f"{bytes_text(planned.total)} ({each})"
+
+
+@dataclass(frozen=True)
+class Cure:
+    """What to add to the command, and the bytes that are planned then for the same rank."""
+
+    words: str
+    planned: int
+
+
+def cure(at: InUse, rank: int, job: Job, plan: Plan) -> Cure | None:
+    """The first layout with the same numbers that is planned to take enough less.
+
+    What is missing counts, not the plan's total: what ran out of memory took more than was planned, or had
+    less than there seemed to be.
+    """
+    began = time.monotonic()
+    before = plan.estimate.memory
+    target = before[rank].total - at.missing
+    if target <= 0:
+        return None
+    for words, other in _changes(job, plan, target):
+        if time.monotonic() - began > PATIENCE_S:
+            return None
+        try:
+            planned = plan_job(other).estimate.memory
+        except RequestError:  # not for this model, or beside what else was asked for
+            continue
+        if planned[rank].total <= target and _most(planned) <= _most(before):
+            return Cure(words, planned[rank].total)
+    return None
+
+
+def _most(memory: Sequence[Memory]) -> int:
+    return max(row.total for row in memory)
+
+
+def _changes(job: Job, plan: Plan, target: int) -> Iterator[tuple[str, Job]]:
+    """Requests that train the same numbers in less memory, and the words that make each."""
+    room = math.floor(target / GB * 1000) / 1000
+    if job.parallel.recompute is None and room > 0:
+        again = LighterLayout("parallel.recompute=auto", {"recompute": Recompute(modules=AUTO)})
+        cluster = job.cluster.model_copy(update={"memory_gb": room})
+        yield f"{again.words} {MEMORY}={room:g}", again.of(job).model_copy(update={"cluster": cluster})
+    for change in lighter(job, plan):
+        yield change.words, change.of(job)

@@ -1,0 +1,130 @@
+"""What a rank that has no memory left says of its device, and which lighter layout it proposes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from launcher.errors import RunError
+from launcher.job.compose import compose
+from launcher.plan.values.text import GB
+from launcher.planner.plan_job import plan_job
+from launcher.runtime.cluster.world import World
+from launcher.runtime.faults import OutOfMemory, failed, raised
+from launcher.steps.model.out_of_memory import EXPANDABLE, InUse, cure, explained
+from tests.parity import job
+
+HERE = World(0, 1, 0, 1, 0, "cpu", "gloo")
+FULL = InUse("cuda:0", total=80 * GB, free=GB // 2, tensors=74 * GB, kept=3 * GB, asked=2 * GB)
+LM = ["recipe=lm_single", "data=random_tokens", "train.batch_size=16", "steps=[train]"]
+
+
+def test_room_is_what_this_rank_has_and_what_is_free() -> None:
+    assert FULL.others == 80 * GB - GB // 2 - 77 * GB
+    assert FULL.room == 77 * GB + GB // 2
+    assert FULL.missing == 1  # in pieces: it would have fitted
+    tight = replace(FULL, kept=GB, asked=4 * GB)
+    assert tight.missing == 4 * GB - GB - GB // 2
+
+
+def proposed(missing: int, *words: str) -> tuple[str, int, int]:
+    """What is proposed where so many bytes are missing, what is planned then, and what was."""
+    asked = compose([*LM, *words]).job
+    plan = plan_job(asked)
+    found = cure(replace(FULL, tensors=0, kept=0, free=0, asked=missing), 0, asked, plan)
+    assert found is not None
+    pasted = plan_job(compose([*LM, *words, *found.words.split(" ")]).job)
+    assert pasted.estimate.memory[0].total == found.planned
+    return found.words, found.planned, plan.estimate.memory[0].total
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ((), "parallel.recompute=auto cluster.memory_gb="),
+        (("parallel.recompute={modules: layers.*}",), "parallel.pipeline.micro_batch_num="),
+        (
+            ("launch.nproc=2", "parallel.recompute={modules: layers.*}"),
+            "parallel.hsdp.shard_size=-1",
+        ),
+    ],
+    ids=["recompute", "smaller micro batches", "shards"],
+)
+def test_what_is_proposed_passes_when_pasted_and_saves_what_is_missing(words: tuple[str, ...], kind: str) -> None:
+    missing = 4 << 20
+    said, lighter, planned = proposed(missing, *words)
+    assert said.startswith(kind)
+    assert lighter <= planned - missing
+
+
+def test_a_policy_that_the_user_has_chosen_is_kept() -> None:
+    said, _, _ = proposed(1 << 20, "parallel.recompute={modules: layers.*, policy: selective}")
+    assert "recompute" not in said
+
+
+def test_nothing_is_proposed_that_does_not_save_enough() -> None:
+    asked = compose(LM).job
+    plan = plan_job(asked)
+    missing = plan.estimate.memory[0].total - (1 << 20)
+    assert cure(replace(FULL, tensors=0, kept=0, free=0, asked=missing), 0, asked, plan) is None
+
+
+def message(error: BaseException, plan: object = None) -> str:
+    with pytest.raises(OutOfMemory) as told, explained(HERE, job(), plan):  # type: ignore[arg-type]
+        raise error
+    return str(told.value)
+
+
+def wrapped(cause: BaseException) -> RuntimeError:
+    """As torch's pipeline raises what a stage raised."""
+    error = RuntimeError("[Stage 0] failed to run forward: ...")
+    error.__cause__ = cause
+    return error
+
+
+def test_the_errors_of_allocators_are_known_also_where_the_pipeline_wraps_them() -> None:
+    text = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.19 GiB of which ..."
+    assert "1.5 GB more were asked for" in message(torch.OutOfMemoryError(text))
+    assert "1.5 GB more were asked for" in message(wrapped(torch.OutOfMemoryError(text)))
+    with pytest.raises(RuntimeError) as real:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert "1048576.0 TB more were asked for" in message(real.value)
+    assert "asked for" not in message(torch.OutOfMemoryError("no more"))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), RuntimeError("out of memory, as a user says it"), RunError("ours")]
+)
+def test_every_other_error_passes_through(error: Exception) -> None:
+    with pytest.raises(type(error)) as same, explained(HERE, job(), None):
+        raise error
+    assert same.value is error
+
+
+def test_a_trial_of_a_layout_looks_for_no_other() -> None:
+    asked = job()
+    with pytest.raises(OutOfMemory) as told, explained(HERE, asked, plan_job(asked), trial=True):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+    assert "planned: " in str(told.value)
+    assert "try: " not in str(told.value)
+
+
+def test_ranks_that_ran_out_of_memory_too_are_one_line() -> None:
+    faults = [raised(rank, 0, OutOfMemory(f"out of memory on cuda:{rank}: figures of its own")) for rank in range(3)]
+    assert str(failed(faults)) == (
+        "rank 0: out of memory on cuda:0: figures of its own\nalso failed, the same way: ranks 1, 2"
+    )
+
+
+def test_an_allocator_that_keeps_pieces_is_told_how_to_join_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.steps.model.out_of_memory.in_use", lambda device, message: FULL)
+    asked = job()
+    assert EXPANDABLE in _with_plan(asked)
+
+
+def _with_plan(asked: object) -> str:
+    with pytest.raises(OutOfMemory) as told, explained(HERE, asked, plan_job(asked)):  # type: ignore[arg-type]
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    return str(told.value)
