@@ -16,9 +16,10 @@ from launcher.job.args import Args, parse
 from launcher.job.schema.redact import hide, typed
 from launcher.runtime import gc_thresholds
 from launcher.runtime.cluster import launch_env
-from launcher.runtime.stdio import spare_streams
+from launcher.runtime.stdio import open_missing, spare_streams
 
 if TYPE_CHECKING:
+    from launcher.job.compose import Depth
     from launcher.run.outer_ranks import Others
 
 UNSAID = 120
@@ -103,9 +104,7 @@ def _main(words: list[str], rank: int | None) -> int:
 @contextmanager
 def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Others | None]:
     """The other ranks of an outer launcher, none of which is left waiting; ``None`` where none is needed."""
-    from launcher.run.launch import outer_size
-
-    if outer_size() is None or _only_prints(args):
+    if launch_env.place() is None or _only_prints(args):
         yield None
         return
     from launcher.run.outer_ranks import leading
@@ -156,10 +155,11 @@ def _run(args: Args, words: list[str], rank: int | None) -> int:
             raise late(error, request) from error
 
 
-def look(words: Sequence[str], planned: bool = True) -> None:
+def look(words: Sequence[str], depth: Depth | None = None) -> None:
     """Raises ``RequestError`` for all that ``words`` can be refused for; starts nothing, prints nothing.
 
-    Not ``planned``: without importing torch, nor a class of the user's own.
+    ``depth``: how far it is judged, with its plan if ``None``. Short of that neither torch is imported nor a
+    class of the user's own.
     """
     args = parse(words)
     if args.help or args.version or args.completion:
@@ -167,15 +167,17 @@ def look(words: Sequence[str], planned: bool = True) -> None:
     if args.multirun:
         from launcher.sweep import check
 
-        check(args, planned)
+        check(args, depth)
         return
-    from launcher.job.compose import compose, late
+    from launcher.job.compose import Depth, compose, late
 
     request = compose(args.overrides, config_dir=args.config_dir)
+    if depth == Depth.COMPOSED:
+        return
     from launcher.run.run_job import rehearse
 
     try:
-        rehearse(request, planned)
+        rehearse(request, depth != Depth.SETTLED)
     except RequestError as error:
         raise late(error, request) from error
 
@@ -213,6 +215,7 @@ def script() -> NoReturn:
     The interpreter would walk through all of torch once more, which takes most of a second, and then take
     torch down, one of whose threads may abort a run that has ended well.
     """
+    open_missing()
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # classes of the user's own are here, as for python -m launcher
     gc_thresholds.seldom()

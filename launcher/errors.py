@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 DONE, FAILED, REFUSED, REQUEUE, INTERRUPTED = 0, 1, 2, 75, 130
 """What a command ends with; one that a signal has stopped with the ``code`` of its ``Interrupted``."""
-
-_OTHERS = (
-    os.path.dirname(os.path.abspath(__file__)) + os.sep,
-    "<",
-    *(path for name, path in sysconfig.get_paths().items() if name.endswith("lib")),
-)
-"""Where code is that is not the user's: ours, Python's, installed packages."""
 
 _SHOWN = 80
 """Characters of a line of source."""
@@ -94,11 +87,20 @@ def said(error: Exception) -> str:
     return str(error)
 
 
+@lru_cache(1)
+def _others() -> tuple[str, ...]:
+    """Where code is that is not the user's: ours, Python's, installed packages."""
+    import sysconfig  # reads how Python was built, which nobody needs who is not told of an error
+
+    ours = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    return (ours, "<", *(path for name, path in sysconfig.get_paths().items() if name.endswith("lib")))
+
+
 def of_users(error: BaseException) -> str:
     """What an error of the user's own code says, and the last line of it that ran: file, function, source."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     said_so = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_OTHERS):
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_others()):
         return f"{type(error).__name__}: {error.msg} ({_line(error.filename, error.lineno, '', error.text)})"
     own = users_frame(error)
     return f"{said_so} ({_line(own.filename, own.lineno, own.name, own.line)})" if own else said_so
@@ -107,7 +109,7 @@ def of_users(error: BaseException) -> str:
 def users_frame(error: BaseException) -> traceback.FrameSummary | None:
     """The last line of the user's own code that ran before ``error``, if any did."""
     frames = traceback.extract_tb(error.__traceback__)
-    return next((f for f in reversed(frames) if not f.filename.startswith(_OTHERS)), None)
+    return next((f for f in reversed(frames) if not f.filename.startswith(_others())), None)
 
 
 def _line(path: str, line: int | None, function: str, source: str | None) -> str:

@@ -50,6 +50,7 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
         "benchmarks/startup.py --times 1",
         [
             ("import torch +[0-9.]+ s", 1),
+            ("--help +[0-9.]+ s", 1),
             ("invalid request +[0-9.]+ s", 1),
             ("show=plan +[0-9.]+ s", 1),
             ("first step, 4 ranks +[0-9.]+ s", 1),

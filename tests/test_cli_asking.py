@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,72 @@ def test_a_cure_of_what_needs_no_plan_is_tried_without_torch(argv, tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path, env=where
     )
     assert done.stdout == "2 False\n"
+
+
+HELP = {
+    "",
+    "__main__",
+    "console",
+    "errors",
+    "job",
+    "job.args",
+    "job.help_text",
+    "job.schema",
+    "job.schema.redact",
+    "job.yaml",
+    "job.yaml.config_files",
+    "job.yaml.shipped",
+    "runtime",
+    "runtime.cluster",
+    "runtime.cluster.launch_env",
+    "runtime.gc_thresholds",
+    "runtime.stdio",
+}
+"""Modules of the launcher that ``--help`` may import."""
+JUDGES = ("job", "job.*", "run", "run.cures")
+"""Those that a misspelt request may import besides: what composes it, and what tries the cures."""
+LIBRARIES = {"_cython_*", "annotated_types", "antlr4", "cython_runtime", "hydra", "omegaconf", "packaging", "pydantic"}
+LIBRARIES |= {"pydantic_core", "typing_extensions", "typing_inspection", "yaml"}
+ALWAYS = {"__main__", "__mp_main__", "_distutils_hack", "launcher", "_sysconfigdata_*", "sitecustomize", "_virtualenv"}
+
+
+def imported(argv):
+    """The names below ``launcher``, and of libraries, that a command imports."""
+    script = (
+        f"import sys; from launcher.__main__ import main; main({argv})\n"
+        "own = {m.split('.')[0] for m in sys.modules}\n"
+        "print(*{m.partition('.')[2] for m in sys.modules if m.split('.')[0] == 'launcher'}, sep=','); "
+        "print(*own - set(sys.stdlib_module_names), sep=',')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
+    ours, theirs = done.stdout.splitlines()[-2:]
+    libraries = {n for n in theirs.split(",") if not any(fnmatch(n, a) for a in ALWAYS)}
+    return set(ours.split(",")), libraries
+
+
+def test_help_imports_next_to_nothing():
+    ours, libraries = imported(["--help"])
+    assert ours <= HELP
+    assert libraries == set()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train.stepz=3"],
+        ["train.stepz=3", "parallel.pipeline.scheduler=1f2b"],
+        ["recipe=lm_singel"],
+        ["recipe=lm_single", "model=lm_tiny", "optim=adam", "show=plan"],
+        ["--hlep"],
+    ],
+    ids=" ".join,
+)
+def test_a_misspelt_request_is_refused_by_what_composes_it(argv):
+    ours, libraries = imported(argv)
+    assert {n for n in ours - HELP if not any(fnmatch(n, j) for j in JUDGES)} == set()
+    assert {n for n in libraries if not any(fnmatch(n, a) for a in LIBRARIES)} == set()
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["show=config"], ["seed=1", "show=plan"]], ids=" ".join)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,17 @@ class Request:
     overrides: tuple[str, ...]
 
 
+class Depth(IntEnum):
+    """How far a request is judged: by the schema, with all that needs no torch, with its plan.
+
+    Each imports a multiple of what the one before does.
+    """
+
+    COMPOSED = 0
+    SETTLED = 1
+    PLANNED = 2
+
+
 class BadRequest(RequestError):
     """A request that cannot be carried out, and where its values (or those of a problem) were set.
 
@@ -60,6 +72,13 @@ class BadRequest(RequestError):
         self.late = late
         self.planned = planned
         super().__init__(problems)
+
+
+def depth(error: RequestError) -> Depth:
+    """How far the request was judged when ``error`` was raised."""
+    if error.planned:
+        return Depth.PLANNED
+    return Depth.SETTLED if isinstance(error, BadRequest) and error.late else Depth.COMPOSED
 
 
 def late(error: RequestError, request: Request) -> BadRequest:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository
+from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -59,10 +61,8 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
     places = [*(f"recipes://{r}" for r in configs.recipes), *(f"options://{c}" for c in configs.conf[1:])]
     overrides = [f"hydra.searchpath=[{','.join(map(quoted, places))}]", *choices]
     try:
-        with _opened(configs.conf[0]):
+        with _opened(configs.conf[0]) as loader:
             cfg = compose(CONFIG, overrides, return_hydra_config=True)
-            loader = GlobalHydra.instance().config_loader()
-            layers = loader.compute_defaults_list(CONFIG, overrides, RunMode.RUN)
     except Hostile as error:
         return error.problem
     except yaml.YAMLError as error:
@@ -78,7 +78,7 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
     recipe = cfg.hydra.runtime.choices.get("recipe")
     OmegaConf.set_struct(cfg, False)  # the schema judges keys
     del cfg["hydra"]
-    read = [(configs.file(d.config_path), d.package or "") for d in layers.defaults if d.config_path]
+    read = [(configs.file(d.config_path), d.package or "") for d in loader.merged if d.config_path]
     packages = ((path, package.replace("_global_", "").strip(".")) for path, package in read)
     files = tuple((path, package) for path, package in packages if path is not None)
     return Composed(cfg, files, recipe)
@@ -87,15 +87,37 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
 _of_shipped = lru_cache(64)(_hydrated)  # files that no request changes
 
 
+class _Loader(ConfigLoaderImpl):
+    """Hydra's loader; ``merged`` are the files it has merged last, in order.
+
+    Hydra tells them to who asks, by working them out again, which takes as long as to compose.
+    """
+
+    merged: Sequence[ResultDefault] = ()
+
+    def _compose_config_from_defaults_list(
+        self, defaults: list[ResultDefault], repo: IConfigRepository
+    ) -> DictConfig:
+        self.merged = tuple(defaults)
+        return super()._compose_config_from_defaults_list(defaults, repo)
+
+
 @contextmanager
-def _opened(folder: Path) -> Iterator[None]:
+def _opened(folder: Path) -> Iterator[_Loader]:
     """Hydra set up to read ``folder``; an enclosing Hydra application gets its own state back."""
     held = GlobalHydra.instance()
     mine = held.hydra
     held.clear()
     try:
         with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
-            yield
+            hydra = GlobalHydra.instance().hydra
+            assert hydra is not None
+            places = hydra.config_loader.get_search_path()
+            for place in places.get_path():
+                if place.provider == "main":
+                    place.path = f"options://{folder}"
+            hydra.config_loader = loader = _Loader(config_search_path=places)
+            yield loader
     finally:
         GlobalHydra.set_instance(held)
         held.hydra = mine

@@ -6,12 +6,13 @@ that the schema takes, and the request is looked at again. Nothing is started, n
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError
-from launcher.job.compose import BadRequest
+from launcher.job.compose import BadRequest, Depth, depth
 from launcher.job.cures.placeholder_values import placeholder
 from launcher.job.cures.placement import pasted, swept, whole_override
 from launcher.job.cures.safety import kept
@@ -22,6 +23,9 @@ from launcher.job.yaml.origins import Origins
 ROUNDS = 6
 OF_DEVICES = ("launch.device=", "launch.backend=")
 """Overrides that are judged where torch is."""
+SHOWN = ("show=plan", "show=config", "show=timeline")
+_LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~")
+"""A cure that sets a number of the layout, or takes a setting away."""
 Words = tuple[str, ...]
 Said = set[tuple[str, str]]
 Look = Callable[[Words], list["ListedProblem"]]
@@ -39,15 +43,18 @@ class ListedProblem:
         return self.problem.key, self.problem.text
 
 
-def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bool], None]) -> BadRequest:
+def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, Depth], None]) -> BadRequest:
     """``error``, with all else that can be known to be wrong with ``words``, and only with cures that hold.
 
-    ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else;
-    ``False``: without a plan, and without torch, which takes seconds to import. So a plan is made only
-    where one has found what is wrong.
+    ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else. It judges
+    as far as is needed, so that an answer comes at once: a misspelt word of a shipped request imports no
+    planner, what needs no plan imports no torch.
     """
     listed = _findings(error, words)
-    see = _seeing(words, look, error.planned)
+    far = depth(error)
+    if far == Depth.COMPOSED and _to_be_weighed(words, listed):
+        far = Depth.SETTLED
+    see = _seeing(words, look, far)
     for _ in range(ROUNDS):
         left = see(_mended(words, listed, listed, 0))
         if not left:
@@ -63,6 +70,21 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bo
             break
         listed = [*listed, *found]
     return _told(_holding(words, listed, see))
+
+
+def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> bool:
+    """Whether the schema has refused a request that may be wrong otherwise too, which the planner knows.
+
+    Shipped options go together. Other settings, files of the user's own and numbers of a layout may not.
+    """
+    groups = ConfigFiles().groups()
+    blamed = {f.problem.key for f in listed}
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        chosen = key in groups and value in ConfigFiles().options(key)
+        if not chosen and key not in blamed and word not in SHOWN:
+            return True
+    return any(_LAYOUT.search(f.problem.cure) for f in listed)
 
 
 def _told(listed: Iterable[ListedProblem]) -> BadRequest:
@@ -82,7 +104,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
     return out
 
 
-def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: bool) -> Look:
+def _seeing(typed: Sequence[str], look: Callable[[Words, Depth], None], deep: Depth) -> Look:
     """What is wrong with other words, each worked out once.
 
     No package that ``typed`` does not trust is imported. Whether there is a device for each rank torch alone
@@ -94,9 +116,9 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: 
         if words not in known:
             new = [w for w in words if w not in typed]
             trusting = any(w.startswith("security") for w in new)
-            devices = any(w.startswith(OF_DEVICES) for w in new)
+            far = Depth.PLANNED if any(w.startswith(OF_DEVICES) for w in new) else deep
             try:
-                look(words, (planned or devices) and not trusting)
+                look(words, min(far, Depth.SETTLED) if trusting else far)
                 known[words] = []
             except RequestError as error:
                 known[words] = _findings(error, words)

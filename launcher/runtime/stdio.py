@@ -1,4 +1,4 @@
-"""Standard streams that are files on a full disk: what does not fit is lost, and the run goes on."""
+"""Standard streams that are closed, or files on a full disk: what does not fit is lost, the run goes on."""
 
 from __future__ import annotations
 
@@ -29,11 +29,34 @@ def lossy(fd: int) -> TextIO:
     return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=fd == 2)
 
 
+def open_missing() -> None:
+    """Open those of the standard descriptors that are closed, as cron and daemons leave them, on /dev/null.
+
+    Called before anything else opens a file: a pipe or a log would get the number 1, and be closed, or
+    written to, as the standard output of a process that is started.
+    """
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            os.set_inheritable(fd, True)
+
+        # Python has none for a descriptor that was closed when it started
+        if getattr(sys, name) is None:
+            stream = io.TextIOWrapper(io.FileIO(fd, mode, closefd=False), "utf-8", "backslashreplace")
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
 def spare_streams() -> None:
     """Make the standard streams ``lossy`` where they are files, as under ``sbatch``."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is not None and stat.S_ISREG(os.fstat(fd).st_mode):
+        if stat.S_ISREG(os.fstat(fd).st_mode):
             stream.flush()
             setattr(sys, name, lossy(fd))
             setattr(sys, f"__{name}__", getattr(sys, name))

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import Problem, RequestError
 from launcher.job import sweep_grid
 from launcher.job.args import Args
-from launcher.job.compose import BadRequest, Request, late
+from launcher.job.compose import BadRequest, Depth, Request, late
 from launcher.job.overrides.grammar import shell
 from launcher.job.schema import redact
 from launcher.job.schema.sweep import GRID
@@ -57,10 +57,13 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
         return _run(asked, checked, at, _command(args, command))
 
 
-def check(args: Args, planned: bool) -> None:
-    """Raises ``RequestError`` with the problems of all cells; plans only if ``planned``."""
+def check(args: Args, depth: Depth | None) -> None:
+    """Raises ``RequestError`` with the problems of all cells, judged as far as ``depth`` says."""
     _refuse_outer_launcher(args, launch_env.rank())
-    if wrong := impossible(composed(args).cells, planned):
+    cells = composed(args).cells
+    if depth == Depth.COMPOSED:
+        return
+    if wrong := impossible(cells, depth != Depth.SETTLED):
         raise together(wrong)
 
 

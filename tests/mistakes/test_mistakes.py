@@ -11,6 +11,7 @@ import pytest
 
 import launcher.__main__
 from launcher.errors import RequestError
+from launcher.job.compose import Depth
 from launcher.job.yaml.shipped import RECIPES
 from tests.mistakes import answers
 from tests.mistakes.answers import answer, composed, next_command, refused, rows
@@ -37,15 +38,15 @@ def known_once():
     before = launcher.__main__.look
 
     @functools.cache
-    def found(words: tuple[str, ...], planned: bool) -> RequestError | None:
+    def found(words: tuple[str, ...], depth: Depth | None) -> RequestError | None:
         try:
-            before(words, planned)
+            before(words, depth)
         except RequestError as error:
             return error
         return None
 
-    def look(words, planned=True):
-        if error := found(tuple(words), planned):
+    def look(words, depth=None):
+        if error := found(tuple(words), depth):
             raise error
 
     with pytest.MonkeyPatch.context() as patch:

@@ -17,6 +17,7 @@ from launcher.job.schema.redact import typed
 from launcher.job.schema.steps import Prepare
 from launcher.job.yaml.origins import Origins
 from launcher.job.yaml.shipped import CONF
+from launcher.runtime.stdio import open_missing
 
 KEY = "steps.prepare"
 USAGE = "python -m launcher.data.prepare src=FILES dst=FOLDER tokenizer_file=tokenizer.json [key=value ...]"
@@ -59,4 +60,5 @@ def _whole(word: str) -> str:
 
 
 if __name__ == "__main__":
+    open_missing()
     sys.exit(main(sys.argv[1:]))

@@ -8,11 +8,15 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from omegaconf import Container, OmegaConf
 
 from launcher.job.yaml.limits import check
+from launcher.job.yaml.parsers import load
+from launcher.job.yaml.shipped import shipped
 
 GROUP = "recipe"
+HEADER = 512
+"""Characters at the start of a file in which Hydra looks for ``# @package``."""
 
 
 class RecipeSource(ConfigSource):
@@ -43,7 +47,7 @@ class RecipeSource(ConfigSource):
             raise ConfigLoadError(f"Recipe not found: {config_path}")
         check(path)
         return ConfigResult(
-            config=OmegaConf.load(path),
+            config=_loaded(path),
             path=self.full_path(),
             provider=self.provider,
             header={"package": "_global_"},  # a recipe is a whole run, whatever its folder
@@ -70,9 +74,22 @@ class OptionSource(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))
-        if path.exists():
-            check(path)
-        return super().load_config(config_path)
+        if not path.exists():
+            return super().load_config(config_path)  # which says that there is none
+        check(path)
+        with path.open(encoding="utf-8") as file:
+            header = ConfigSource._get_header_dict(file.read(HEADER))
+        return ConfigResult(
+            config=_loaded(path), path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header
+        )
+
+
+def _loaded(path: Path) -> Container:
+    """The configuration in ``path``, as ``OmegaConf.load`` reads it."""
+    if not shipped(path):
+        return OmegaConf.load(path)
+    data = load(path)
+    return OmegaConf.create({} if data is None else data)
 
 
 def register() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from launcher.errors import Problem
+from launcher.job.yaml.parsers import parser
 from launcher.job.yaml.shipped import short
 
 BYTES = 4 * 2**20
@@ -55,7 +56,7 @@ def _walked(path: Path, text: str) -> Problem | None:
     open_nodes: list[tuple[str | None, int]] = []  # the anchor, and how many nodes came before
     sizes: dict[str | None, int] = {}  # nodes below each anchor
     nodes = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=parser(path)):
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
                 why = f"*{event.anchor} stands within &{event.anchor}: it would have no end"
@@ -70,9 +71,9 @@ def _walked(path: Path, text: str) -> Problem | None:
         elif isinstance(event, yaml.ScalarEvent):
             nodes += 1
             sizes[event.anchor] = 1
-            if event.style is None and len(event.value) > DIGITS and re.fullmatch(r"[-+\d_]+", event.value):
+            if not event.style and len(event.value) > DIGITS and re.fullmatch(r"[-+\d_]+", event.value):
                 return _problem(path, event, f"a number of {len(event.value)} digits")
-            if event.style is None and SIXTIES.fullmatch(event.value):
+            if not event.style and SIXTIES.fullmatch(event.value):
                 why = f"{event.value} is a number to base 60 in YAML; in quotes it is text: '{event.value}'"
                 return _problem(path, event, why)
 

@@ -13,7 +13,8 @@ import yaml
 from launcher.job.schema.redact import HIDDEN, place, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.yaml.limits import check
-from launcher.job.yaml.shipped import CONF, RECIPES, short
+from launcher.job.yaml.parsers import parser
+from launcher.job.yaml.shipped import shipped, short
 
 COMMAND_LINE = "command line"
 
@@ -77,13 +78,13 @@ def _value(node: Any, key: str) -> Any:
 def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
     """Every key of every file, in order; a file comes with the package of its keys ("": the root)."""
     for path, package in files:
-        if path.is_relative_to(CONF) or path.is_relative_to(RECIPES):
+        if shipped(path):
             yield from _of_shipped(path, package, short(path), True)
         else:
             yield from _of_file(path, package, short(path), False)
 
 
-def _of_file(path: Path, package: str, name: str, shipped: bool) -> tuple[tuple[str, Origin], ...]:
+def _of_file(path: Path, package: str, name: str, ours: bool) -> tuple[tuple[str, Origin], ...]:
     check(path)
     lines = path.read_text(encoding="utf-8").splitlines()
     out = []
@@ -92,9 +93,9 @@ def _of_file(path: Path, package: str, name: str, shipped: bool) -> tuple[tuple[
         line = lines[mark.line].rstrip() if mark.line < len(lines) else ""
         if secret(key) and value not in (None, "", "null", "~") and not place(str(value)):
             source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}"
-            out.append((key, Origin(where, source, HIDDEN, shipped)))
+            out.append((key, Origin(where, source, HIDDEN, ours)))
         else:
-            out.append((key, Origin(where, redacted(line), value, shipped)))
+            out.append((key, Origin(where, redacted(line), value, ours)))
     return tuple(out)
 
 
@@ -102,7 +103,7 @@ _of_shipped = lru_cache(256)(_of_file)  # files that no request changes
 
 
 def _marks(path: Path, package: str) -> Iterator[tuple[str, Any, str | None]]:
-    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=parser(path))
     if not isinstance(root, yaml.MappingNode):
         return
     for key, value in root.value:

@@ -15,6 +15,11 @@ CONF = _shipped("conf")
 RECIPES = _shipped("recipes")
 
 
+def shipped(path: Path) -> bool:
+    """Whether ``path`` is one of our files, not the user's."""
+    return path.is_relative_to(CONF) or path.is_relative_to(RECIPES)
+
+
 def short(path: Path) -> str:
     """``path`` relative to the current or the shipped folders where it lies in one, else absolute."""
     full = Path(os.path.abspath(path))
