@@ -21,7 +21,7 @@ from torch import nn
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.parallel.deferred_init.fake_device import FakeDevice
-from launcher.parallel.deferred_init.operation_tape import Tape, remembered
+from launcher.parallel.deferred_init.operation_tape import PlainDraws, Tape, remembered
 from launcher.parallel.deferred_init.random_streams import seeded
 from launcher.parallel.deferred_init.replay import key, tensors
 from launcher.parallel.model_state.parameter_hooks import hooks, keep
@@ -120,6 +120,16 @@ def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
                     value = nn.Parameter(value, t.requires_grad)
                 store[name] = value  # type: ignore[assignment]
     return model
+
+
+def build_with_draws(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The model with its numbers, built in memory by the operations themselves.
+
+    Each draw is that of a recording from the same seed, so what is replayed must be equal to it.
+    """
+    tape = PlainDraws(seed)
+    with seeded(seed), _plain_device(), tape, _patched(tape):
+        return owned(build())
 
 
 def unknown(model: nn.Module, tape: Tape) -> list[str]:
