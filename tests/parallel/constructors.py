@@ -377,6 +377,16 @@ class OtherStrides(Made):
             self.register_buffer(name, t)
 
 
+class LooksAtStrides(Made):
+    """Whether it changes ``b`` too depends on how LAPACK lays out a result: no replay can know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        vh = torch.linalg.svd(torch.randn(6, 6))[2]
+        self.b = nn.Parameter(vh.contiguous())
+        vh[1:3].mul_(2)
+
+
 class Places(Made):
     """Indexes that are lists and arrays."""
 

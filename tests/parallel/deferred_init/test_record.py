@@ -84,20 +84,10 @@ def test_what_is_replayed_is_what_a_plain_construction_makes_of_the_same_draws(m
     assert differing(maker, model, recorded) == ""
 
 
-class LooksAtStrides(nn.Module):
-    """Whether it changes ``b`` too depends on how LAPACK lays out a result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        vh = torch.linalg.svd(torch.randn(6, 6))[2]
-        self.b = nn.Parameter(vh.contiguous())
-        vh[1:3].mul_(2)
-
-
 def test_a_constructor_that_is_not_replayed_as_it_runs_is_told():
-    model, recorded = record.record(LooksAtStrides, 5)
+    model, recorded = record.record(constructors.LooksAtStrides, 5)
     assert recorded.why == ""
-    assert differing(LooksAtStrides, model, recorded) == "makes other numbers of b when it is replayed"
+    assert differing(constructors.LooksAtStrides, model, recorded) == "makes other numbers of b when it is replayed"
 
 
 def test_attributes_of_modules_are_those_of_a_plain_construction():
