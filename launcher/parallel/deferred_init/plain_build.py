@@ -35,7 +35,7 @@ def plain_tensors(build: Build, seed: int) -> dict[str, Tensor]:
     """Every tensor of a plain construction, by first name, without those that are on the meta device."""
     model = build_with_draws(build, seed)
     named = (*model.named_parameters(), *model.named_buffers())
-    return {n: t.detach() for n, t in named if not t.is_meta}
+    return {n: t for n, t in named if not t.is_meta}
 
 
 def unlike(made: Iterator[tuple[str, Tensor]], plain: Mapping[str, Tensor]) -> Iterator[str]:
@@ -45,6 +45,7 @@ def unlike(made: Iterator[tuple[str, Tensor]], plain: Mapping[str, Tensor]) -> I
             yield name
 
 
+@torch.no_grad()
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same numbers, up to a few roundings of the largest."""
     if a.shape != b.shape or a.dtype != b.dtype:

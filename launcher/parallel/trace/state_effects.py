@@ -32,6 +32,12 @@ ONCE = "embedding_renorm_"
 """To do it twice is to do it once."""
 
 
+def is_dropout(module: nn.Module) -> bool:
+    """Whether it is a module of torch whose only draw is the dropout that it can be told to leave out."""
+    known = isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention)
+    return known and type(module).forward.__module__.startswith("torch.")
+
+
 @dataclass
 class _Seen:
     """What happened to one tensor.
@@ -56,6 +62,8 @@ class StateEffects(Dispatch):
         self.reads: dict[str, None] = {}
         self.foreign: dict[tuple[int, ...], None] = {}
         self.mixed: dict[str, None] = {}
+        self.draws: dict[str, None] = {}
+        self.dropouts: set[str] = set()
 
         # tensors by id and storages: their names, who made them, and what they come from
         self._ids: dict[int, str] = {}
@@ -101,6 +109,8 @@ class StateEffects(Dispatch):
         if id(module) in self._known:
             return
         self._known.add(id(module))
+        if is_dropout(module):
+            self.dropouts.add(path)
         for attr, t in (*module._parameters.items(), *module._buffers.items()):
             full = f"{path}.{attr}" if path else attr
             if t is None and attr in module._buffers:
@@ -135,6 +145,7 @@ class StateEffects(Dispatch):
         labels = self._of(_tensors((*args, *kwargs.values())))
         if torch.Tag.nondeterministic_seeded in func.tags:
             labels |= {DATA}
+            self.draws[self.running()] = None
         if labels:
             for t in _tensors((out,)):
                 self._add(t, labels)
