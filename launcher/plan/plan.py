@@ -337,8 +337,7 @@ def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, 
     each_time = at.hsdp is None or at.hsdp.optimizer_level == "level3"
     ahead = AHEAD if transformer_opt.gathers_ahead(job) else None
     for pp in range(at.sizes.grid["pp"]):
-        held = () if each_time else at.sizes.held(pp)
-        yield gatherings(at.groups, at.visits, held, ahead, graph.swapped)
+        yield gatherings(at.groups, at.visits, () if each_time else at.sizes.held(pp), ahead, graph.swapped)
 
 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
@@ -356,8 +355,7 @@ def _estimate(
 ) -> Estimate:
     """``timeline``: of the schedule, with nothing sent yet."""
     sent = traffic(at, fused)
-    early = transformer_opt.reduces_early(job) and fused.limits.scatter is None
-    loads = rank_loads(at, fused.sums, early)
+    loads = rank_loads(at, fused.sums, transformer_opt.reduces_early(job) and fused.limits.scatter is None)
     rows = memory(at.params, at.sizes, StateSize.of(job, traits), tuple(load.fullest for load in loads))
     flops = step_flops(at.graphs, at.sizes)
     work, fast = step_work(at, fused, rows, flops), speeds(job)

@@ -20,6 +20,7 @@ from launcher.errors import RunError
 from launcher.job.schema import steps
 from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init import fill, plain_build, record
+from launcher.parallel.dispatch.modes import is_dropout
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
@@ -35,8 +36,8 @@ from launcher.steps import train
 from launcher.steps.certification.certificate import Certificate, as_json, verdict
 from launcher.steps.certification.comparison import Judge
 from launcher.steps.certification.gather_full import Piece, gathered, pieces
+from launcher.steps.certification.oracle.equal_draws import EqualDraws
 from launcher.steps.certification.oracle.samples import First, Narrow, Samples, held_out
-from launcher.steps.certification.random_draws import EqualDraws, undropped
 from launcher.steps.model import build_session
 from launcher.steps.model.shared_construction import Drawings
 
@@ -198,6 +199,15 @@ def _draw_alike(live: Session, drawing: bool) -> None:
 
 def _undropped(model: nn.Module) -> None:
     undropped([model])
+
+
+def undropped(modules: Iterable[nn.Module]) -> None:
+    """Dropout modules of torch off; what else draws is made to draw the same."""
+    for m in (m for module in modules for m in module.modules() if is_dropout(m)):
+        if isinstance(m, nn.MultiheadAttention):
+            m.dropout = 0.0
+        else:
+            m.p = 0.0  # type: ignore[assignment]
 
 
 def _others(live: Session) -> Mapping[str, Tensor]:

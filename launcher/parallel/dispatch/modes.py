@@ -26,6 +26,12 @@ def in_training(build: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
+def is_dropout(module: nn.Module) -> bool:
+    """Whether it is a module of torch whose only draw is the dropout that it can be told to leave out."""
+    known = isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention)
+    return known and type(module).forward.__module__.startswith("torch.")
+
+
 @dataclass(frozen=True)
 class Modes:
     """What ``train()`` and ``eval()`` of a whole model make of each module: its flag in each of the two.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.dispatch.modes import Dispatch, is_dropout
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.plan.values.facts import Change
 
@@ -30,12 +30,6 @@ FRESH = torch.ops.aten.lift_fresh.default
 
 ONCE = "embedding_renorm_"
 """To do it twice is to do it once."""
-
-
-def is_dropout(module: nn.Module) -> bool:
-    """Whether it is a module of torch whose only draw is the dropout that it can be told to leave out."""
-    known = isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention)
-    return known and type(module).forward.__module__.startswith("torch.")
 
 
 @dataclass

@@ -55,7 +55,6 @@ def train(s: Session, loop: Loop) -> None:
     """
     stall: dict[str, float] = {}
     s.passed = 0
-    s.model.train()
     look(s)
     if s.average is not None:
         s.average.begin()

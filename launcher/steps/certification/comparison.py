@@ -20,6 +20,9 @@ from launcher.steps.certification.oracle import start
 from launcher.steps.certification.oracle.samples import Narrow, Samples
 from launcher.steps.certification.oracle.training import Cut, Outcome, Prepare, Training
 
+ROUNDINGS = 8.0
+"""Of the norm of a usual step: what gradients that cancel are made of."""
+
 
 class Judge:
     """Rank 0 has it. ``done``: optimizer steps so far, by its own count."""
@@ -38,6 +41,8 @@ class Judge:
     def draws(self) -> bool:
         """Whether a forward draws random numbers that must be made equal. What cannot be is a finding."""
         drawing, foreign = self.training.draws()
+        if not foreign:
+            self.findings.append(_judged(0, "draws", "", ""))
         for name, stream in foreign.items():
             note = f"{name or 'the model'} draws from {stream}, so that no two trainings can be compared"
             self.findings.append(_judged(0, "draws", name, f"{note}; draw with torch"))
@@ -109,8 +114,9 @@ class Judge:
         """``row`` is what the loop reported of the next step. ``update`` is due then."""
         want = self._outcome(clip, scale, narrow)
         self.done += 1
-        # of positions that are all alike gradients may be what roundings leave: those of a usual step
-        found = self._gradients(row, grads, want, least=0.0 if narrow is None else self._usual)
+        # of positions that are all alike gradients may be what roundings leave: a few of a usual step's
+        least = 0.0 if narrow is None else ROUNDINGS * self._usual
+        found = self._gradients(row, grads, want, least)
         if narrow is None:
             self._usual = max(self._usual, want.norm)
         for name, read in self.training.statistics().items() if narrow is None else ():

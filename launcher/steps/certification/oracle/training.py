@@ -16,9 +16,9 @@ from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle import orthogonal_steps, rules
+from launcher.steps.certification.oracle.equal_draws import EqualDraws, ForeignDraws
 from launcher.steps.certification.oracle.objective import Objective
 from launcher.steps.certification.oracle.samples import Narrow, Samples
-from launcher.steps.certification.random_draws import EqualDraws, ForeignDraws
 
 FAR = 8.0
 """How many times larger gradients may get before they overflow."""
@@ -140,8 +140,6 @@ class Training:
 
     def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
         """Loss and gradients of a step; backward works on ``scale`` times the loss."""
-        for model in self.models:
-            model.train()
         before = [_kept(models.state(m), but=self.named) for m in self.models[:2]]
         found = self._backward(self.models, batch, clip, scale)
         first = models.persistent(self.models[0])

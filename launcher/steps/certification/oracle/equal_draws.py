@@ -8,7 +8,7 @@ shape. A mask is then the same for the same sample and position, wherever it is 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
@@ -16,68 +16,77 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-from launcher.errors import RunError
-from launcher.parallel.dispatch.modes import Dispatch
-from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
-from launcher.parallel.trace.state_effects import is_dropout
+from torch.utils._python_dispatch import TorchDispatchMode
 
 MANY = 10_000
 """Draws of one shape in a row that no forward makes, unless it draws until it likes what it gets."""
 
 
-def undropped(modules: Iterable[nn.Module]) -> None:
-    """Dropout modules of torch off; other draws are made equal."""
-    for m in (m for module in modules for m in module.modules() if is_dropout(m)):
-        if isinstance(m, nn.MultiheadAttention):
-            m.dropout = 0.0
-        else:
-            m.p = 0.0  # type: ignore[assignment]
+class EqualDraws(TorchDispatchMode):
+    """Enter it around forwards and backwards. ``drew``: whether anything did.
 
-
-class EqualDraws(Dispatch):
-    """Enter it around forwards and backwards. ``drew``: whether anything did."""
+    Raises ``RuntimeError`` where a forward would draw the same for ever.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drew = False
         self._last, self._same = "", 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         self.drew = True
-        shape = _shape(args, kwargs)
+
+        # one that draws until it likes what it gets would never get anything else
+        leaves = list(_leaves((args, kwargs)))
+        shape = _shape(leaves)
         self._same = self._same + 1 if shape == self._last else 0
         self._last = shape
         if self._same > MANY:
-            text = f"the forward draws {MANY} times in a row numbers of the shape {shape}"
-            raise RunError(f"{text}: it draws until it likes them, which cannot be certified")
-        seed = crc32(shape.encode())
-        with torch.random.fork_rng(_devices(args, kwargs)):
-            torch.manual_seed(seed)
-            args, kwargs = tree_map_only(torch.Generator, lambda g: None, (args, kwargs))
+            text = f"the forward draws numbers of the shape {shape} {MANY} times in a row"
+            raise RuntimeError(f"{text}: until it likes them, so that no two trainings can be compared")
+
+        # the default generators, whatever it was to draw from
+        args, kwargs = _without_generators(args), _without_generators(kwargs)
+        device = kwargs.get("device") or next((a.device for a in leaves if isinstance(a, Tensor)), "cpu")
+        accelerators = [torch.device(device)] if torch.device(device).type == "cuda" else []
+        with torch.random.fork_rng(accelerators):
+            torch.manual_seed(crc32(shape.encode()))
             return func(*args, **kwargs)
 
 
-def _shape(args: Any, kwargs: Any) -> str:
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for v in value:
+            yield from _leaves(v)
+    else:
+        yield value
+
+
+def _without_generators(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_generators(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(map(_without_generators, value))
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _shape(leaves: list[Any]) -> str:
     """That of the first tensor, or what a factory is told."""
-    leaves = tree_leaves((args, kwargs))
     first = next((tuple(a.shape) for a in leaves if isinstance(a, Tensor)), None)
     return str(first if first is not None else [a for a in leaves if type(a) is int])
 
 
-def _devices(args: Any, kwargs: Any) -> list[torch.device]:
-    """The accelerators that it may draw on."""
-    leaves = tree_leaves((args, kwargs))
-    found = [a.device for a in leaves if isinstance(a, Tensor)]
-    found += [torch.device(a) for a in (kwargs.get("device"),) if a is not None]
-    return [d for d in found[:1] if d.type == "cuda"]
-
-
 class ForeignDraws:
-    """The modules of ``model`` that draw from Python's or numpy's random stream, which no layout makes equal.
+    """The modules of ``model`` that draw from Python's or numpy's random stream, which nothing makes equal.
 
     ``foreign`` has their names, and what they draw from.
     """
@@ -89,7 +98,7 @@ class ForeignDraws:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The innermost module that draws is told first."""
+        """The innermost module that draws is the one that is named."""
         hooks = []
         for name, module in self._model.named_modules():
             left = lambda m, args, out, name=name: self._left(name)  # noqa: E731
@@ -105,13 +114,9 @@ class ForeignDraws:
     def _left(self, name: str) -> None:
         before, now = self._before.pop(), _states()
         for stream, was, state in zip(("Python's random", "numpy.random"), before, now, strict=True):
-            if was != state and not any(covered(name, n) for n in self.foreign):
+            inside = name + "." if name else ""
+            if was != state and not any(n == name or n.startswith(inside) for n in self.foreign):
                 self.foreign[name] = stream
-
-
-def covered(outer: str, name: str) -> bool:
-    """Whether the module ``name`` is inside of ``outer``, or is it."""
-    return not outer or name == outer or name.startswith(outer + ".")
 
 
 def _states() -> tuple[Any, Any]:
