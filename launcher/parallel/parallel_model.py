@@ -15,6 +15,7 @@ from launcher.parallel.blueprint import Blueprint
 from launcher.parallel.checks.placement import check
 from launcher.parallel.checks.rank_agreement import check_agreement
 from launcher.parallel.deferred_init.fill import fill
+from launcher.parallel.dispatch.modes import Modes
 from launcher.parallel.forward.compile import compile_modules
 from launcher.parallel.forward.flat_output import flatten
 from launcher.parallel.fsdp.gather_order import GatherOrder, agree
@@ -56,8 +57,22 @@ class ParallelModel:
     ties: list[Tied]
     statistics: Statistics
     halves: list[HalfWeights]
+    modes: Modes
     compiled: CompileTimes | None = None
     weights: list[Weights] = field(default_factory=list)
+
+    def train(self) -> None:
+        """Training mode, as ``model.train()`` of the whole model gives it to the modules that are here."""
+        self.modes.switch((p.module for p in self.parts), training=True)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode, and training mode again, as a loop does before and after a validation."""
+        self.modes.switch((p.module for p in self.parts), training=False)
+        try:
+            yield
+        finally:
+            self.train()
 
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
         """This rank's tensors, the first copy of each, in the plan's order."""
@@ -143,6 +158,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     """
     # this rank's stages, still without numbers
     drawn.axis.join(meshes.coords["tp"], meshes.tp)
+    modes = Modes.of(drawn.model)
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
     check_agreement(parts, drawn.whole)
     flatten(parts, plan)
@@ -178,6 +194,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         ties=ties,
         statistics=statistics(parts, plan, meshes),
         halves=[half_weights(part, plan) for part in parts],
+        modes=modes,
         compiled=compiled,
         weights=weights,
     )

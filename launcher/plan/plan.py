@@ -27,7 +27,7 @@ from launcher.plan.partition.stages import Crossing, Stage
 from launcher.plan.prediction.prediction import Prediction, predict
 from launcher.plan.prediction.speeds import speeds
 from launcher.plan.prediction.step_work import StepWork, step_work
-from launcher.plan.refusals import adapters, evaluation, model_effects, own_optimizer
+from launcher.plan.refusals import adapters, evaluation, model_effects, own_optimizer, random_draws
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Schedule
 from launcher.plan.schedule.simulate import Timeline
@@ -309,12 +309,13 @@ def _fused(
 ) -> Fused:
     """What travels together."""
     limits = comm_fusion.limits(job)
-    travels = at.dtypes.reduce if at.mixed else None
     return Fused(
         limits=limits,
         params=at.params,
         groups=at.groups,
-        buckets=buckets(at.params, at.stages, at.sizes, limits, reduce=travels),
+        buckets=buckets(
+            at.params, at.stages, at.sizes, limits, reduce=at.dtypes.reduce if at.mixed else None
+        ),
         scatters=scatters(at, limits.scatter),
         terms=sums(at.params, at.stages, at.sizes, frozenset(model.operators.partial)),
         tied=sum(t.trained and len(t.ranks) > 1 for t in at.ties),
@@ -336,8 +337,7 @@ def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, 
     each_time = at.hsdp is None or at.hsdp.optimizer_level == "level3"
     ahead = AHEAD if transformer_opt.gathers_ahead(job) else None
     for pp in range(at.sizes.grid["pp"]):
-        held = () if each_time else at.sizes.held(pp)
-        yield gatherings(at.groups, at.visits, held, ahead, graph.swapped)
+        yield gatherings(at.groups, at.visits, () if each_time else at.sizes.held(pp), ahead, graph.swapped)
 
 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
@@ -347,6 +347,7 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
     yield from own_optimizer.problems(job, traits, at, model.graph)
     yield from adapters.problems(job, at.params, model.graph)
     yield from evaluation.problems(job, model.skeleton, model.graph)
+    yield from random_draws.problems(job, model.graph.effects, at.sizes.pieces)
 
 
 def _estimate(
@@ -354,10 +355,8 @@ def _estimate(
 ) -> Estimate:
     """``timeline``: of the schedule, with nothing sent yet."""
     sent = traffic(at, fused)
-    early = transformer_opt.reduces_early(job) and fused.limits.scatter is None
-    loads = rank_loads(at, fused.sums, early)
-    moments = tuple(load.fullest for load in loads)
-    rows = memory(at.params, at.sizes, StateSize.of(job, traits), moments)
+    loads = rank_loads(at, fused.sums, transformer_opt.reduces_early(job) and fused.limits.scatter is None)
+    rows = memory(at.params, at.sizes, StateSize.of(job, traits), tuple(load.fullest for load in loads))
     flops = step_flops(at.graphs, at.sizes)
     work, fast = step_work(at, fused, rows, flops), speeds(job)
     return Estimate(
@@ -396,5 +395,6 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),
         *certify_copy.notes(job, at.sizes),
+        *random_draws.notes(job, model.graph.effects, at.sizes),
         *compile.notes(job),
     ]

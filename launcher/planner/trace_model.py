@@ -60,15 +60,18 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])):
         with _owned(job.model, "model"):
             model, tape = record(build, job.seed)
+        lost = tape.why
         if foreign(job.model):
+            from launcher.parallel.deferred_init.plain_build import differing
             from launcher.parallel.deferred_init.uninitialized import problems
 
             refuse(problems(build, model, tape))
+            lost = lost or (differing(build, model, tape) if job.parallel.deferred_init else "")
         known = model_facts.skeleton(model)
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
     refuse((*model_effects.unfit(known), *misnamed(known)))
     known = model_folder.with_stored(job, known)
-    return ModelRead(lambda: model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
+    return ModelRead(lambda: model, known, lost if job.parallel.deferred_init else "", tape.marks)
 
 
 class ReadOnce:

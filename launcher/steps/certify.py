@@ -19,11 +19,15 @@ from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema import steps
 from launcher.job.schema.job import Job
+from launcher.parallel.deferred_init import fill, plain_build, record
+from launcher.parallel.dispatch.modes import is_dropout
+from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
 from launcher.plan.plan import Plan
 from launcher.plan.settings.device_matrix import over_slices
-from launcher.planner.plan_job import plan_job
+from launcher.plan.values.facts import DTYPE
+from launcher.planner.plan_job import builder, plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import forked_streams
 from launcher.runtime.training import loop, save, state
@@ -33,6 +37,7 @@ from launcher.steps import train
 from launcher.steps.certification.certificate import Certificate, as_json, verdict
 from launcher.steps.certification.comparison import Judge
 from launcher.steps.certification.gather_full import Piece, gathered, pieces
+from launcher.steps.certification.oracle.equal_draws import EqualDraws
 from launcher.steps.certification.oracle.samples import First, Narrow, Samples, held_out
 from launcher.steps.model import build_session
 from launcher.steps.model.shared_construction import Drawings
@@ -101,7 +106,7 @@ def examine(
         folder=folder / FOLDER / job.train.precision,
         data=data,
         judge=Judge(copy, plan, data, device, prepare=_undropped) if world.rank == 0 else None,
-        drawn=drawn,
+        drawn=drawn or Drawings(),
     )
     with forked_streams(device):
         _compare(setup, plan.sizes.steps - MORE)
@@ -124,7 +129,7 @@ class Setup:
     folder: Path
     data: Dataset
     judge: Judge | None
-    drawn: Drawings | None
+    drawn: Drawings
 
 
 def _compare(s: Setup, steps: int) -> None:
@@ -132,26 +137,39 @@ def _compare(s: Setup, steps: int) -> None:
     live, judge = _live(s), s.judge
     start, others = gathered(s.plan, pieces(live.model, weights=True)), _others(live)
     if judge and start:
-        judge.start(start, others)
+        judge.start(start, others, _constructed(s))
     if not _told(judge is None or judge.agrees):
         return
 
     # plain steps, one whose experts idle, one after a save and a load; at last, for a forward may change
     # buffers, by padding too, a validation
     live.scaling.factor = _told(judge.scale(live.scaling.factor) if judge else 0.0)
-    clip = None
+    drawing, clip = _told(judge.draws() if judge else False), None
+    if not _told(judge is None or judge.agrees):
+        return
+    _draw_alike(live, drawing)
     try:
         while live.step < steps:
             norm = _step(live, s, clip)
             clip = clip or _clip(s.job, norm)
         _step(live, s, clip, _told(judge.narrow() if judge else None))
         live = _again(live, s)
+        _draw_alike(live, drawing)
         _next_batch(live, judge)
         _step(live, s, clip)
         _next_batch(live, judge)
-        _validate(live, judge)
+        _validate(live, judge, whole=drawing)
     except _NoNumbers:
         return
+
+
+def _constructed(s: Setup) -> Mapping[str, Tensor]:
+    """What a plain construction makes of the draws that the weights at step 0 come from."""
+    build, seed = builder(s.job), s.plan.seed
+    with s.drawn.as_first(s.job), default_dtype(dtype_of(DTYPE[s.plan.precision])):
+        if s.plan.deferred:
+            return plain_build.plain_tensors(build, seed)
+        return fill.tensors(record.build_in_memory(build, seed))
 
 
 class _NoNumbers(Exception):
@@ -173,17 +191,23 @@ def _live(s: Setup) -> Session:
     return live
 
 
+def _draw_alike(live: Session, drawing: bool) -> None:
+    """What this rank draws is what one process draws, as its ``Training`` has it."""
+    if drawing:
+        live.pipeline.around = EqualDraws
+
+
 def _undropped(model: nn.Module) -> None:
     undropped([model])
 
 
 def undropped(modules: Iterable[nn.Module]) -> None:
-    """Dropout off: each rank draws its own, so no two layouts drop the same."""
-    for m in (m for module in modules for m in module.modules()):
-        if isinstance(m, nn.modules.dropout._DropoutNd):
-            m.p = 0.0
-        elif isinstance(m, nn.MultiheadAttention):
+    """Dropout modules of torch off; what else draws is made to draw the same."""
+    for m in (m for module in modules for m in module.modules() if is_dropout(m)):
+        if isinstance(m, nn.MultiheadAttention):
             m.dropout = 0.0
+        else:
+            m.p = 0.0  # type: ignore[assignment]
 
 
 def _others(live: Session) -> Mapping[str, Tensor]:
@@ -253,8 +277,9 @@ def _narrowed(feed: Feed, narrow: Narrow, local: int) -> Feed:
     return replace(feed, train=narrow.view(feed.train), order=order)
 
 
-def _validate(live: Session, judge: Judge | None) -> None:
+def _validate(live: Session, judge: Judge | None, whole: bool) -> None:
     """On held-out samples that do not fill their last batch; nor a micro batch, where padding may not matter.
+    ``whole``: they fill micro batches, whose shape decides what a forward draws.
 
     Not of a model whose output depends on what an evaluation before it has changed: no two ways to cut it
     agree.
@@ -263,7 +288,11 @@ def _validate(live: Session, judge: Judge | None) -> None:
 
     def some(samples: Samples) -> Samples:
         held = held_out(samples, sizes.global_batch)
-        return First(samples, len(held) - len(held) % sizes.micro_batch) if live.plan.observed.mixed else held
+        return (
+            First(samples, len(held) - len(held) % sizes.micro_batch)
+            if whole or live.plan.observed.mixed
+            else held
+        )
 
     if len(some(feed.val)) and not live.plan.observed.unsteady:
         live.feed = replace(feed, val=some(feed.val))

@@ -337,8 +337,71 @@ class Draws(Made):
             self.old.index_fill_(0, torch.tensor([1]), 3.0)
 
 
+class OtherDtypes(Made):
+    """Views of another dtype: parts of complex numbers (S4, Hyena, LRU), bits (packed weights)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wave, x = torch.exp(1j * torch.randn(SIZE)), torch.randn(SIZE)
+        for name, t in {
+            "real": wave.real, "imag": wave.imag, "conj": wave.conj().imag, "pairs": torch.view_as_real(wave),
+            "one": wave[3, 2].imag, "row": wave.imag[:1].expand(SIZE),
+            "complex": torch.view_as_complex(x[:, :2].contiguous()),
+            "bits": x.view(torch.int32) % 7, "halves": x.bfloat16().view(torch.int16), "bytes": x.view(torch.uint8),
+            "eighth": x.to(torch.float8_e4m3fn).view(torch.uint8),
+            "signless": (x.view(torch.int32) & 0x7FFFFFFF).view(torch.float32),
+        }.items():  # fmt: skip
+            self.register_buffer(name, t)
+        self.register_buffer("doubled", (lambda z: (z.real.mul_(2), z)[1])(wave.clone()))
+        self.register_buffer("cleared", (lambda z: (z.view(torch.int32).bitwise_and_(0xFF), z)[1])(x.clone()))
+
+
+class OtherStrides(Made):
+    """Results that the CPU lays out in another way than the meta device says (PiSSA, LoftQ, images)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        m, image = torch.randn(8, 8), torch.randn(1, 5, 4, 3).to(memory_format=torch.channels_last)
+        u, s, vh = torch.linalg.svd(m)
+        values, vectors = torch.linalg.eig(m)
+        for name, t in {
+            "vh": vh.contiguous(), "us": u * s, "flat": vh.flatten(), "part": vh[1:3, 2:], "split": vh.split(3, 1)[1],
+            "column": vh.unbind(1)[1], "scaled": torch.linalg.svd(m)[2][1:3].mul_(2), "v": torch.svd(m)[2],
+            "thin": torch.linalg.svd(m[:, :3], False)[2],
+            "vectors": vectors.real, "values": values.imag, "diagonal": vectors.diagonal().real,
+            "rfft2": torch.fft.rfft2(image, dim=(0, 1)).abs(),
+            "conv": nn.functional.conv2d(image, torch.ones(2, 5, 1, 1)),
+            "transposed": nn.functional.conv_transpose2d(image, torch.ones(5, 2, 2, 2)),
+            "stft": torch.stft(m.flatten(), 8, 2, window=torch.ones(8), return_complex=True).real,
+        }.items():  # fmt: skip
+            self.register_buffer(name, t)
+
+
+class LooksAtStrides(Made):
+    """Whether it changes ``b`` too depends on how LAPACK lays out a result: no replay can know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        vh = torch.linalg.svd(torch.randn(6, 6))[2]
+        self.b = nn.Parameter(vh.contiguous())
+        vh[1:3].mul_(2)
+
+
+class Places(Made):
+    """Indexes that are lists and arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        x = torch.randn(SIZE)
+        self.register_buffer("rows", x[[0, 2]])
+        self.register_buffer("columns", x.T[:, [True, *[False] * 22, True]])
+        self.register_buffer("array", x[np.arange(3)])
+        x[[1, 4]] = 0.0
+        self.register_buffer("written", x)
+
+
 EXACT = [
     SkipsOnMeta, SkipsWhatIsMeta, OnlyOnTheCpu, AsksTheDefaultDevice, Flagged, SkipInit, MetaThenEmpty, Written, Numpy,
     Laws, Seeds, OwnGenerators, OtherSources, Looks, Loads, Outside, Caches, Moves, Tied,
-    Rotary, Blocks, Dtypes, Draws,
+    Rotary, Blocks, Dtypes, Draws, OtherDtypes, OtherStrides, Places,
 ]  # fmt: skip

@@ -36,6 +36,7 @@ def plain(job: Job, plan: Plan) -> nn.Module:
     """The model as its author wrote it, on the CPU."""
     with default_dtype(dtype_of(DTYPE[plan.precision])):
         model = builder(job)()
+        model.train()  # as a user's loop begins
         _, numbers = fill.from_constructor(builder(job), plan)
     first = {n: p.name for p in plan.params for n in p.names}
     for name, t in fill.tensors(model).items():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from launcher.data.shuffle import Indices
 from launcher.data.source import Source
@@ -187,6 +189,114 @@ class Autocast(Net):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.low):
             h = torch.tanh(self.c(x))
         return h.to(x.dtype)
+
+
+class DropsAttention(Net):
+    """Dropout within attention, which no module draws."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5 if self.training else 0.0)
+
+
+class DropsAttentionInside(Net):
+    """The same in a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = Attend()
+
+    def middle(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attend(x)
+        return out
+
+
+class Attend(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5 if self.training else 0.0)
+
+
+class NoisyAlways(nn.Module):
+    """Dropout that nobody can turn off, noise, and a generator of its own; in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.mix, self.b = nn.Linear(WIDTH, WIDTH), Noise(), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.mix(torch.tanh(self.a(x))))
+        return out
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.dropout(x, 0.25) + 0.1 * torch.randn_like(x)
+        return x * torch.rand(x.shape[:1], generator=torch.Generator().manual_seed(int(x.numel())))[:, None, None]
+
+
+class PythonNoise(Noise):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+class DrawsElsewhere(NoisyAlways):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = PythonNoise()
+
+
+class KeepsAsleep(Net):
+    """The whole model's train() keeps a norm in evaluation mode, and a dropout awake in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n, self.drop = nn.BatchNorm1d(4), Noisy()
+
+    def train(self, mode: bool = True) -> KeepsAsleep:
+        super().train(mode)
+        self.n.eval()
+        self.drop.training = True
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.drop(self.n(torch.tanh(self.a(x)))))
+        return out
+
+
+class Noisy(nn.Module):
+    """Adds a tenth while it trains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 1.1 if self.training else x
+
+
+class HandedOutAsleep(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.eval()
+
+
+class Factored(Net):
+    """A layer that is taken from a singular value decomposition, as PiSSA does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        u, s, vh = torch.linalg.svd(torch.randn(WIDTH, WIDTH))
+        self.u, self.vh = nn.Parameter(u * s), nn.Parameter(vh.contiguous())
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x @ self.u @ self.vh
+
+
+class Tied(Net):
+    """Two layers that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(WIDTH, WIDTH)
+        self.c.weight = self.a.weight
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.c(x))
 
 
 class Lion(torch.optim.Optimizer):

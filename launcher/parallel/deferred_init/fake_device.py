@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
@@ -33,6 +34,16 @@ def _asks_meta(func: Any, kwargs: Any) -> bool:
     return asked is not None and torch.device(asked).type == "meta"
 
 
+def _places(at: Any) -> Any:
+    """An index as it is written, with a tensor in the place of each list or array of numbers."""
+    if isinstance(at, tuple):
+        return tuple(map(_places, at))
+    if isinstance(at, np.ndarray):
+        return torch.as_tensor(at)
+    numbers = isinstance(at, list) and not any(isinstance(a, slice | T | type(None)) for a in at)
+    return torch.tensor(at) if numbers and at and at is not Ellipsis else at
+
+
 class FakeDevice(TorchFunctionMode):
     """Answers for meta tensors what they would say on the CPU. What the tape cannot know makes it fail."""
 
@@ -55,6 +66,9 @@ class FakeDevice(TorchFunctionMode):
             T.__array__: lambda t, *args, **kwargs: tape.show(t).__array__(*args, **kwargs),
             T.new_tensor: self._new,
             T.data.__set__: self._data,  # type: ignore[attr-defined]
+            # lists of places: torch would make a tensor of them without telling
+            T.__getitem__: lambda t, at: t[_places(at)],
+            T.__setitem__: lambda t, at, value: t.__setitem__(_places(at), value),
             # its memory, which is not there
             **{func: self._memory(func) for func in MEMORY},
         }

@@ -140,6 +140,8 @@ class Tape(Dispatch):
             return self.constant(t)
         if key(t) not in self.log.touched and key(t) not in self.off:
             self.remember(t)
+            if key(t) not in self.log.touched and t.numel():
+                self.fail("uses a tensor that no operation of the constructor made")
         return t
 
     def remember(self, t: torch.Tensor) -> None:
@@ -158,7 +160,7 @@ class Tape(Dispatch):
         # of what it writes, that which it fills; of what it reads, that of which only the shape counts
         others = {key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)}
         name = name_of(func)
-        makes = tuple(None if key(t) in ins else t for t in tensors(out))
+        makes = tuple(None if key(t) in ins else t.detach() for t in tensors(out))  # its shape may change
         fills = {key(t) for t in written if name in FILLS and _whole(t)} - others
         like = others if name.endswith("_like") or name.startswith("new_") else set[int]()
 
@@ -313,6 +315,21 @@ class Tape(Dispatch):
                 self.fail(f"takes {name} from somewhere else")
         if any(held.sum != held.checksum() for lent in self._lent.values() for held in lent):
             self.fail("changes an array after a tensor was made of it")
+
+
+class PlainDraws(Tape):
+    """Enter it around a construction in memory: each draw is the one that a recording gives its tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if self._pause or not _random(func):
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            device = kwargs.get("device")
+            away = any(t.is_meta for t in tensors((args, kwargs)))
+            away |= device is not None and torch.device(device).type == "meta"
+            draw, args, kwargs = self._drawn(func, args, kwargs, away)
+            return self._really(func, args, kwargs, draw)
 
 
 def remembered(t: torch.Tensor) -> torch.Tensor | None:

@@ -23,7 +23,8 @@ def seeded(seed: int) -> Iterator[None]:
 
     Only torch's generator of the CPU: a GPU's must not be touched by a process that will fork.
     """
-    numpy, python = sys.modules.get("numpy.random"), random.getstate()
+    numpy = getattr(sys.modules.get("numpy"), "random", None)  # which numpy imports when it is first used
+    python = random.getstate()
     legacy = numpy.get_state() if numpy else None
 
     with torch.random.fork_rng(devices=[]):

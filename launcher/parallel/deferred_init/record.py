@@ -21,9 +21,10 @@ from torch import nn
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.parallel.deferred_init.fake_device import FakeDevice
-from launcher.parallel.deferred_init.operation_tape import Tape, remembered
+from launcher.parallel.deferred_init.operation_tape import PlainDraws, Tape, remembered
 from launcher.parallel.deferred_init.random_streams import seeded
 from launcher.parallel.deferred_init.replay import key, tensors
+from launcher.parallel.dispatch.modes import in_training
 from launcher.parallel.model_state.parameter_hooks import hooks, keep
 from launcher.parallel.model_state.references import OWN, computed, forget, marks, overlaps, strangers
 
@@ -71,7 +72,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
     tape = Tape(seed)
     try:
         with seeded(seed), _plain_device(), tape, FakeDevice(tape), _patched(tape):
-            model = build()
+            model = in_training(build)
         _emptied(_checked(model, tape), tape)
         tape.finish(model)
     except RequestError:
@@ -87,7 +88,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
     # or with them
     if tape.why:
         with seeded(seed), _plain_device():
-            model = build()
+            model = in_training(build)
         model = _emptied(_checked(model, tape), Tape())
     return model, tape
 
@@ -109,7 +110,7 @@ def _plain_device() -> AbstractContextManager[Any]:
 def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """The model with its numbers, all of it, in memory: as after ``torch.manual_seed(seed)``."""
     with seeded(seed), _plain_device():
-        model = owned(build())
+        model = owned(in_training(build))
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for name, t in store.items():
@@ -120,6 +121,16 @@ def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
                     value = nn.Parameter(value, t.requires_grad)
                 store[name] = value  # type: ignore[assignment]
     return model
+
+
+def build_with_draws(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The model with its numbers, built in memory by the operations themselves.
+
+    Each draw is that of a recording from the same seed, so what is replayed must be equal to it.
+    """
+    tape = PlainDraws(seed)
+    with seeded(seed), _plain_device(), tape, _patched(tape):
+        return owned(in_training(build))
 
 
 def unknown(model: nn.Module, tape: Tape) -> list[str]:

@@ -158,11 +158,42 @@ def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
         return
     for made, t in zip(op.makes, tensors(out), strict=True):
         if made is not None:
-            real[key(made)] = t
+            real[key(made)] = _laid_out(t, made)
             if op.blank and fill is not None:
-                t.untyped_storage().fill_(fill)  # type: ignore[attr-defined]
+                real[key(made)].untyped_storage().fill_(fill)  # type: ignore[attr-defined]
+
+
+def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
+    """``t`` in memory as it was recorded: later views are taken by the recording's strides and offsets.
+
+    Kernels of the CPU (LAPACK, fft) may lay a result out in another way than those of the meta device say.
+    Raises ``NotReplayable`` where no layout in memory makes them the same.
+    """
+    if t.shape != recorded.shape or t.dtype != recorded.dtype:
+        was, now = (f"{str(a.dtype).removeprefix('torch.')} {list(a.shape)}" for a in (recorded, t))
+        raise NotReplayable(f"an operation of the constructor made {now}, and {was} on the meta device")
+    t = t.resolve_conj().resolve_neg()
+    place = (recorded.stride(), recorded.storage_offset())
+    if (t.stride(), t.storage_offset()) == place:
+        return t
+    nbytes = recorded.untyped_storage().nbytes()
+    made = torch.empty(nbytes, dtype=torch.uint8).view(t.dtype) if t.numel() else t.new_empty(0)
+    return made.as_strided(t.shape, *place).copy_(t)
 
 
 def _there(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
+    """``t`` with its numbers: the same bytes, read as ``t`` reads them.
+
+    A view may be of another dtype (``.real``, ``.view(torch.int32)``), conjugated or negative.
+    """
     at = real.get(key(t))
-    return t if at is None else at.as_strided(t.shape, t.stride(), t.storage_offset())
+    if at is None:
+        return t
+    place = (t.shape, t.stride(), t.storage_offset())
+    if at.dtype == t.dtype:
+        view = at.as_strided(*place)
+    else:
+        view = torch.empty(0, dtype=t.dtype).set_(at.untyped_storage(), t.storage_offset(), *place[:2])
+    if t.is_conj():
+        view = torch._conj(view)
+    return torch._neg_view(view) if t.is_neg() else view

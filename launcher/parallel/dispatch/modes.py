@@ -1,9 +1,10 @@
-"""Context managers for evaluation mode and the default dtype, and the base of our dispatch modes."""
+"""Training and evaluation mode, the default dtype, and the base of our dispatch modes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -18,12 +19,49 @@ class Dispatch(TorchDispatchMode):
         return False
 
 
+def in_training(build: Callable[[], nn.Module]) -> nn.Module:
+    """A new model in the mode that a loop begins with: ``model.train()``, whatever its maker left."""
+    model = build()
+    model.train()
+    return model
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Whether it is a module of torch whose only draw is the dropout that it can be told to leave out."""
+    known = isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention)
+    return known and type(module).forward.__module__.startswith("torch.")
+
+
+@dataclass(frozen=True)
+class Modes:
+    """What ``train()`` and ``eval()`` of a whole model make of each module: its flag in each of the two.
+
+    A module may override ``train`` to keep a part in evaluation mode. Where it is cut into stages nobody can
+    call its own ``train`` any more: its parts have theirs called, and then the flags that it gave them.
+    """
+
+    flags: tuple[tuple[nn.Module, bool, bool], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Modes:
+        """Leaves ``model`` in training mode."""
+        modules = tuple(model.modules())
+        model.eval()
+        evaluating = [m.training for m in modules]
+        model.train()
+        return cls(tuple((m, m.training, e) for m, e in zip(modules, evaluating, strict=True)))
+
+    def switch(self, parts: Iterable[nn.Module], training: bool) -> None:
+        """What ``model.train(training)`` does to the ``parts`` of the model that are here."""
+        for part in parts:
+            part.train(training)
+        for module, trains, evaluates in self.flags:
+            module.training = trains if training else evaluates
+
+
 @contextmanager
 def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Every module in evaluation mode, afterwards in the mode that it was in.
-
-    ``model.train()`` alone would wake up what its owner has put to sleep, a frozen BatchNorm for one.
-    """
+    """Whole models that are tried are in evaluation mode, afterwards each module in the one it was in."""
     models = tuple(models)
     was = [(m, m.training) for model in models for m in model.modules()]
     for model in models:

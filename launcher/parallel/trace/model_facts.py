@@ -53,7 +53,6 @@ from launcher.plan.values.operations import Operations, total
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}
 
-
 ELEMENTWISE = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
@@ -303,6 +302,8 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
         foreign=tuple(watch.effects.foreign),
         grads=tuple(watch.grads),
         mixed=tuple(watch.effects.mixed),
+        draws=tuple(watch.effects.draws),
+        dropouts=tuple(n for n in watch.effects.draws if n in watch.effects.dropouts),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.dispatch.modes import Dispatch, is_dropout
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.plan.values.facts import Change
 
@@ -56,6 +56,8 @@ class StateEffects(Dispatch):
         self.reads: dict[str, None] = {}
         self.foreign: dict[tuple[int, ...], None] = {}
         self.mixed: dict[str, None] = {}
+        self.draws: dict[str, None] = {}
+        self.dropouts: set[str] = set()
 
         # tensors by id and storages: their names, who made them, and what they come from
         self._ids: dict[int, str] = {}
@@ -101,6 +103,8 @@ class StateEffects(Dispatch):
         if id(module) in self._known:
             return
         self._known.add(id(module))
+        if is_dropout(module):
+            self.dropouts.add(path)
         for attr, t in (*module._parameters.items(), *module._buffers.items()):
             full = f"{path}.{attr}" if path else attr
             if t is None and attr in module._buffers:
@@ -135,6 +139,7 @@ class StateEffects(Dispatch):
         labels = self._of(_tensors((*args, *kwargs.values())))
         if torch.Tag.nondeterministic_seeded in func.tags:
             labels |= {DATA}
+            self.draws[self.running()] = None
         if labels:
             for t in _tensors((out,)):
                 self._add(t, labels)

@@ -236,7 +236,8 @@ class Effects:
     constructor left them; ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made
     there. ``grads``: modules that look at the gradient that a backward has left on a parameter.
     ``evaluated``: what a forward in evaluation mode changes; ``mixed``: the modules that then normalize over
-    the samples of their batch.
+    the samples of their batch. ``draws``: modules that draw random numbers in training, by the use of a
+    generator of torch; ``dropouts``: those of them that only draw dropout and can be told not to.
     """
 
     changes: tuple[Change, ...] = ()
@@ -248,6 +249,8 @@ class Effects:
     grads: tuple[str, ...] = ()
     evaluated: tuple[Change, ...] = ()
     mixed: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()
+    dropouts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from launcher.errors import RunError
 from launcher.objective.losses import Loss
 from launcher.objective.metrics import Metric
 from launcher.objective.structure import Output, each, float64, formed
-from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.sharding.output_share import OutputShare, output_share
@@ -31,6 +31,7 @@ class Pipeline:
     global batch: plain sums, over micro batches and data-parallel ranks, give the gradient, and
     nothing is divided afterwards.
 
+    ``around``: entered around the forwards and backwards of each step and evaluation.
     ``measured``: of the last step or evaluation a sum and a count for each of ``metrics``, this rank's
     share, (metrics, 2) float64 on the device.
     """
@@ -71,6 +72,7 @@ class Pipeline:
         self.outputs: list[torch.Tensor] = []
         self.keep = False
         self.before_reduce: Callable[[], None] | None = None
+        self.around: Callable[[], AbstractContextManager[object]] = nullcontext
 
         # one runtime for each schedule; sequences are cut in training only
         training = _stages(model, inputs, device, plan.pieces, made=_output(plan))
@@ -141,7 +143,7 @@ class Pipeline:
         """
         self.keep = keep
         modules = [p.module for p in self.model.parts]
-        with untouched(modules, self.model.plan.observed.restored), evaluating(modules):
+        with untouched(modules, self.model.plan.observed.restored), self.model.evaluating():
             self._run(self._evaluate, inputs, targets, valid=valid)
         if self.model.plan.output_broadcast:
             self.outputs = broadcast(self.outputs, self.model)
@@ -172,7 +174,7 @@ class Pipeline:
         count = micros * max(len(pieces), 1)
         given = list(zip(*(_cut(t, size, pieces) for t in inputs), strict=True)) if self.first else None
         numbers = list(torch.arange(count)) if self.last else None  # the target that torch knows is a number
-        with self.model.running():
+        with self.model.running(), self.around():
             pipelining.run(run, given, numbers)
 
     def _check_sizes(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None) -> None:

@@ -15,13 +15,14 @@ from launcher.runtime.code_versions import package_version
 
 DISTRIBUTIONS = {"launcher": "autoparallel-launcher", "torch": "torch", "numpy": "numpy"}
 PARTS = (
-    "loaded", "weights", "loss", "gradient", "norm", "rate", "update", "average", "buffer", "validation",
-    "samples",
+    "loaded", "weights", "ties", "draws", "loss", "gradient", "norm", "rate", "update", "average", "buffer",
+    "statistics", "validation", "samples",
 )  # fmt: skip
 _WORDS = {
     "weights": "the weights at step 0", "loss": "the loss", "norm": "the global gradient norm",
     "gradient": "the gradient", "update": "the weights after the update", "buffer": "the buffer",
     "samples": "the samples of the next batch", "rate": "the learning rate",
+    "ties": "the reference's tie", "draws": "the random numbers", "statistics": "the statistics",
     "average": "the moving average", "validation": "the validation loss", "loaded": "what was loaded",
 }  # fmt: skip
 
@@ -30,8 +31,7 @@ _WORDS = {
 class Finding:
     """How far ``part`` of ``name`` ("" for a single number) is from one process after ``step``.
 
-    ``note`` says why. ``allowed``: of this number more than of others, because roundings alone move it as
-    far.
+    ``note`` says why.
     """
 
     step: int
@@ -39,7 +39,6 @@ class Finding:
     name: str
     error: float
     note: str = ""
-    allowed: float = 0.0
 
     def __str__(self) -> str:
         what = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
@@ -58,7 +57,7 @@ class Certificate:
     @property
     def wrong(self) -> tuple[Finding, ...]:
         """Those over the tolerance: in the order of the training, the worst of each part first."""
-        found = [f for f in self.findings if not f.error <= max(self.tolerance, f.allowed)]
+        found = [f for f in self.findings if not f.error <= self.tolerance]
         return tuple(sorted(found, key=lambda f: (f.step, PARTS.index(f.part), -f.error)))
 
     @property
@@ -135,8 +134,7 @@ def _compared(c: Certificate, copy: Copy) -> dict[str, Any]:
 def _row(f: Finding) -> dict[str, Any]:
     error = f.error if isfinite(f.error) else None  # JSON has no infinity
     more = {"note": f.note} if f.note else {}
-    allowed = {"allowed": f.allowed} if f.allowed else {}
-    return {"step": f.step, "part": f.part, "name": f.name, "error": error} | allowed | more
+    return {"step": f.step, "part": f.part, "name": f.name, "error": error} | more
 
 
 def _written(value: Any) -> str:

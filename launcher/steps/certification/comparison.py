@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf, isfinite
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from launcher.data.source import Dataset
+from launcher.parallel.deferred_init.plain_build import unlike
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
 from launcher.steps.certification.certificate import Finding
@@ -19,8 +20,8 @@ from launcher.steps.certification.oracle import start
 from launcher.steps.certification.oracle.samples import Narrow, Samples
 from launcher.steps.certification.oracle.training import Cut, Outcome, Prepare, Training
 
-SHARE = 8.0
-"""An error is a rounding's when rounding every weight once more moves a number by an eighth of it."""
+ROUNDINGS = 8.0
+"""Of the norm of a usual step: what gradients that cancel are made of."""
 
 
 class Judge:
@@ -37,18 +38,29 @@ class Judge:
         self._usual = 0.0
         """The largest norm of a step that no samples were chosen for."""
 
+    def draws(self) -> bool:
+        """Whether a forward draws random numbers that must be made equal. What cannot be is a finding."""
+        drawing, foreign = self.training.draws()
+        if not foreign:
+            self.findings.append(_judged(0, "draws", "", ""))
+        for name, stream in foreign.items():
+            note = f"{name or 'the model'} draws from {stream}, so that no two trainings can be compared"
+            self.findings.append(_judged(0, "draws", name, f"{note}; draw with torch"))
+        return drawing
+
     def scale(self, most: float) -> float:
         """Of the loss, such that no gradient of one process overflows."""
         return self.training.scale(most)
 
     @property
     def agrees(self) -> bool:
-        return all(f.error <= max(self.tolerance, f.allowed) for f in self.findings)
+        return all(f.error <= self.tolerance for f in self.findings)
 
-    def start(self, got: Whole, others: Mapping[str, Tensor]) -> None:
+    def start(self, got: Whole, others: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
         """The weights at step 0 against plain constructions; the reference goes on from the layout's own.
 
-        ``others``: tensors that no checkpoint keeps.
+        ``others``: tensors that no checkpoint keeps; ``exact``: those of a plain construction with the draws
+        that the layout's come from, which they must be equal to.
         """
         self._complain("weights", 0, list(got.complaints))
         plain = models.state(models.construct(self.job, self.job.seed))
@@ -65,12 +77,25 @@ class Judge:
         found = start.complaints(plain, construct, made)
         for name in {p.name for p in self.plan.params} & plain.keys() - made.keys():
             found.setdefault(name, "there is none")
+        exact = models.kept_as(made, exact, precision)
+        for name in unlike(((n, t) for n, t in made.items() if n in exact), exact):
+            found.setdefault(name, "is not what a plain construction makes of the same draws")
         for name in plain:
             self.findings.append(_judged(0, "weights", name, found.get(name, "")))
 
         self.training = Training(
             self.job, self._data, self._cut(), made, device=self._device, prepare=self._prepare
         )
+        self._ties()
+
+    def _ties(self) -> None:
+        """The reference has the ties of the plan, on its device too."""
+        names = models.names(self.training.models[0])
+        for p in self.plan.params:
+            mine = next((same for same in names if p.name in same), frozenset())
+            if len(p.names) > 1 or len(mine) > 1:
+                note = "" if mine == {*p.names} else f"it is one tensor as {_listed(mine)} there"
+                self.findings.append(_judged(0, "ties", p.name, note))
 
     def _cut(self) -> Cut:
         sizes, plan = self.plan.sizes, self.plan
@@ -89,17 +114,15 @@ class Judge:
         """``row`` is what the loop reported of the next step. ``update`` is due then."""
         want = self._outcome(clip, scale, narrow)
         self.done += 1
-        found = self._gradients(row, grads, want)
+        # of positions that are all alike gradients may be what roundings leave: a few of a usual step's
+        least = 0.0 if narrow is None else ROUNDINGS * self._usual
+        found = self._gradients(row, grads, want, least)
         if narrow is None:
             self._usual = max(self._usual, want.norm)
-        elif self._off(found):  # of positions that are all alike gradients may be what roundings leave
-            found = self._gradients(row, grads, want, least=SHARE * self._usual)
-        if self._off(found):
-            found = self._excused(found, want)
+        for name, read in self.training.statistics().items() if narrow is None else ():
+            note = "the loss of a rank reads it, and the first rank's alone is kept" if read else ""
+            self.findings.append(_judged(self.done, "statistics", name, note))
         self.findings += [*found, _one(self.done, "rate", row.get("lr"), self.training.rate(self.done - 1))]
-
-    def _off(self, found: list[Finding]) -> bool:
-        return any(not f.error <= self.tolerance for f in found)
 
     def _outcome(self, clip: float | None, scale: float, narrow: Narrow | None) -> Outcome:
         return self.training.backward(self.training.batch(self.done, narrow), clip, scale)
@@ -140,15 +163,6 @@ class Judge:
         part = "buffer" if name in self._buffers else "gradient"
         return Finding(step, part, name, inf, note=note)
 
-    def _excused(self, found: list[Finding], want: Outcome) -> list[Finding]:
-        """With what a rounding of the weights does to each number as what is allowed, where that is more."""
-        rounded = self.training.rounding()
-        whole = Whole({**rounded.grads, **rounded.buffers}, ())
-        row = {"loss": rounded.loss * self.plan.loss_terms, "grad_norm": rounded.norm}
-        moved = self._gradients(row, whole, want)
-        allowed = {(f.part, f.name): f.error * SHARE for f in moved if self.tolerance < f.error * SHARE < inf}
-        return [replace(f, allowed=allowed.get((f.part, f.name), 0.0)) for f in found]
-
     def update(self, grads: Whole, got: Whole, means: Whole) -> None:
         """The weights after the step that had these gradients, and their moving average."""
         want = self.training.update(self.done - 1, grads.tensors)
@@ -181,6 +195,10 @@ class Judge:
         for text in found:
             name, _, note = text.partition(": ")
             self.findings.append(Finding(step, part, name, inf, note=note))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
 
 
 def _judged(step: int, part: str, name: str, note: str) -> Finding:

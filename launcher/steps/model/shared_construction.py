@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from launcher.job.schema.job import Job
 from launcher.parallel.blueprint import Blueprint, blueprint
@@ -53,6 +55,18 @@ class Drawings:
         else:
             self._starts[files] = GlobalsSnapshot(files)
         return draw(job, plan)
+
+    @contextmanager
+    def as_first(self, job: Job) -> Iterator[None]:
+        """A construction in it begins with what constructors count in Python as the first one did."""
+        files = tuple(own_classes.files(job))
+        now = GlobalsSnapshot(files)
+        if files in self._starts:
+            self._starts[files].restore()
+        try:
+            yield
+        finally:
+            now.restore()
 
     def clear(self) -> None:
         """The ranks have been forked, and their work is done."""

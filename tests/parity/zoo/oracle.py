@@ -59,6 +59,7 @@ def train(build: Callable[[], nn.Module], start: Mapping[str, Tensor], read: Rea
     built = _kept({**dict(models[0].named_parameters()), **dict(models[0].named_buffers())})
     for model in models:
         _load(model, start)
+        model.train()  # as every loop begins
     optimizers = [_optimizer(m, terms.optim) for m in models]
     order = _order(terms)
     steps = []

@@ -26,13 +26,18 @@ def kept(precision: str) -> torch.dtype:
 
 
 def construct(job: Job, seed: int) -> nn.Module:
-    """``Model()`` after ``torch.manual_seed(seed)``. Leaves all random streams as they were."""
+    """``Model()`` after ``torch.manual_seed(seed)``, in training mode.
+
+    Leaves all random streams as they were.
+    """
     default = torch.get_default_dtype()
     with _streams():
         torch.manual_seed(seed)
         torch.set_default_dtype(kept(job.train.precision))
         try:
-            return build_model(job.model, job.security.allow)
+            model = build_model(job.model, job.security.allow)
+            model.train()  # whatever its maker left
+            return model
         finally:
             torch.set_default_dtype(default)
 
@@ -57,6 +62,15 @@ def state(model: nn.Module) -> dict[str, Tensor]:
             if isinstance(value, Tensor):
                 found[f"{path}.{name}".lstrip(".")] = value
     return found
+
+
+def names(model: nn.Module) -> list[frozenset[str]]:
+    """All names of each parameter and buffer."""
+    found: dict[int, set[str]] = {}
+    tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    for name, t in (pair for named in tensors for pair in named):
+        found.setdefault(id(t), set()).add(name)
+    return [frozenset(same) for same in found.values()]
 
 
 def persistent(model: nn.Module) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle import orthogonal_steps, rules
+from launcher.steps.certification.oracle.equal_draws import EqualDraws, ForeignDraws
 from launcher.steps.certification.oracle.objective import Objective
 from launcher.steps.certification.oracle.samples import Narrow, Samples
 
@@ -85,6 +86,7 @@ class Training:
         self.objective = Objective(job.loss, job.security.allow)
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
         self._shares = rules.shares(job.schedule, cut.steps, job.security.allow)
+        self._own: tuple[list[Numbers], list[Numbers], Batch]
         self._averages = _kept({n: p for n, p in self.named.items() if p.requires_grad})
 
     def _begin(self, numbers: Mapping[str, Tensor]) -> None:
@@ -138,10 +140,10 @@ class Training:
 
     def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
         """Loss and gradients of a step; backward works on ``scale`` times the loss."""
-        self._before = [_kept(models.state(m), but=self.named) for m in self.models]
-        self._last = batch, clip, scale
+        before = [_kept(models.state(m), but=self.named) for m in self.models[:2]]
         found = self._backward(self.models, batch, clip, scale)
         first = models.persistent(self.models[0])
+        self._own = before, [_kept(models.persistent(m)) for m in self.models[:2]], batch
         for other in self.models[1:]:
             _put(models.persistent(other), first)
         return found
@@ -175,34 +177,11 @@ class Training:
         """Of one data-parallel rank: micro batch after micro batch."""
         run, total = models.computing(model, self._precision), 0.0
         for *xs, y in zip(*(t.chunk(self.cut.micros) for t in part), strict=True):
-            loss = self.objective.summed(run(*xs), y) / counted
-            (loss * scale).backward()
+            with EqualDraws():
+                loss = self.objective.summed(run(*xs), y) / counted
+                (loss * scale).backward()
             total += loss.item()
         return total
-
-    def rounding(self) -> Outcome:
-        """The last step's outcome had each weight been rounded once more, which is no layout's fault."""
-        were, grads = _kept(self.named), {n: p.grad for n, p in self.named.items()}
-
-        # up or down, each weight by a coin of its own
-        signs = torch.Generator().manual_seed(self.job.seed)
-        with torch.no_grad():
-            for p in self.named.values():
-                if p.is_floating_point():
-                    sign = torch.randint(0, 2, p.shape, generator=signs).to(p.device) * 2 - 1
-                    p.mul_(1 + torch.finfo(p.dtype).eps * sign.to(p.dtype))
-
-        # and back
-        try:
-            return self._tried(*self._last)
-        finally:
-            _put(self.named, were)
-            for n, p in self.named.items():
-                p.grad = grads[n]
-
-    def _tried(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
-        """What a step would come to, without any change to the ranks' buffers."""
-        return self._backward(self._each(self._before), batch, clip, scale)
 
     def _each(self, buffers: list[Numbers]) -> Iterator[nn.Module]:
         """The spare model with the buffers of each rank in turn."""
@@ -275,11 +254,51 @@ class Training:
         with _evaluating(model):
             for start in range(0, len(held), size):
                 indices = np.arange(start, min(start + size, len(held)))
-                output = models.computing(model, self._precision)(*self._moved(held.inputs(indices)))
+                xs = self._moved(held.inputs(indices))
+                with EqualDraws():
+                    output = models.computing(model, self._precision)(*xs)
                 y = self._targets(held.targets(indices))
                 total += self.objective.summed(_double(output), y).item()
                 count += self.objective.counted(y)
         return total / count
+
+    def statistics(self) -> dict[str, bool]:
+        """Of the last step: buffers that each rank made of its own samples, and whether its loss reads them.
+
+        The first rank's are kept: a loss that reads them is none of all samples, as in one process.
+        """
+        before, after, batch = self._own
+        if len(after) < 2:
+            return {}
+        by_data = [n for n, t in after[0].items() if not torch.equal(t, after[1][n])]
+
+        def loss(buffers: Numbers) -> float:
+            with torch.no_grad():
+                for model in self._each([buffers]):
+                    *xs, y = (t.chunk(self.cut.micros)[0] for t in self._part(batch, 1))
+                    with EqualDraws():
+                        out = models.computing(model, self._precision)(*xs)
+                    return float(self.objective.summed(out, y))
+            return 0.0
+
+        own = loss(before[1]) if by_data else 0.0
+        return {n: loss(before[1] | {n: after[0][n]}) != own for n in by_data}
+
+    def draws(self) -> tuple[bool, dict[str, str]]:
+        """Whether a forward draws random numbers, in training or evaluation mode, and who draws elsewhere.
+
+        By what it does with the first batch, which leaves nothing behind.
+        """
+        batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
+        foreign = ForeignDraws(self._spare)
+        with EqualDraws() as seen, foreign.watching():
+            self._backward(self._each(buffers), batch, None, 1.0)
+            with torch.no_grad(), _evaluating(self._spare):
+                for rank, model in enumerate(self._each(buffers)):
+                    *xs, _ = self._part(batch, rank)
+                    models.computing(model, self._precision)(*(x.chunk(self.cut.micros)[0] for x in xs))
+        self.optimizer.zero_grad(set_to_none=True)
+        return seen.drew, foreign.foreign
 
     def narrow(self, step: int) -> Narrow:
         """The batch of ``step`` whose data-parallel ranks leave different weights without a gradient, if any.
@@ -334,14 +353,12 @@ class Training:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Modules that were put to sleep stay so afterwards."""
-    awake = [m for m in model.modules() if m.training]
+    """As every loop does before and after a validation."""
     model.eval()
     try:
         yield
     finally:
-        for m in awake:
-            m.training = True
+        model.train()
 
 
 @torch.no_grad()

@@ -1,0 +1,56 @@
+"""Models that draw random numbers while they train: where that makes losses depend on the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.values.facts import Effects
+from launcher.plan.values.text import listed
+
+DROPOUT = "draw in a torch.nn.Dropout module, which the certificate turns off"
+
+
+def notes(job: Job, effects: Effects, sizes: Sizes) -> Iterator[Note]:
+    """Where a loss is not that of another layout, and what the certificate does about it."""
+    if not effects.draws:
+        return
+    if sizes.replicas > 1 or sizes.grid["pp"] > 1:
+        text = (
+            f"{_listed(effects.draws)}: random numbers are drawn in training, from a stream of each stage and"
+        )
+        yield Note("seed", f"{text} data-parallel rank: losses are not those of another layout")
+    others = _others(effects)
+    for name in _certify(job):
+        if effects.dropouts:
+            yield Note(name, f"{_listed(effects.dropouts)}: without dropout")
+        if others:
+            text = "draws the same numbers in each layout and in one process, by their shape"
+            yield Note(name, f"{_listed(others)}: {text}")
+
+
+def problems(job: Job, effects: Effects, pieces: int) -> Iterator[Problem]:
+    """Where draws cannot be made equal."""
+    others = _others(effects)
+    where = ""
+    if pieces > 1:
+        where = "for each piece of a sequence, which in one process is whole"
+    elif job.train.compile is not None:
+        where = "in compiled code"
+    for name in _certify(job) if others and where else ():
+        text = f"{_listed(others)} draws random numbers {where}, so that no two trainings can be compared"
+        yield Problem(name, f"{text}; {DROPOUT}, or leave out the certify step")
+
+
+def _certify(job: Job) -> list[str]:
+    return [f"steps.{name}" for name, step in job.steps.items() if step.kind == "certify"]
+
+
+def _others(effects: Effects) -> tuple[str, ...]:
+    return tuple(n for n in effects.draws if n not in effects.dropouts)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return listed([n or "the model's own forward" for n in names])

@@ -1,0 +1,125 @@
+"""Draws of a forward that are equal in every layout: a tensor of one shape always gets the same numbers.
+
+A layout and one process run the same micro batches through the same modules, but in another order, from other
+random streams, and some of it twice. So the numbers of a draw must come from what the two have in common: its
+shape. A mask is then the same for the same sample and position, wherever it is drawn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MANY = 10_000
+"""Draws of one shape in a row that no forward makes, unless it draws until it likes what it gets."""
+
+
+class EqualDraws(TorchDispatchMode):
+    """Enter it around forwards and backwards. ``drew``: whether anything did.
+
+    Raises ``RuntimeError`` where a forward would draw the same for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drew = False
+        self._last, self._same = "", 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        self.drew = True
+
+        # one that draws until it likes what it gets would never get anything else
+        leaves = list(_leaves((args, kwargs)))
+        shape = _shape(leaves)
+        self._same = self._same + 1 if shape == self._last else 0
+        self._last = shape
+        if self._same > MANY:
+            text = f"the forward draws numbers of the shape {shape} {MANY} times in a row"
+            raise RuntimeError(f"{text}: until it likes them, so that no two trainings can be compared")
+
+        # the default generators, whatever it was to draw from
+        args, kwargs = _without_generators(args), _without_generators(kwargs)
+        device = kwargs.get("device") or next((a.device for a in leaves if isinstance(a, Tensor)), "cpu")
+        accelerators = [torch.device(device)] if torch.device(device).type == "cuda" else []
+        with torch.random.fork_rng(accelerators):
+            torch.manual_seed(crc32(shape.encode()))
+            return func(*args, **kwargs)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for v in value:
+            yield from _leaves(v)
+    else:
+        yield value
+
+
+def _without_generators(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_generators(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(map(_without_generators, value))
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _shape(leaves: list[Any]) -> str:
+    """That of the first tensor, or what a factory is told."""
+    first = next((tuple(a.shape) for a in leaves if isinstance(a, Tensor)), None)
+    return str(first if first is not None else [a for a in leaves if type(a) is int])
+
+
+class ForeignDraws:
+    """The modules of ``model`` that draw from Python's or numpy's random stream, which nothing makes equal.
+
+    ``foreign`` has their names, and what they draw from.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.foreign: dict[str, str] = {}
+        self._model = model
+        self._before: list[tuple[Any, Any]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The innermost module that draws is the one that is named."""
+        hooks = []
+        for name, module in self._model.named_modules():
+            left = lambda m, args, out, name=name: self._left(name)  # noqa: E731
+            hooks.append(module.register_forward_pre_hook(lambda m, args: self._before.append(_states())))
+            hooks.append(module.register_forward_hook(left, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._before.clear()
+
+    def _left(self, name: str) -> None:
+        before, now = self._before.pop(), _states()
+        for stream, was, state in zip(("Python's random", "numpy.random"), before, now, strict=True):
+            inside = name + "." if name else ""
+            if was != state and not any(n == name or n.startswith(inside) for n in self.foreign):
+                self.foreign[name] = stream
+
+
+def _states() -> tuple[Any, Any]:
+    """Of the streams that are not torch's."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), (kind, bytes(np.asarray(keys)), *rest)
