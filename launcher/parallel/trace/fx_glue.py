@@ -97,7 +97,7 @@ class Tracer(Capture):
         if call.kind == "call_module":
             out = self._call_leaf(call)
         elif ambient().casts:
-            out = cast(call.func, call.args, call.kwargs)
+            out = cast(call.func, call.args, call.kwargs, self.watch)
         else:
             out = call.func(*call.args, **call.kwargs)
 
