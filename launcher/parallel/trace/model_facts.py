@@ -253,7 +253,11 @@ def _returned(tracer: Tracer) -> Any:
 
 def _evaluated(graph: Graph, other: Effects) -> Graph:
     """``graph``, with what a forward in evaluation mode was seen to do."""
-    return replace(graph, effects=replace(graph.effects, evaluated=other.changes, mixed=other.mixed))
+    seen = graph.effects
+    world = tuple(dict.fromkeys((*seen.world, *other.world)))
+    draws = seen.draws or other.draws
+    effects = replace(seen, evaluated=other.changes, mixed=other.mixed, world=world, draws=draws)
+    return replace(graph, effects=effects)
 
 
 def _loaded(known: Skeleton, model: nn.Module) -> tuple[str, ...]:
@@ -303,6 +307,8 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
         foreign=tuple(watch.effects.foreign),
         grads=tuple(watch.grads),
         mixed=tuple(watch.effects.mixed),
+        world=tuple(watch.world),
+        draws=watch.draws,
     )
 
 

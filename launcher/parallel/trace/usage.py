@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,6 +11,7 @@ from itertools import takewhile
 from threading import get_ident
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
@@ -25,6 +27,7 @@ from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.autograd_paths import feeds, reaches
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.state_effects import StateEffects
+from launcher.parallel.trace.world_reads import world_reads
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import Inner
@@ -81,7 +84,8 @@ class Watch(TorchFunctionMode):
     takes itself; ``counted``: what copies of modules change in Python. Modules by what they do:
     ``overwrites`` change in place what they are given, ``fills`` change a list or dictionary that they are
     given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
-    generator, whose code runs when they are over.
+    generator, whose code runs when they are over. Of what is around the model ``world``: modules that ask for
+    the processes that they run in, and what for; ``draws``: from the global streams of Python or numpy.
     """
 
     def __init__(
@@ -130,6 +134,8 @@ class Watch(TorchFunctionMode):
         self._real = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
+        self.world: dict[tuple[str, str], None] = {}
+        self.draws = False
 
         # the model as it was before
         self._paths: dict[int, str] = {id(m): name for name, m in model.named_modules()}
@@ -371,6 +377,12 @@ def _masks(indices: Any) -> bool:
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
 
 
+def streams_now() -> tuple[Any, ...]:
+    """The state of the random streams that are not torch's."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, bytes(np.asarray(keys)), *rest
+
+
 @contextmanager
 def watching(
     model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
@@ -378,6 +390,7 @@ def watching(
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
     forget()
     watch = Watch(model, units, saved, given)
+    streams = streams_now()
 
     # modules: by lambdas, which a copy of the module shares, and so tells this watch
     for name, module in model.named_modules():
@@ -399,9 +412,11 @@ def watching(
     reentrant.apply = staticmethod(region)
     try:
         known = watch.values if watch.values.batches else nullcontext()
-        with watch, known, watch.effects:
+        asked = lambda what: watch.world.setdefault((watch.running, what))  # noqa: E731
+        with world_reads(asked), watch, known, watch.effects:
             yield watch
         watch.effects.settle()
+        watch.draws = streams_now() != streams
     finally:
         del reentrant.apply
         watch.over = True

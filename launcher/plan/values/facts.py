@@ -236,7 +236,8 @@ class Effects:
     constructor left them; ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made
     there. ``grads``: modules that look at the gradient that a backward has left on a parameter.
     ``evaluated``: what a forward in evaluation mode changes; ``mixed``: the modules that then normalize over
-    the samples of their batch.
+    the samples of their batch. ``world``: modules that ask for the processes that they run in, each with what
+    it asks; ``draws``: numbers come from Python's or numpy's global random stream.
     """
 
     changes: tuple[Change, ...] = ()
@@ -248,6 +249,8 @@ class Effects:
     grads: tuple[str, ...] = ()
     evaluated: tuple[Change, ...] = ()
     mixed: tuple[str, ...] = ()
+    world: tuple[tuple[str, str], ...] = ()
+    draws: bool = False
 
 
 @dataclass(frozen=True)

@@ -62,5 +62,7 @@ def test_what_no_zeros_could_run_is_planned_by_the_first_samples(job):
 def test_a_shape_that_hangs_on_lengths_of_the_data_is_refused_between_stages(net, inner):
     with pytest.raises(RequestError) as refused:
         plan_job(sentences(net, inner, {"embed": 0, "inner": 0, "mix": 1, "head": 1}))
-    want = TEXT.format(net, "tensors of another shape").replace("modules of " + net + ": a ", f"modules of {net}: inner ")
+    want = TEXT.format(net, "tensors of another shape").replace(
+        "modules of " + net + ": a ", f"modules of {net}: inner "
+    )
     assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == want
