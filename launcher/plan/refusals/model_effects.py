@@ -94,11 +94,9 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
 
 def _around(at: CutModel, graph: Graph) -> Iterator[Problem]:
     """What is another on every rank, and would make another model of it there."""
-    ranks = at.sizes.grid.size
-    for module, what in graph.effects.world if ranks > 1 else ():
-        text = (
-            f"{_where(module)} asks for {what} in its forward, and {ranks} ranks get other answers than one"
-        )
+    n = at.sizes.grid.size
+    for module, what in graph.effects.world if n > 1 else ():
+        text = f"{_where(module)} asks for {what} in its forward, and {n} ranks get other answers than one"
         cure = "leave it out, for samples, gradients and losses are put together without it"
         yield Problem(KEY, f"{text}: they would train another model; {cure}")
     if graph.effects.draws and at.sizes.replicas > 1:

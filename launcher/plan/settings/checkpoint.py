@@ -11,7 +11,7 @@ from launcher.plan.values.facts import Skeleton
 from launcher.plan.values.setting import Outcome, Setting
 from launcher.plan.values.trust import PLACE, told
 
-STREAMS = ("rng.cpu", "rng.cuda")
+STREAMS = ("rng.cpu", "rng.cuda", "rng.python", "rng.numpy")
 """What the random streams of a rank are called in its checkpoints."""
 
 AVERAGE = "ema/weights"

@@ -24,9 +24,11 @@ from launcher.plan.partition.params import Placed
 from launcher.plan.settings.checkpoint import AVERAGE, STREAMS
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer_state import factor
+from launcher.plan.values.text import listed
+from launcher.runtime.training import global_streams, module_state
 from launcher.runtime.training.session import Session
 
-RNG, RNG_CUDA = STREAMS
+RNG, RNG_CUDA = STREAMS[:2]
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def extra(s: Session) -> Mapping[str, Blob]:
     """What belongs to this rank alone, for going on bit for bit in the same layout."""
     device = torch.device(s.world.device)
     more = {RNG_CUDA: blob(torch.cuda.get_rng_state(device))} if device.type == "cuda" else {}
-    return {RNG: blob(torch.get_rng_state()), **more}
+    return {RNG: blob(torch.get_rng_state()), **more, **global_streams.saved()}
 
 
 @torch.no_grad()
@@ -156,6 +158,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         _read(s, checkpoint, begins, mine, broadcast=broadcast, kinds=("param", "buffer"))
         same_copies(s)
         _placed(s, checkpoint.state)
+        _told_again(s, checkpoint, same_layout=False)
         return checkpoint.state
 
     averages = _averages_of(checkpoint.strategy)
@@ -187,7 +190,9 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if s.scaling.dynamic and loss_scale:
         s.scaling.factor = float(loss_scale[0])
         s.scaling.good = int(loss_scale[1])
-    if checkpoint.strategy.digest == want.digest:
+    same_layout = checkpoint.strategy.digest == want.digest
+    _told_again(s, checkpoint, same_layout)
+    if same_layout:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
     return checkpoint.state
 
@@ -198,6 +203,14 @@ def _placed(s: Session, saved: Mapping[str, Any]) -> None:
     place = saved.get("stream")
     if s.feed.stream is not None and isinstance(place, Mapping):
         s.feed.stream.go_on(place)
+
+
+def _told_again(s: Session, checkpoint: Checkpoint, same_layout: bool) -> None:
+    """Modules hear what they said of themselves when it was saved."""
+    missing = module_state.restore(s.model, checkpoint.state.get("modules"), s.world.rank, same_layout)
+    if missing:
+        text = f"{checkpoint.folder.name} has no extra state of {listed(missing)}, which begins anew"
+        s.emit({"text": text})
 
 
 def _averages_of(saved: Strategy) -> Strategy:
@@ -300,6 +313,7 @@ def _forget(s: Session, saved: Strategy) -> None:
 
 def _go_on(own: Mapping[str, Blob], device: torch.device) -> None:
     """The random streams of this rank, where they were."""
+    global_streams.restore(own)
     if RNG in own:
         torch.set_rng_state(_filled(torch.get_rng_state(), own[RNG]))
     if RNG_CUDA in own and device.type == "cuda":
