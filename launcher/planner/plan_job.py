@@ -39,6 +39,7 @@ from launcher.planner import (
     loggers,
     model_folder,
     model_operators,
+    model_trial,
     objective_probe,
     own_classes,
     own_data,
@@ -313,7 +314,7 @@ def _followed(
     with model_facts.default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks):
         if compute != dtype:
             narrow(model.module, compute)
-        with leaving(model.module):
+        with leaving(model.module), model_trial.tried(job, model):
             return follow(job, asked, model, whole=whole, specs=specs)
 
 

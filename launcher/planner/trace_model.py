@@ -30,6 +30,8 @@ from launcher.planner.param_layouts import laid_out
 if TYPE_CHECKING:
     from torch import nn
 
+    from launcher.parallel.deferred_init.fill import InitialTensors
+
 
 @dataclass(frozen=True)
 class ModelRead:
@@ -37,7 +39,7 @@ class ModelRead:
 
     ``lost``: why its weights cannot be made without the whole of it.
     ``marks``: Python attributes that its tensors had, with the names of those. ``flows``: how operators run
-    in it, as far as that has been followed.
+    in it, as far as that has been followed. ``initial``: the numbers that the constructor gives its tensors.
     """
 
     make: Callable[[], nn.Module]
@@ -45,6 +47,7 @@ class ModelRead:
     lost: str
     marks: dict[str, tuple[str, ...]]
     flows: dict[tuple[tuple[Operator, ...], int, tuple[TensorSpec, ...]], Flow] = field(default_factory=dict)
+    initial: InitialTensors | None = None
 
     @cached_property
     def module(self) -> nn.Module:
@@ -54,7 +57,8 @@ class ModelRead:
 
 def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     """Without memory, as ``record`` leaves it. Raises ``RequestError`` for what no layout could train."""
-    from launcher.parallel.deferred_init.record import record
+    from launcher.parallel.deferred_init import fill
+    from launcher.parallel.deferred_init.record import build_in_memory, record
     from launcher.parallel.trace import model_facts
 
     with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])):
@@ -68,10 +72,14 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
             refuse(problems(build, model, tape))
             lost = lost or (differing(build, model, tape) if job.parallel.deferred_init else "")
         known = model_facts.skeleton(model)
+    names = {n: t.detach() for n, t in fill.tensors(model).items()}
+    in_memory = (lambda: fill.tensors(build_in_memory(build, job.seed))) if lost else None
+    first = fill.InitialTensors(tape, names, in_memory)
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
     refuse((*model_effects.unfit(known), *misnamed(known)))
     known = model_folder.with_stored(job, known)
-    return ModelRead(lambda: model, known, lost if job.parallel.deferred_init else "", tape.marks)
+    why = lost if job.parallel.deferred_init else ""
+    return ModelRead(lambda: model, known, why, tape.marks, initial=first)
 
 
 class ReadOnce:

@@ -12,8 +12,9 @@ from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel
 
 from tests.parallel.filling_nets import Collects, Listing
+from tests.parallel.looking_nets import Inside, Looks, Replaced
 
-__all__ = ["Collects", "Listing"]
+__all__ = ["Collects", "Inside", "Listing", "Looks", "Replaced"]
 
 
 class Net(nn.Module):

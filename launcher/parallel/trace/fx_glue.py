@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 
@@ -97,7 +95,7 @@ class Tracer(Capture):
         if call.kind == "call_module":
             out = self._call_leaf(call)
         elif ambient().casts:
-            out = cast(call.func, call.args, call.kwargs)
+            out = cast(call.func, call.args, call.kwargs, self.watch)
         else:
             out = call.func(*call.args, **call.kwargs)
 
@@ -177,13 +175,12 @@ def trace(
     """
     # once
     model = copied(model)  # a forward may count or cache
-    drawn = _drawn()
     before = held(model)
     modules = files(*map(type, model.modules()))
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
 
-    if _drawn() != drawn:
+    if tracer.watch.global_draws:
         text = "the forward draws numbers from Python's or numpy's random stream"
         why = "which is another on every rank"
         raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
@@ -247,12 +244,6 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
         text = f"the backward changes {next(iter(read))}, which the forward reads"
         why = "a pipeline runs other forwards before it than one process"
         raise RequestError((Problem("model", f"{text}, and {why}; change it in the forward"),))
-
-
-def _drawn() -> tuple[Any, ...]:
-    """The state of the random streams that are not torch's."""
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, bytes(np.asarray(keys)), *rest
 
 
 def follow(

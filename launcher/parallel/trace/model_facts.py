@@ -252,7 +252,11 @@ def _returned(tracer: Tracer) -> Any:
 
 def _evaluated(graph: Graph, other: Effects) -> Graph:
     """``graph``, with what a forward in evaluation mode was seen to do."""
-    return replace(graph, effects=replace(graph.effects, evaluated=other.changes, mixed=other.mixed))
+    seen = graph.effects
+    world = tuple(dict.fromkeys((*seen.world, *other.world)))
+    draws = seen.global_draws or other.global_draws
+    effects = replace(seen, evaluated=other.changes, mixed=other.mixed, world=world, global_draws=draws)
+    return replace(graph, effects=effects)
 
 
 def _loaded(known: Skeleton, model: nn.Module) -> tuple[str, ...]:
@@ -304,6 +308,8 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
         mixed=tuple(watch.effects.mixed),
         draws=tuple(watch.effects.draws),
         dropouts=tuple(n for n in watch.effects.draws if n in watch.effects.dropouts),
+        world=tuple(watch.world),
+        global_draws=watch.global_draws,
     )
 
 

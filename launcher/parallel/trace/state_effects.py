@@ -21,6 +21,7 @@ DATA = ""
 """What comes from the inputs, or is drawn at random. Other labels are names of buffers."""
 Labels = frozenset[str]
 NONE: Labels = frozenset()
+NUMBERS = (bool, int, float, complex, str)
 STATISTICS = frozenset({
     "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
 })  # fmt: skip
@@ -46,6 +47,21 @@ class _Seen:
     at: dict[str, None] = field(default_factory=dict)
 
 
+@dataclass
+class _Place:
+    """Where a tensor of a module hangs: ``t``, and the memory and the kind that it had."""
+
+    module: nn.Module
+    attr: str
+    t: Tensor
+    name: str
+    path: str
+
+    def __post_init__(self) -> None:
+        self.memory = self.t.untyped_storage()  # kept, so that no other gets its address
+        self.kind = self.t.dtype, self.t.shape
+
+
 class StateEffects(Dispatch):
     """Enter it around a forward of ``model``; ``running`` names the innermost module that runs."""
 
@@ -66,8 +82,11 @@ class StateEffects(Dispatch):
         self._names: dict[int, str] = {}
         self._seen: dict[str, _Seen] = {}
 
+        # what the code of each running module hangs on, for a look has told Python of it; the innermost last
+        self._control: list[Labels] = [NONE]
+
         # the model's own: where they hang, and under which names
-        self._places: list[tuple[nn.Module, str, Tensor, str, str]] = []
+        self._places: list[_Place] = []
         self._unset: list[tuple[nn.Module, str, str, str]] = []
         self._known: set[int] = set()
         self._first: dict[str, str] = {}
@@ -86,9 +105,10 @@ class StateEffects(Dispatch):
         reads = dict(self.reads)
         foreign = dict(self.foreign)
         mixed = dict(self.mixed)
+        control = list(self._control)
 
         def back() -> None:
-            self._seen = seen
+            self._seen, self._control = seen, control
             self.sparse, self.reads, self.foreign, self.mixed = sparse, reads, foreign, mixed
 
         return back
@@ -116,7 +136,7 @@ class StateEffects(Dispatch):
             name = self._first.setdefault(full, self._names.setdefault(_key(t), full))
             self._also.setdefault(name, {})[full] = None
             self._names[_key(t)] = name
-            self._places.append((module, attr, t.detach(), name, path))
+            self._places.append(_Place(module, attr, t, name, path))
             self.make(t)
             if attr in module._buffers:
                 self._ids[id(t)] = full
@@ -136,7 +156,7 @@ class StateEffects(Dispatch):
             return out
 
         # what its results, and what it writes to, come from
-        labels = self._of(_tensors((*args, *kwargs.values())))
+        labels = self._of(_tensors((*args, *kwargs.values()))) | self._control[-1]
         if torch.Tag.nondeterministic_seeded in func.tags:
             labels |= {DATA}
             self.draws[self.running()] = None
@@ -154,7 +174,7 @@ class StateEffects(Dispatch):
         training = args[5] if isinstance(args[5], bool) else True
         if training and len(args[0]) > 1:  # instance norm has its samples among the channels
             self.mixed[self.running()] = None
-        labels = self._of(_tensors(args[: 3 if training else 5]))
+        labels = self._of(_tensors(args[: 3 if training else 5])) | self._control[-1]
         for t in _tensors((out,)):
             self._add(t, labels)
         for t in _tensors(args[3:5] if training else ()):
@@ -164,6 +184,27 @@ class StateEffects(Dispatch):
         """``t`` is no foreign tensor."""
         if t.layout is torch.strided:
             self._made[_key(t)] = weakref.ref(t.untyped_storage())
+
+    def follow(self, stand_in: Tensor, t: Tensor) -> None:
+        """``stand_in`` is there in the place of ``t``: it comes from the same."""
+        self.make(stand_in)
+        labels = self._of((t,))
+        if labels:
+            self._add(stand_in, labels)
+
+    def look(self, values: Any) -> None:
+        """Python learns what is in the tensors ``values``: all that the module now does hangs on it."""
+        self._control[-1] |= self._of(_tensors((values,)))
+
+    def enter(self) -> None:
+        """A module begins to run."""
+        self._control.append(self._control[-1])
+
+    def leave(self, output: Any) -> None:
+        """It is done. Who called it hangs on what it has looked at if it is told so past tensors."""
+        control = self._control.pop()
+        if control and any(isinstance(v, NUMBERS) for v in tree_leaves(output)):
+            self._control[-1] |= control
 
     def _read(self, given: Any) -> None:
         for t in _tensors(given):
@@ -197,8 +238,12 @@ class StateEffects(Dispatch):
             seen.once &= once
             seen.at[self.running()] = None
 
-    def finish(self) -> None:
-        """The forward is over: buffers that were none before may be tensors now, which others follow."""
+    def settle(self) -> None:
+        """A forward is over: what has other memory than before was changed; later forwards change it again.
+
+        Raises ``RequestError`` for buffers of the state dict that checkpoints would not know.
+        """
+        # buffers that were none before may be tensors now, which others follow
         for module, attr, name, path in self._unset:
             now = getattr(module, attr, None)
             labels = self._of((now,)) if isinstance(now, Tensor) else NONE
@@ -211,22 +256,26 @@ class StateEffects(Dispatch):
             self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
             self._also[name] = {name: None}
 
-    def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
-        """What was changed. ``kept`` are the storages that a backward needs."""
-        # tensors in whose place there is another now
-        for module, attr, t, name, path in self._places:
-            now = getattr(module, attr, None)
+        # another tensor in the place of one, or the same one with other memory (``p.data = ...``)
+        for place in self._places:
+            now = getattr(place.module, place.attr, None)
             if not isinstance(now, Tensor):
                 continue
-            if attr in module._buffers and attr not in module._non_persistent_buffers_set:
-                _as_large(name, t, now)
+            if place.attr in place.module._buffers.keys() - place.module._non_persistent_buffers_set:
+                _as_large(place.name, place.kind, now)
 
-            if now.layout is torch.strided and _key(now) != _key(t):
-                seen = self._seen.setdefault(name, _Seen())
+            if now.layout is torch.strided and _key(now) != place.memory._cdata:
+                seen = self._seen.setdefault(place.name, _Seen())
                 seen.labels |= self._of((now,))
                 seen.once = False
-                seen.at[path] = None
+                seen.at[place.path] = None
+                if now is place.t:  # a backward that needs it finds what is there then
+                    seen.said = True
+                    self._names[_key(now)] = place.name
+                place.t, place.memory = now, now.untyped_storage()
 
+    def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
+        """What was changed. ``kept`` are the storages that a backward needs."""
         # what depends on them
         needed = {self._names[k] for k in kept if k in self._names}
         reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
@@ -253,10 +302,10 @@ class StateEffects(Dispatch):
         return found
 
 
-def _as_large(name: str, was: Tensor, now: Tensor) -> None:
+def _as_large(name: str, was: tuple[torch.dtype, torch.Size], now: Tensor) -> None:
     """Refuse a buffer of the state dict that grows."""
-    if now.shape != was.shape or now.dtype != was.dtype:
-        kinds = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (was, now)]
+    if was != (now.dtype, now.shape):
+        kinds = [f"{str(d).removeprefix('torch.')} {tuple(s)}" for d, s in (was, (now.dtype, now.shape))]
         text = f"the forward makes the buffer {name} {kinds[1]}, and checkpoints would expect {kinds[0]}"
         raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from threading import get_ident
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
@@ -23,7 +25,9 @@ from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.model_state.python_state import Key, changed, held
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.autograd_paths import feeds, reaches
+from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.state_effects import StateEffects
+from launcher.parallel.trace.world_reads import world_reads
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import Inner
@@ -80,7 +84,8 @@ class Watch(TorchFunctionMode):
     takes itself; ``counted``: what copies of modules change in Python. Modules by what they do:
     ``overwrites`` change in place what they are given, ``fills`` change a list or dictionary that they are
     given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
-    generator, whose code runs when they are over.
+    generator, whose code runs when they are over. Of what is around the model ``world``: modules that ask for
+    the processes that they run in, and what for; ``global_draws``: numbers from the global streams of Python or numpy.
     """
 
     def __init__(
@@ -129,12 +134,16 @@ class Watch(TorchFunctionMode):
         self._real = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
+        self.world: dict[tuple[str, str], None] = {}
+        self.global_draws = False
 
         # the model as it was before
-        self._paths = {id(m): name for name, m in model.named_modules()}
+        self._paths: dict[int, str] = {id(m): name for name, m in model.named_modules()}
         self._learn("", model)
         self._built = {id(m): {n: id(p) for n, p in m._parameters.items()} for m in model.modules()}
+        given = tuple(given)
         self.effects = StateEffects(model, given, lambda: self._running[-1])
+        self.values = SampleValues(given)
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
         """What makes it forget all that it sees from now on, or all but ``effects``."""
@@ -168,10 +177,11 @@ class Watch(TorchFunctionMode):
         """The units that began after the first ``since`` events."""
         return [name for name, begins in self.order[since:] if begins and name in self._units]
 
-    def look(self) -> None:
-        """The innermost module that runs looks at data."""
+    def look(self, values: Any) -> None:
+        """The innermost module that runs looks at the data of ``values``."""
         self.looks.add(self._running[-1])
         self.looked += 1
+        self.effects.look(values)
 
     def _region(self) -> int | None:
         """The checkpoint that now runs, if any: what is in it runs again before its backward."""
@@ -195,6 +205,10 @@ class Watch(TorchFunctionMode):
     def running(self) -> str:
         """The innermost module that runs."""
         return self._running[-1]
+
+    def path(self, module: nn.Module) -> str:
+        """The name of a module of the model."""
+        return self._paths[id(module)]
 
     @contextmanager
     def counting(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
@@ -234,6 +248,7 @@ class Watch(TorchFunctionMode):
 
         # that it runs, and what it has
         self._running.append(name)
+        self.effects.enter()
         self.order.append((name, True))
         self.calls[name] += 1
         region = self._region() if name in self._units else None
@@ -249,6 +264,7 @@ class Watch(TorchFunctionMode):
         if self.over or get_ident() != self._thread:
             return
         self._running.pop()
+        self.effects.leave(output)
         self.order.append((name, False))
 
         # what it has changed of what it was given, and how it returns
@@ -274,7 +290,7 @@ class Watch(TorchFunctionMode):
 
         # before: who looks at data, and at gradients
         if self._real and func in READS:
-            self.look()
+            self.look(args)
         if func == GRAD.__get__ and isinstance(args[0], nn.Parameter):
             self.grads[self._running[-1]] = None
         if func in TOGGLES and isinstance(args[0], nn.Parameter):
@@ -353,12 +369,18 @@ class _Looking(Dispatch):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         masked = func is torch.ops.aten.index.Tensor and _masks(args[1])
         if masked or func._overloadpacket.__name__ in SIZES:
-            self.watch.look()
+            self.watch.look((*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))
 
 
 def _masks(indices: Any) -> bool:
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+def streams_now() -> tuple[Any, ...]:
+    """The state of the random streams that are not torch's."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, bytes(np.asarray(keys)), *rest
 
 
 @contextmanager
@@ -368,6 +390,7 @@ def watching(
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
     forget()
     watch = Watch(model, units, saved, given)
+    streams = streams_now()
 
     # modules: by lambdas, which a copy of the module shares, and so tells this watch
     for name, module in model.named_modules():
@@ -388,9 +411,12 @@ def watching(
 
     reentrant.apply = staticmethod(region)
     try:
-        with watch, watch.effects:
+        known = watch.values if watch.values.batches else nullcontext()
+        asked = lambda what: watch.world.setdefault((watch.running, what))  # noqa: E731
+        with world_reads(asked), watch, known, watch.effects:
             yield watch
-        watch.effects.finish()
+        watch.effects.settle()
+        watch.global_draws = streams_now() != streams
     finally:
         del reentrant.apply
         watch.over = True

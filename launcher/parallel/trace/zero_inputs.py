@@ -1,9 +1,9 @@
-"""Runs a module that looks at data, or autocast, on zeros in memory, while the rest is on meta tensors."""
+"""Runs a module that looks at data, or autocast, on numbers in memory, while the rest is on meta tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -11,32 +11,65 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from launcher.errors import RequestError
 from launcher.parallel.cost.forward_cost import Meter
 from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.pytree import tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.trace.capture import Uncuttable
+from launcher.parallel.trace.sample_values import FEW, initial, trying
+from launcher.parallel.trace.state_effects import StateEffects
 from launcher.parallel.trace.usage import Watch
 
+Made = dict[int, torch.Tensor]
+"""A tensor in memory for each of others, by their ids."""
 
-def cast(func: Any, args: Any, kwargs: Any) -> Any:
-    """Autocast does nothing on meta tensors, so this one call runs on zeros in memory."""
+
+def cast(func: Any, args: Any, kwargs: Any, watch: Watch) -> Any:
+    """Autocast does nothing on meta tensors, so this one call runs on numbers in memory."""
     given = tensors((args, kwargs))
     with torch.device("cpu"):
-        made = {id(t): _zeros(t) for t in given}
+        made = _stand_ins(given, watch)
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
         args, kwargs = tree_map_only(torch.device, lambda d: torch.device("cpu"), (args, kwargs))
         out = func(*args, **kwargs)
-    return _returned(out, given, made)
+    return _returned(out, given, made, watch.effects)
 
 
-def _returned(out: Any, given: list[torch.Tensor], made: dict[int, torch.Tensor]) -> Any:
-    """``out`` of stand-ins, on meta again; one of the ``given`` is that itself, and gradients reach them."""
+def _stand_ins(given: list[torch.Tensor], watch: Watch | None, zeros: bool = False) -> Made:
+    """In memory, by the id of each of the ``given``, which they come from: its numbers, or some, or zeros."""
+    stream = torch.Generator().manual_seed(0)
+    made = {}
+    for t in given:
+        value = None if watch is None or zeros else watch.values.of(t)
+        if value is None and trying() and not zeros and t.is_floating_point() and t.numel() <= FEW:
+            value = torch.randn(t.shape, generator=stream).to(t.dtype)
+        made[id(t)] = _zeros(t) if value is None else _as(value, t)
+        if watch is not None:
+            watch.effects.follow(made[id(t)], t)
+    return made
+
+
+def _as(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """``value``, no leaf of autograd where ``t`` has a gradient: it may be changed in place."""
+    return value.requires_grad_().clone() if t.requires_grad else value
+
+
+def _returned(out: Any, given: list[torch.Tensor], made: Made, effects: StateEffects | None) -> Any:
+    """``out`` of stand-ins, on meta again; one of the ``given`` is that itself, and gradients reach them.
+
+    Each comes from what it came from in memory, those of the ``given`` that were changed in place too.
+    """
     back = {id(made[id(t)]): t for t in given}
     fresh = {id(t): t for t in tensors(out) if id(t) not in back}
     specs = [(t.shape, t.dtype, t.requires_grad) for t in fresh.values()]
     with torch.device("meta"):
         metas = _Opaque.apply(specs, torch.empty((), requires_grad=True), *given)  # type: ignore[no-untyped-call]
     back |= dict(zip(fresh, metas, strict=True))
+    if effects is not None:
+        stand_ins = {id(t): t for t in made.values()} | fresh
+        for key, t in back.items():
+            effects.follow(t, stand_ins[key])
     return mapped(out, lambda t: back[id(t)])
 
 
@@ -55,9 +88,7 @@ class _Opaque(torch.autograd.Function):
 
 
 def _zeros(t: torch.Tensor) -> torch.Tensor:
-    """In memory, and no leaf of autograd where ``t`` has a gradient: it may be changed in place."""
-    out = torch.zeros_like(t, device="cpu")
-    return out.requires_grad_().clone() if t.requires_grad else out
+    return _as(torch.zeros_like(t, device="cpu"), t)
 
 
 @dataclass(frozen=True)
@@ -89,9 +120,11 @@ class Observers:
 def run_module(
     module: nn.Module, args: Any, kwargs: Any, seen: Observers = Observers(), on_zeros: bool = False
 ) -> Any:
-    """Run a module on meta tensors; one whose Python looks at the data instead alone on zeros in memory.
+    """Run a module on meta tensors; one whose Python looks at the data instead alone on numbers in memory.
 
-    Then the observers forget what they saw of the first try. ``on_zeros``: without trying.
+    These are the first samples of the data and the constructor's weights, as far as they are known, else some
+    that are drawn; where it fails for these, zeros. Then the observers forget what they saw of the first try.
+    ``on_zeros``: in memory without trying.
     """
     if not on_zeros:
         back = seen.mark()
@@ -101,44 +134,81 @@ def run_module(
             if not looks(refused):
                 raise
         back()
+    if not trying():
+        return _in_memory(module, args, kwargs, seen, on_zeros=True)
 
+    back = seen.mark()
+    try:
+        return _in_memory(module, args, kwargs, seen)
+    except (RequestError, Uncuttable):
+        raise
+    except Exception as failed:
+        back()
+        with suppress(Exception):
+            return _in_memory(module, args, kwargs, seen, on_zeros=True)
+        failed.add_note(TRIED)
+        raise
+
+
+TRIED = "it was tried on the first samples of the data, with numbers drawn for what other modules hand to it"
+
+
+def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_zeros: bool = False) -> Any:
     # a copy in memory, which whoever watches takes for the module
     with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
         real = zeros(copied(module))
+        if not on_zeros and seen.watch is not None:
+            _filled(real, seen.watch.path(module))
     if seen.watch is not None:
         seen.watch.copied(module, real)
     if seen.meter is not None:
         seen.meter.own((*real.parameters(), *real.buffers()))
 
-    # zeros for what it is given
+    # numbers for what it is given
     given = tensors((args, kwargs))
+    effects = None if seen.watch is None else seen.watch.effects
     storages = dict(zip(_storages(real), _storages(module), strict=True))
     with torch.device("cpu"):
-        made = {id(t): _zeros(t) for t in given}
+        made = _stand_ins(given, seen.watch, on_zeros)
         storages |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
+        origins = {id(made[id(t)]): t for t in given}
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
-        out = _observed(module, _OnZeros(real, args, kwargs), seen)
+        out = _observed(module, _InMemory(real, args, kwargs, origins), seen)
 
     # as if it had run on meta
     if seen.meter is not None:
         written = seen.meter.written
         written.update([storages[w] for w in written if w in storages])
-    return _returned(out, given, made)
+    return _returned(out, given, made, effects)
+
+
+@torch.no_grad()
+def _filled(real: nn.Module, path: str) -> None:
+    """The numbers of the constructor, if they are not too many."""
+    named = {**dict(real.named_parameters()), **dict(real.named_buffers())}
+    if sum(t.numel() for t in named.values()) > FEW:
+        return
+    with _disable_current_modes():
+        for name, t in named.items():
+            value = initial(f"{path}.{name}".strip("."), t)
+            if value is not None:
+                t.copy_(value)
 
 
 @dataclass(frozen=True)
-class _OnZeros:
-    """A call of ``real``, a module in memory, with arguments in memory."""
+class _InMemory:
+    """A call of ``real``, a module in memory, with arguments in memory; ``origins``: what these stand for."""
 
     real: nn.Module
     args: Any
     kwargs: Any
+    origins: Mapping[int, torch.Tensor]
 
     def run(self) -> Any:
         return self.real(*self.args, **self.kwargs)
 
 
-def _observed(module: nn.Module, call: _OnZeros, seen: Observers) -> Any:
+def _observed(module: nn.Module, call: _InMemory, seen: Observers) -> Any:
     """Run ``call`` in the place of ``module``; also with other numbers, where that may do something else."""
     watch, told = seen.watch, seen.told
     if watch is None:
@@ -148,14 +218,18 @@ def _observed(module: nn.Module, call: _OnZeros, seen: Observers) -> Any:
     looked = watch.looked
     with watch.counting(module, call.real), watch.looking():
         out = call.run()
+    watch.effects.settle()
 
     # it may look at what it has changed, and change other things then: of this run those alone are kept
     if watch.effects.changed > before:
         back = seen.mark(effects=False)
         call.run()
+        watch.effects.settle()
         back()
 
-    if watch.units_below() or (told is not None and watch.looked > looked):
+    # with other numbers it may run other units, return something else or change other things
+    small = sum(t.numel() for t in (*call.real.parameters(), *call.real.buffers())) <= FEW
+    if watch.units_below() or (watch.looked > looked and (told is not None or small)):
         was = watch.ran(since)
         for ran, other in _tried(call, seen, watch):
             watch.steers |= watch.units_below() and (other is MISSING or ran != was)
@@ -173,32 +247,47 @@ SCALES = 1.0, 1e3, 1e-3
 """Of the numbers that a module is tried with."""
 
 
-def _tried(call: _OnZeros, seen: Observers, watch: Watch) -> list[tuple[list[str], Any]]:
+def _tried(call: _InMemory, seen: Observers, watch: Watch) -> list[tuple[list[str], Any]]:
     """Which units ran with a few other numbers, and what came of it: ``MISSING`` where it takes none.
 
-    Nothing of it is kept. Where no units are inside, nobody has to see what it does.
+    The other batches of the data first, then any numbers. What is changed then is kept, and nothing else.
     """
-    g = torch.Generator().manual_seed(0)
     found = []
-    back = seen.mark()
-    observed = nullcontext() if watch.units_below() else _unseen()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), observed:
-        for scale in SCALES:
-
-            def noise(t: torch.Tensor, scale: float = scale) -> torch.Tensor:
-                if not t.is_floating_point():
-                    return t
-                return (torch.randn(t.shape, generator=g) * scale).to(t.dtype)
-
-            for p in call.real.parameters():
-                p.copy_(noise(p))
+    back = seen.mark(effects=False)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for given in (*range(1, watch.values.batches), *SCALES):
+            args, kwargs = _others(call, given, watch)
             since = len(watch.order)
             out = MISSING
-            with suppress(Exception):  # then who knows
-                out = call.real(*mapped(call.args, noise), **mapped(call.kwargs, noise))
+            with suppress(Exception), watch.looking():  # then who knows
+                out = call.real(*args, **kwargs)
+            watch.effects.settle()
             found.append((watch.ran(since), out))
     back()
     return found
+
+
+def _others(call: _InMemory, given: int | float, watch: Watch) -> tuple[Any, Any]:
+    """Other arguments: those of a batch by its number, or drawn ones of a scale, and then other weights."""
+    stream = torch.Generator().manual_seed(round(given * 1e3))
+
+    def drawn(t: torch.Tensor) -> torch.Tensor:
+        scale = given if isinstance(given, float) else 1.0
+        return (torch.randn(t.shape, generator=stream) * scale).to(t.dtype)
+
+    def other(t: torch.Tensor) -> torch.Tensor:
+        at = call.origins.get(id(t))
+        out = watch.values.of(at, given) if at is not None and isinstance(given, int) else None
+        if out is None:
+            out = drawn(t) if t.is_floating_point() else t
+        watch.effects.follow(out, t)
+        return out
+
+    with _unseen():
+        if isinstance(given, float):
+            for p in call.real.parameters():
+                p.copy_(drawn(p) if p.is_floating_point() else p)
+        return mapped(call.args, other), mapped(call.kwargs, other)
 
 
 @contextmanager

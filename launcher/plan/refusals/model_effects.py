@@ -62,6 +62,8 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
         yield from _disagree(graph)
     yield from _references(skeleton, graph)
 
+    yield from _around(at, graph)
+
     # what a forward changes, and gradients that it takes itself or looks at
     for change in graph.effects.changes:
         p = placed.get(change.name)
@@ -88,6 +90,18 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
             how = "goes from one stage to another as complex numbers, whose gradients do not travel"
             text = f"{c.name} {how}"
             yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
+
+
+def _around(at: CutModel, graph: Graph) -> Iterator[Problem]:
+    """What is another on every rank, and would make another model of it there."""
+    n = at.sizes.grid.size
+    for module, what in graph.effects.world if n > 1 else ():
+        text = f"{_where(module)} asks for {what} in its forward, and {n} ranks get other answers than one"
+        cure = "leave it out, for samples, gradients and losses are put together without it"
+        yield Problem(KEY, f"{text}: they would train another model; {cure}")
+    if graph.effects.global_draws and at.sizes.replicas > 1:
+        text = "the forward draws numbers from Python's or numpy's random stream"
+        yield Problem(KEY, f"{text}, which is another on every rank; draw with torch, inside a module")
 
 
 def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from launcher.plan.values.setting import Outcome, Setting
 from launcher.plan.values.trust import PLACE, told
 
 STREAM = "rng."
-"""What a random stream of a rank is called in its checkpoints, before the kind of device that it is of."""
+"""What a random stream of a rank is called in its checkpoints, before the kind of device, Python or numpy."""
 
 AVERAGE = "ema/weights"
 """What the moving average of a weight is called among its optimizer's state: no optimizer has such a key."""

@@ -237,7 +237,9 @@ class Effects:
     there. ``grads``: modules that look at the gradient that a backward has left on a parameter.
     ``evaluated``: what a forward in evaluation mode changes; ``mixed``: the modules that then normalize over
     the samples of their batch. ``draws``: modules that draw random numbers in training, by the use of a
-    generator of torch; ``dropouts``: those of them that only draw dropout and can be told not to.
+    generator of torch; ``dropouts``: those of them that only draw dropout and can be told not to. ``world``:
+    modules that ask for the processes that they run in, each with what it asks. ``global_draws``: whether
+    numbers come from the global random stream of Python or numpy.
     """
 
     changes: tuple[Change, ...] = ()
@@ -251,6 +253,8 @@ class Effects:
     mixed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
+    world: tuple[tuple[str, str], ...] = ()
+    global_draws: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, said
 from launcher.parallel.trace.specs import spec
 from launcher.runtime.cluster.world import World
+from launcher.runtime.training import module_state
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
 from launcher.runtime.training.state import blob, extra, states, strategy, tensors
@@ -215,6 +216,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
         "settings": dict(s.settings),
         "results": dict(s.results),
         "loss_scale": [s.scaling.factor, s.scaling.good],
+        "modules": module_state.gathered(s.model, s.world.size),
         "stream": s.feed.stream.place() if s.feed.stream is not None and s.world.rank == 0 else None,
     }
     ranks = Ranks(s.world, group, final.name)

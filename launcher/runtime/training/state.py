@@ -24,7 +24,9 @@ from launcher.plan.partition.params import Placed
 from launcher.plan.settings.checkpoint import AVERAGE, STREAM
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer_state import factor
+from launcher.plan.values.text import listed
 from launcher.runtime import device as devices
+from launcher.runtime.training import global_streams, module_state
 from launcher.runtime.training.session import Session
 
 
@@ -135,7 +137,8 @@ def unpacked(b: Blob) -> Tensor:
 def extra(s: Session) -> Mapping[str, Blob]:
     """What belongs to this rank alone, for going on bit for bit in the same layout."""
     device = torch.device(s.world.device)
-    return {f"{STREAM}{kind}": blob(state) for kind, state in devices.rng_states(device).items()}
+    streams = {f"{STREAM}{kind}": blob(state) for kind, state in devices.rng_states(device).items()}
+    return streams | global_streams.saved()
 
 
 @torch.no_grad()
@@ -154,6 +157,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         _read(s, checkpoint, begins, mine, broadcast=broadcast, kinds=("param", "buffer"))
         same_copies(s)
         _placed(s, checkpoint.state)
+        _told_again(s, checkpoint, same_layout=False)
         return checkpoint.state
 
     averages = _averages_of(checkpoint.strategy)
@@ -185,7 +189,9 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if s.scaling.dynamic and loss_scale:
         s.scaling.factor = float(loss_scale[0])
         s.scaling.good = int(loss_scale[1])
-    if checkpoint.strategy.digest == want.digest:
+    same_layout = checkpoint.strategy.digest == want.digest
+    _told_again(s, checkpoint, same_layout)
+    if same_layout:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
     return checkpoint.state
 
@@ -196,6 +202,14 @@ def _placed(s: Session, saved: Mapping[str, Any]) -> None:
     place = saved.get("stream")
     if s.feed.stream is not None and isinstance(place, Mapping):
         s.feed.stream.go_on(place)
+
+
+def _told_again(s: Session, checkpoint: Checkpoint, same_layout: bool) -> None:
+    """Modules hear what they said of themselves when it was saved."""
+    missing = module_state.restore(s.model, checkpoint.state.get("modules"), s.world.rank, same_layout)
+    if missing:
+        text = f"{checkpoint.folder.name} has no extra state of {listed(missing)}, which begins anew"
+        s.emit({"text": text})
 
 
 def _averages_of(saved: Strategy) -> Strategy:
@@ -298,6 +312,7 @@ def _forget(s: Session, saved: Strategy) -> None:
 
 def _go_on(own: Mapping[str, Blob], device: torch.device) -> None:
     """The random streams of this rank, where they were; none was saved of another kind of device."""
+    global_streams.restore(own)
     states = devices.rng_states(device)
     for kind, state in states.items():
         if f"{STREAM}{kind}" in own:

@@ -32,6 +32,7 @@ from launcher.plan.values.trust import Trust, trust
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
 from launcher.runtime.rank_times import RankTimes
+from launcher.runtime.training import global_streams, module_state
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.device_figures import figures
 from launcher.runtime.training.ema import WeightAverage
@@ -63,6 +64,7 @@ def build(
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
+    module_state.said(model)  # what no checkpoint can hold is refused now
 
     # the samples of this rank
     data = _checked(data or open_data(job.data, seed=job.seed, allow=job.security.allow), job, plan)
@@ -70,7 +72,9 @@ def build(
 
     # what training takes besides: random numbers, a loss, an optimizer, somebody who writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
-    torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
+    words = streams.generate_state(3)
+    torch.manual_seed(int(words[0]))  # of dropout, say: each rank has its own
+    global_streams.seed(words[1:])
     optimizer = _optimizer(job, model)
     pipeline = _pipeline(job, model, data, device)
     saves_beside = job.checkpoint.asynchronous and job.checkpoint.every is not None

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from launcher.errors import RequestError
+from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, own
 
@@ -33,3 +34,35 @@ def test_on_one_stage_it_is_fine(net):
 
 def test_numbers_that_are_the_same_for_any_data_are_exact():
     assert_parity(own("returned_nets.Sized", [6], stages=CUT))
+
+
+def sentences(net: str, inner: str, stages: dict[str, int]) -> Job:
+    """A job for one of ``length_nets``, with data whose lengths differ."""
+    model = {"_target_": f"tests.parallel.length_nets.{net}", "inner": inner}
+    data = {"_target_": "tests.parallel.length_nets.Sentences"}
+    return own(f"length_nets.{net}", ["int64", 6], ["int64"], stages=stages, model=model, data=data)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        sentences("Net", "Packed", {"*": 0}),
+        sentences("Net", "Last", {"*": 0}),
+        sentences("Net", "Trimmed", {"*": 0}),
+        sentences("Counted", "Masked", {"*": 0}),
+        own("length_nets.Scaled", [6], stages={"*": 0}),
+        sentences("Net", "Last", {"embed": 0, "inner": 0, "mix": 1, "head": 1}),
+    ],
+)
+def test_what_no_zeros_could_run_is_planned_by_the_first_samples(job):
+    plan_job(job)
+
+
+@pytest.mark.parametrize(("net", "inner"), [("Net", "Packed"), ("Net", "Trimmed"), ("Counted", "Masked")])
+def test_a_shape_that_hangs_on_lengths_of_the_data_is_refused_between_stages(net, inner):
+    with pytest.raises(RequestError) as refused:
+        plan_job(sentences(net, inner, {"embed": 0, "inner": 0, "mix": 1, "head": 1}))
+    want = TEXT.format(net, "tensors of another shape").replace(
+        "modules of " + net + ": a ", f"modules of {net}: inner "
+    )
+    assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == want

@@ -296,6 +296,40 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ),
 ]
 
+REFUSED += [
+    (
+        name,
+        layout,
+        settings,
+        (
+            "model: the forward changes the buffer middle.mean, by numbers that each of 2 data-parallel ranks has its "
+            "own of, and then uses it: they would train different models; use one data-parallel rank"
+        ),
+    )
+    for name, layout, settings in (
+        *(
+            ("Looks", "replicas", {"how": how})
+            for how in ("", "before", "after", "number", "branch", "nonzero", "size", "rebound")
+        ),
+        ("Looks", "pp2 level2", {"how": "before"}),
+        ("Looks", "pp2 level2", {"how": "rebound"}),
+        ("Inside", "level1", {}),
+        ("Centred", "pp2 level2", {}),
+    )
+]
+REFUSED += [
+    (
+        "Replaced",
+        layout,
+        {},
+        (
+            "model: the forward changes the parameter middle.lin.weight in place, while the backward of another micro "
+            "batch still needs what was there; compute with a copy, weight.clone()"
+        ),
+    )
+    for layout in ("pp2", "zbv")
+]
+
 
 @pytest.mark.parametrize(("name", "layout", "settings", "text"), REFUSED)
 def test_it_is_refused_with_the_reason(name, layout, settings, text):

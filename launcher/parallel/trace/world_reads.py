@@ -1,0 +1,70 @@
+"""Notices code of a model that asks for the processes that it runs in: how many, which, their groups."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+VARIABLES = frozenset({
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "GROUP_WORLD_SIZE",
+    "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "SLURM_NTASKS",
+    "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
+})  # fmt: skip
+"""Of the environment: what launchers tell a process of its world."""
+
+BETWEEN = ("os", "_collections_abc", "collections.abc", "contextlib", "functools", __name__)
+"""Modules that are only on the way from who asks."""
+DISTRIBUTED = "torch.distributed"
+OTHERS = ("torch", "launcher", "transformers", "accelerate", "peft")
+"""Who may ask: they do so for layouts of their own, which are not in use here."""
+
+
+@contextmanager
+def world_reads(told: Callable[[str], None]) -> Iterator[None]:
+    """``told`` is called with what code of a model asks for meanwhile: ``torch.distributed.get_rank()``."""
+    world: Any = type(c10d._world)
+    environment: Any = type(os.environ)
+    group, get, has = world.default_pg, environment.__getitem__, environment.__contains__
+
+    def asked_group(self: Any) -> Any:
+        what = _asked()
+        if what is not None:
+            told(f"{what}()" if what else DISTRIBUTED)
+        return group.fget(self)
+
+    def asked_variable(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def looked(self: Any, key: str) -> Any:
+            if key in VARIABLES and _asked() is not None:
+                told(f"the environment variable {key}")
+            return read(self, key)
+
+        return looked
+
+    world.default_pg = property(asked_group, group.fset)
+    environment.__getitem__, environment.__contains__ = asked_variable(get), asked_variable(has)
+    try:
+        yield
+    finally:
+        world.default_pg = group
+        environment.__getitem__, environment.__contains__ = get, has
+
+
+def _asked() -> str | None:
+    """The function of ``torch.distributed`` that the model called, "" for none; ``None``: it did not ask."""
+    called = ""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module == DISTRIBUTED or module.startswith(f"{DISTRIBUTED}."):
+            name = frame.f_code.co_name
+            called = called if name in ("wrapper", "WORLD") or name[0] == "_" else f"{DISTRIBUTED}.{name}"
+        elif module not in BETWEEN:
+            return None if module.partition(".")[0] in OTHERS else called
+        frame = frame.f_back
+    return None

@@ -1,0 +1,42 @@
+"""The global random streams of Python and numpy: seeded for a rank, and kept in its checkpoints as JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+
+import numpy as np
+
+from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.plan.settings.checkpoint import STREAM
+
+PYTHON, NUMPY = f"{STREAM}python", f"{STREAM}numpy"
+
+
+def seed(words: np.ndarray) -> None:
+    """By two words of 32 bits."""
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+
+
+def saved() -> dict[str, Blob]:
+    """Where they are."""
+    kind, keys, place, full, kept = np.random.get_state()
+    numpy = [str(kind), np.asarray(keys).tolist(), int(place), int(full), float(kept)]
+    return {PYTHON: _blob(random.getstate()), NUMPY: _blob(numpy)}
+
+
+def restore(own: Mapping[str, Blob]) -> None:
+    """They go on from where they were; one that an older checkpoint does not have stays as it is."""
+    if PYTHON in own:
+        version, numbers, kept = json.loads(bytes(own[PYTHON].data))
+        random.setstate((version, tuple(numbers), kept))
+    if NUMPY in own:
+        kind, keys, *rest = json.loads(bytes(own[NUMPY].data))
+        np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+
+
+def _blob(state: object) -> Blob:
+    raw = json.dumps(state).encode()
+    return Blob.of("uint8", (len(raw),), raw)

@@ -1,0 +1,126 @@
+"""What modules say of themselves besides tensors (``get_extra_state``), as JSON in a checkpoint and back.
+
+A checkpoint holds nothing that runs code when it is read: numbers, texts, bytes, tensors, arrays, and lists,
+tuples, sets and dicts of those. Ranks that say the same share an entry.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from launcher.errors import RunError
+from launcher.parallel.parallel_model import ParallelModel
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.specs import spec
+
+PLAIN = (bool, int, float, str, type(None))
+SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+MAPPINGS = {"dict": dict, "OrderedDict": OrderedDict}
+
+
+def said(model: ParallelModel) -> str:
+    """Of the modules of this rank, by name: a text that is the same where they say the same.
+
+    Raises ``RunError`` for what no checkpoint can hold.
+    """
+    return json.dumps(
+        {name: _encoded(m.get_extra_state(), name) for name, m in _saying(model)}, sort_keys=True
+    )
+
+
+def gathered(model: ParallelModel, size: int) -> dict[str, Any] | None:
+    """Of all ranks, for the checkpoint: every rank calls this. ``None`` where no module says anything."""
+    every: list[Any] = [None] * size
+    dist.all_gather_object(every, said(model))
+    texts = [*dict.fromkeys(every)]
+    if texts == ["{}"]:
+        return None
+    return {"ranks": [texts.index(t) for t in every], "values": [json.loads(t) for t in texts]}
+
+
+def restore(model: ParallelModel, saved: Any, rank: int, same_layout: bool) -> list[str]:
+    """Hands each module what it said, in another layout what the first rank said that had it.
+
+    Returns the names of those that the checkpoint says nothing of.
+    """
+    values: list[Mapping[str, Any]] = list(saved["values"]) if isinstance(saved, Mapping) else []
+    if same_layout and values:
+        values.insert(0, values[saved["ranks"][rank]])
+    missing = []
+    for name, module in _saying(model):
+        found = next((v for v in values if name in v), None)
+        if found is None:
+            missing.append(name)
+        else:
+            module.set_extra_state(_decoded(found[name]))
+    return missing
+
+
+def _saying(model: ParallelModel) -> Iterator[tuple[str, nn.Module]]:
+    """Those of this rank, each once, that have a method of their own for it."""
+    found: dict[str, nn.Module] = {}
+    for part in model.parts:
+        for name, module in part.module.named_modules():
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                found.setdefault(name, module)
+    yield from found.items()
+
+
+def _encoded(value: Any, name: str) -> Any:
+    kind = type(value).__name__
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": _text(bytes(value))}
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous()
+        raw = flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        return {"tensor": [spec(flat).dtype, list(flat.shape), _text(raw)]}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        array = np.ascontiguousarray(value)
+        return {"array": [array.dtype.str, list(np.shape(value)), _text(array.tobytes())]}
+    if type(value) in SEQUENCES.values():
+        items = [_encoded(v, name) for v in value]
+        most = value.maxlen if isinstance(value, deque) else None
+        return {kind: items} if most is None else {kind: items, "maxlen": most}
+    if type(value) in MAPPINGS.values():
+        return {kind: [[_encoded(k, name), _encoded(v, name)] for k, v in value.items()]}
+    text = f"{name or 'the model'}.get_extra_state() returns a {kind}, which no checkpoint can hold"
+    cure = "return numbers, texts, bytes, tensors, arrays, or lists and dicts of those"
+    raise RunError(f"{text}; {cure}")
+
+
+def _decoded(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    most = value.pop("maxlen", None) if "deque" in value else None
+    ((kind, held),) = value.items()
+    if kind == "bytes":
+        return base64.b64decode(held)
+    if kind == "tensor":
+        dtype, shape, text = held
+        if not text:
+            return torch.empty(shape, dtype=dtype_of(dtype))
+        raw = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        return raw.view(dtype_of(dtype)).reshape(shape)
+    if kind == "array":
+        dtype, shape, text = held
+        return np.frombuffer(base64.b64decode(text), np.dtype(dtype)).reshape(shape).copy()
+    if kind == "deque":
+        return deque(map(_decoded, held), most)
+    if kind in SEQUENCES:
+        return SEQUENCES[kind](map(_decoded, held))
+    return MAPPINGS[kind]((_decoded(k), _decoded(v)) for k, v in held)
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()

@@ -1,0 +1,96 @@
+"""Modules whose Python looks at lengths, ids and numbers of the data, and the data: no zeros are among them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from launcher.data.source import Source
+
+
+class Sentences(Source):
+    """Ids from 1 on, and how many of them count: 1 to 6."""
+
+    def __init__(self, split: str) -> None:
+        self.split = split
+
+    def __len__(self) -> int:
+        return 48
+
+    def inputs(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        at = torch.from_numpy(np.asarray(indices)).long()
+        return 1 + (at[:, None] + torch.arange(6)) % 7, 1 + at % 6
+
+    def targets(self, indices: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(indices)).long() % 5
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.GRU(6, 6, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+
+class Last(Packed):
+    """The last state of each: of a fixed shape."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return super().forward(x, lengths)[torch.arange(len(x)), lengths - 1]
+
+
+class Trimmed(nn.Module):
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return x[:, : int(lengths.max())]
+
+
+class Masked(nn.Module):
+    """By ids: the code before it has made a mask and a length of them."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        if int(lengths.min()) < 1:
+            raise ValueError("an empty sentence")
+        return x[:, : int(lengths.max())]
+
+
+class Net(nn.Module):
+    """``inner`` is a module above; then a mean over as many places as it gives."""
+
+    def __init__(self, inner: str) -> None:
+        super().__init__()
+        self.embed, self.inner = nn.Embedding(8, 6), globals()[inner]()
+        self.mix, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.inner(self.embed(ids), self.counted(ids, lengths))
+        x = torch.tanh(self.mix(x))
+        return self.head(x if x.dim() == 2 else x.sum(1) / x.shape[1])
+
+    def counted(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return lengths
+
+
+class Counted(Net):
+    """Its lengths are worked out of the ids."""
+
+    def counted(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return (ids > 3).sum(1).clamp(min=lengths.min())
+
+
+class Scaled(nn.Module):
+    """Divides by a number of its input, which must be none of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.b(torch.tanh(self.a(x))))
+        assert float(x.detach().abs().sum()) > 0
+        scale = 127 / x.detach().abs().max().item()
+        return self.head(x + ((x * scale).round() / scale - x).detach())

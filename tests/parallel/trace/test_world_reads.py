@@ -1,0 +1,57 @@
+"""A forward that asks for its rank, its world or a stream of its process is another on several ranks: refused there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.planner.plan_job import plan_job
+from tests.parity import own
+
+REPLICAS: dict[str, Any] = {"grid": {"dp_replicate": 2}}
+STAGES: dict[str, Any] = {"pipeline": {"stages": 2, "micro_batch_num": 2}}
+
+
+def net(how: str, parallel: dict[str, Any], looks: bool = False) -> Job:
+    model = {"_target_": "tests.parallel.world_nets.Net", "how": how, "looks": looks}
+    return own("world_nets.Net", [6], stages=1, model=model, parallel=parallel)
+
+
+TEXT = (
+    "model: middle asks for {} in its forward, and 2 ranks get other answers than one: they would train another model; "
+    "leave it out, for samples, gradients and losses are put together without it"
+)
+DRAWS = (
+    "model: the forward draws numbers from Python's or numpy's random stream, which is another on every rank; draw "
+    "with torch, inside a module"
+)
+
+
+@pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment"])
+def test_who_asks_for_the_world_is_refused_on_several_ranks(how, looks, parallel):
+    what = "the environment variable WORLD_SIZE" if how == "environment" else "torch.distributed.is_initialized()"
+    with pytest.raises(RequestError) as refused:
+        plan_job(net(how, parallel, looks))
+    assert str(refused.value) == TEXT.format(what)
+
+
+@pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
+@pytest.mark.parametrize("how", ["random", "numpy"])
+def test_who_draws_from_a_stream_of_its_process_is_refused_on_several_ranks(how, parallel):
+    with pytest.raises(RequestError) as refused:
+        plan_job(net(how, parallel))
+    assert str(refused.value) == DRAWS
+
+
+@pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment", "random", "numpy"])
+def test_on_one_rank_it_is_fine(how):
+    plan_job(net(how, {}))
+
+
+def test_who_asks_whether_torch_can_is_no_such_model():
+    plan_job(net("available", REPLICAS))
