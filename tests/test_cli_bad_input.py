@@ -350,7 +350,7 @@ has none
     "class of a package that is not trusted": (
         ["model={_target_: torch.nn.Linear, in_features: 3, out_features: 4}"],
         """
-  model._target_ = torch.nn.Linear: package 'torch' is not trusted (trusted: launcher)
+  model._target_ = torch.nn.Linear: package 'torch' is not trusted (trusted: none)
     set by: model={_target_: torch.nn.Linear, in_features: 3, out_features: 4} (command line)
     try:    'model={_target_:torch.nn.Linear,in_features:3,out_features:4}' 'security.allow=[torch]'
 """,

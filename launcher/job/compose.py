@@ -26,7 +26,7 @@ from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.similar_names import nearest
 from launcher.job.schema.steps import named
 from launcher.job.stray_arguments import KnownNames, sift
-from launcher.job.targets import refusal
+from launcher.job.targets import BASES, OURS, refusal
 from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.limits import Hostile
 from launcher.job.yaml.origins import COMMAND_LINE, Origin, Origins, gather, of_files
@@ -314,13 +314,13 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
             else:
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")
 
-        yield from _untrusted(key, target, allow)
+        yield from _untrusted(key, section, target, allow)
 
     metrics = data.get("metrics")
     for one in metrics if isinstance(metrics, list) else ():
         target = one.get("_target_") if isinstance(one, dict) else None
         if isinstance(target, str):
-            yield from _untrusted("metrics", target, allow)
+            yield from _untrusted("metrics", "metrics", target, allow)
 
     logger = data.get("logger")
     own = {
@@ -331,11 +331,11 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
         for i, node in enumerate(nodes if isinstance(nodes, list) else ()):
             target = node.get("_target_") if isinstance(node, dict) else None
             if isinstance(target, str):
-                yield from _untrusted(f"{section}.{i}._target_", target, allow)
+                yield from _untrusted(f"{section}.{i}._target_", section, target, allow)
 
 
-def _untrusted(key: str, target: str, allow: tuple[str, ...]) -> Iterator[Problem]:
-    why = refusal(target, allow)
+def _untrusted(key: str, section: str, target: str, allow: tuple[str, ...]) -> Iterator[Problem]:
+    why = refusal(target, allow, OURS[BASES[section]])
     if why:
         yield Problem(key, f"{target}: {why[0]}", why[1])
 

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from launcher.errors import Problem, RequestError, of_users
 from launcher.job.schema.components import Target
@@ -16,16 +16,45 @@ from launcher.job.schema.similar_names import did_you_mean, nearest
 T = TypeVar("T")
 OWN = "launcher"
 
+OURS: Mapping[str, tuple[str, ...]] = {
+    "Module": ("launcher.models.lm.Attention", "launcher.models.lm.SwiGLU"),
+    "UserData": (),
+    "Optimizer": (),
+    "Callable": (),
+    "object": (),
+}
+"""The launcher's own classes that ``_target_`` may name, by the base that is expected; no other, ever.
 
-def refusal(path: str, allow: tuple[str, ...]) -> tuple[str, str] | None:
-    """Why the dotted ``path`` is not allowed, and the cure; ``None`` when it is. Imports nothing."""
+Each only holds tensors: it opens no file, starts no process and takes no class by name. docs/security.md has
+the same table."""
+BASES: Mapping[str, str] = {
+    "model": "Module",
+    "data": "UserData",
+    "optim": "Optimizer",
+    "loss": "Callable",
+    "metrics": "Callable",
+    "schedule": "Callable",
+    "callbacks": "object",
+    "logger.others": "object",
+}
+"""The base, a key of ``OURS``, of what each setting names by ``_target_``."""
+_ANYTHING = (object, type(None), inspect.Parameter.empty, list, tuple, dict, set, Any)
+
+
+def refusal(path: str, allow: tuple[str, ...], ours: tuple[str, ...]) -> tuple[str, str] | None:
+    """Why the dotted ``path`` is not allowed, and the cure; ``None`` when it is. Imports nothing.
+
+    ``ours``: the launcher's own classes that may be named; ``allow`` opens no other.
+    """
     parts = path.split(".")
     if len(parts) < 2 or not all(p.isidentifier() for p in parts):
         return "should be the dotted path of a class, as package.module.Class", ""
     if any(p.startswith("_") for p in parts):
         return "a private name may not be used", ""
+    if _own(path):
+        return None if path in ours else (_not_ours(ours), "")
     if not _inside(path, allow):
-        trusted = ", ".join((OWN, *allow))
+        trusted = ", ".join(allow) or "none"
         cure = f"'security.allow=[{','.join((*allow, parts[0]))}]'"
         return f"package {parts[0]!r} is not trusted (trusted: {trusted})", cure
     return None
@@ -35,7 +64,7 @@ def named(data: Any) -> Iterator[str]:
     """Every dotted path in plain data that a ``_target_`` names, but those of the launcher's own."""
     if isinstance(data, Mapping):
         target = data.get("_target_")
-        if isinstance(target, str) and not _inside(target, ()):
+        if isinstance(target, str) and not _own(target):
             yield target
     for value in (
         data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
@@ -56,12 +85,13 @@ def absent(key: str, path: str) -> Problem:
 def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> type[T]:
     """The class at ``path``: a subclass of ``base``, reached through and defined in a trusted package.
 
-    Nothing is imported before the path itself has been accepted. Raises ``RequestError`` naming ``key``.
+    A class of the launcher's own must be one that ``OURS`` has for ``base``. Nothing is imported before the
+    path itself has been accepted. Raises ``RequestError`` naming ``key``.
     """
-    found = _trusted(path, allow, key)
+    found = _trusted(path, allow, base, key)
     if not inspect.isclass(found) or not issubclass(found, base):
         raise _other_kind(path, base, key)
-    _check_home(path, found, allow, key)
+    _check_home(path, found, allow, base, key)
     return found
 
 
@@ -71,13 +101,13 @@ def factory(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_ta
     A class does no more than to be built; a function can do anything. So it takes more than a package that is
     trusted: ``allow`` names its module, or itself.
     """
-    found = _trusted(path, allow, key)
+    found = _trusted(path, allow, base, key)
     if not _function(found):
         return locate(path, allow, base, key=key)
     if base.__name__ == "Callable":  # a factor, a loss: called to make one, it would give its own value
         raise _other_kind(path, base, key)
     if path not in allow:
-        _check_home(path, found, allow, key)
+        _check_home(path, found, allow, base, key)
         home = f"{found.__module__}.{found.__qualname__}"
         if not {home, found.__module__} & {*allow}:
             cure = f"'security.allow=[{','.join((*allow, path))}]'"
@@ -96,7 +126,8 @@ def build(
     """An instance of the class that ``target`` names, or what its function makes: a ``base``.
 
     ``given`` are passed first, then the target's own arguments. An argument that names a class or a function
-    itself is built first, whatever it is. Raises ``RequestError``.
+    itself is built first, whatever it is; of the launcher's own classes it may name those that ``OURS`` has
+    for the type of the argument, or for ``base`` where it has none. Raises ``RequestError``.
     """
     found: T = _built(target, allow, base, base, given, key)
     return found
@@ -110,15 +141,14 @@ def _built(
     given: tuple[Any, ...],
     key: str,
 ) -> Any:
-    """A ``kind``; ``base`` is that of the whole, and all that may be named of the launcher's own."""
-    path, arguments = (target.target, target.arguments) if isinstance(target, Target) else _split(target)
-    reserved = [name for name in arguments if name.startswith("_") and name != "_args_"]
-    if reserved:
-        raise _error(key, path, f"{reserved[0]} is not supported; only _target_ and _args_ are")
+    """A ``kind``; ``base`` is that of the setting."""
+    path, arguments, make = _accepted(target, allow, kind, key)
+
+    def nested(node: Mapping[str, Any], types: tuple[type, ...], name: str) -> Any:
+        return _built(node, allow, _expected(node, types, base), base, (), name)
 
     # build the arguments, then see whether the class takes them: its own code has not run yet
-    make = factory(path, allow, kind, key=key)
-    made = {k: _argument(v, allow, base, f"{_above(key)}{k}") for k, v in arguments.items()}
+    made = _arguments(make, arguments, len(given), _above(key), nested)
     positional = (*given, *made.pop("_args_", ()))
     _check_fit(make, path, positional, made, key=key)
     found = make(*positional, **made)
@@ -127,10 +157,114 @@ def _built(
     return found
 
 
-def check_arguments(cls: type, target: Target, key: str) -> None:
-    """Raises ``RequestError`` unless ``cls`` takes the arguments of ``target``; builds nothing."""
-    named = target.arguments
-    _check_fit(cls, target.target, tuple(named.pop("_args_", ())), named, key=key)
+def check(
+    target: Target | Mapping[str, Any],
+    allow: tuple[str, ...],
+    base: type[Any],
+    *,
+    key: str = "_target_",
+    kind: type[Any] | None = None,
+) -> None:
+    """Raises ``RequestError`` unless all that ``target`` names may be named and takes its arguments.
+
+    Builds nothing. ``kind``: what it must be, where ``base`` is that of a setting around it.
+    """
+    path, arguments, make = _accepted(target, allow, kind or base, key)
+
+    def nested(node: Mapping[str, Any], types: tuple[type, ...], name: str) -> object:
+        check(node, allow, base, key=name, kind=_expected(node, types, base))
+        return node
+
+    seen = _arguments(make, arguments, 0, _above(key), nested)
+    _check_fit(make, path, tuple(seen.pop("_args_", ())), seen, key=key)
+
+
+def _accepted(
+    target: Target | Mapping[str, Any], allow: tuple[str, ...], kind: type[T], key: str
+) -> tuple[str, dict[str, Any], Callable[..., T]]:
+    """The path and the arguments of ``target``, and what makes a ``kind`` of them."""
+    path, arguments = (target.target, target.arguments) if isinstance(target, Target) else _split(target)
+    reserved = [name for name in arguments if name.startswith("_") and name != "_args_"]
+    if reserved:
+        raise _error(key, path, f"{reserved[0]} is not supported; only _target_ and _args_ are")
+    if not isinstance(arguments.get("_args_", []), list | tuple):
+        raise _error(key, path, f"_args_ is {arguments['_args_']!r}; it should be a list")
+    return path, arguments, factory(path, allow, kind, key=key)
+
+
+Nested = Callable[[Mapping[str, Any], tuple[type, ...], str], Any]
+"""What becomes of an argument that is a ``_target_`` itself: its data, the types expected there, its key."""
+
+
+def _arguments(
+    make: Callable[..., Any], arguments: Mapping[str, Any], first: int, above: str, nested: Nested
+) -> dict[str, Any]:
+    """``arguments`` with what ``nested`` gives in the place of each ``_target_``.
+
+    ``first``: the position of the first of ``_args_``.
+    """
+    made = {
+        name: _argument(value, _types(make, name), f"{above}{name}", nested)
+        for name, value in arguments.items()
+        if name != "_args_"
+    }
+    if "_args_" in arguments:
+        made["_args_"] = [
+            _argument(value, _types(make, first + i), f"{above}_args_.{i}", nested)
+            for i, value in enumerate(arguments["_args_"])
+        ]
+    return made
+
+
+def _argument(value: Any, types: tuple[type, ...], key: str, nested: Nested) -> Any:
+    if isinstance(value, Mapping) and "_target_" in value:
+        return nested(value, types, f"{key}._target_")
+    if isinstance(value, Mapping):
+        return {k: _argument(v, types, f"{key}.{k}", nested) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_argument(v, types, f"{key}.{i}", nested) for i, v in enumerate(value)]
+    return value
+
+
+def _expected(node: Mapping[str, Any], types: tuple[type, ...], base: type[Any]) -> type[Any]:
+    """What an argument must be: anything of a trusted package; of the launcher's own what its type says."""
+    path = str(node["_target_"])
+    if not _own(path):
+        return object
+    return next((t for t in types if path in _ours(t)), types[0] if types else base)
+
+
+def _types(make: Callable[..., Any], which: str | int) -> tuple[type, ...]:
+    """The classes that the annotation of an argument names; the argument is named, or counted from 0."""
+    try:
+        parameters = inspect.signature(make, eval_str=True).parameters
+    except Exception:  # no signature, as of some builtins, or annotations that cannot be read
+        return ()
+    many = inspect.Parameter.VAR_KEYWORD if isinstance(which, str) else inspect.Parameter.VAR_POSITIONAL
+    if isinstance(which, str):
+        found = parameters.get(which)
+    else:
+        by_place = [p for p in parameters.values() if p.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        found = by_place[which] if which < len(by_place) else None
+    if found is None:
+        found = next((p for p in parameters.values() if p.kind == many), None)
+    return () if found is None else tuple(_classes(found.annotation))
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """Those in ``annotation``; what a container holds is in its place.
+
+    >>> from collections.abc import Sequence
+    >>> [*_classes(Sequence[int] | None)], [*_classes(Any)], [*_classes(dict)]
+    ([<class 'int'>], [], [])
+    """
+    if get_origin(annotation) is Callable:
+        yield Callable
+    elif inner := get_args(annotation):
+        for one in inner:
+            yield from _classes(one)
+    elif inspect.isclass(annotation) and annotation not in _ANYTHING:
+        yield annotation
 
 
 def _check_fit(
@@ -161,24 +295,13 @@ def _bad_arguments(why: str, make: Callable[..., Any], given: Mapping[str, Any],
     return f"{text}{did_you_mean(right)}", cure
 
 
-def _argument(value: Any, allow: tuple[str, ...], base: type[Any], key: str) -> Any:
-    if isinstance(value, Mapping) and "_target_" in value:
-        kind = base if _inside(str(value["_target_"]), ()) else object
-        return _built(value, allow, kind, base, (), f"{key}._target_")
-    if isinstance(value, Mapping):
-        return {k: _argument(v, allow, base, f"{key}.{k}") for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_argument(v, allow, base, f"{key}.{i}") for i, v in enumerate(value)]
-    return value
-
-
 def _split(target: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return str(target["_target_"]), {k: v for k, v in target.items() if k != "_target_"}
 
 
-def _trusted(path: str, allow: tuple[str, ...], key: str) -> Any:
+def _trusted(path: str, allow: tuple[str, ...], base: type, key: str) -> Any:
     """What is at ``path``, which is accepted."""
-    refused = refusal(path, allow)
+    refused = refusal(path, allow, _ours(base))
     if refused is not None:
         raise _error(key, path, *refused)
     return _find(path, allow, key)
@@ -191,10 +314,23 @@ def _function(found: Any) -> bool:
     return inspect.isfunction(found)
 
 
-def _check_home(path: str, found: Any, allow: tuple[str, ...], key: str) -> None:
-    if not _inside(f"{found.__module__}.{found.__qualname__}", allow):
-        kind = "class" if inspect.isclass(found) else "function"
-        raise _error(key, path, f"the {kind} is defined in {found.__module__}, which is not trusted")
+def _check_home(path: str, found: Any, allow: tuple[str, ...], base: type, key: str) -> None:
+    """What ``path`` leads to may be defined elsewhere."""
+    home = f"{found.__module__}.{found.__qualname__}"
+    if home in _ours(base) or (not _own(home) and _inside(home, allow)):
+        return
+    kind = "class" if inspect.isclass(found) else "function"
+    raise _error(key, path, f"the {kind} is defined in {found.__module__}, which is not trusted")
+
+
+def _ours(base: type) -> tuple[str, ...]:
+    """The launcher's own classes that may stand where a ``base`` is expected."""
+    return tuple(path for cls in base.__mro__ for path in OURS.get(cls.__name__, ()))
+
+
+def _not_ours(ours: tuple[str, ...]) -> str:
+    some = f"only {' and '.join(ours)}" if ours else "none"
+    return f"of the launcher's own classes {some} may be named here; a class of yours may derive from it"
 
 
 def _other_kind(path: str, base: type, key: str) -> RequestError:
@@ -211,7 +347,7 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
     parts = path.split(".")
     for n in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:n])
-        if not _inside(module, allow):
+        if not _own(module) and not _inside(module, allow):
             break
         try:
             found: object = importlib.import_module(module)
@@ -238,8 +374,12 @@ def _absent(key: str, path: str, module: str, *, name: str, there: object) -> Re
     return _error(key, path, f"{module} has no {name!r}{did_you_mean(close)}", cure)
 
 
+def _own(path: str) -> bool:
+    return _inside(path, (OWN,))
+
+
 def _inside(path: str, allow: tuple[str, ...]) -> bool:
-    return any(path == p or path.startswith(p + ".") for p in (OWN, *allow))
+    return any(path == p or path.startswith(p + ".") for p in allow)
 
 
 def _above(key: str) -> str:

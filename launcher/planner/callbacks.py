@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.job.schema.similar_names import did_you_mean, nearest
-from launcher.job.targets import check_arguments, locate
+from launcher.job.targets import check, locate
 
 HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
 
@@ -20,7 +20,7 @@ def problems(job: Job) -> list[Problem]:
         try:
             cls = locate(target.target, job.security.allow, object, key=key)
             found += _hooks(cls, target.target, key)
-            check_arguments(cls, target, key)
+            check(target, job.security.allow, object, key=key)
         except RequestError as error:
             found += error.problems
     return found

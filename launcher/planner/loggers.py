@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
-from launcher.job.targets import check_arguments, locate
+from launcher.job.targets import check, locate
 
 CALLS = {"on_start": ("config", "plan", "folder"), "log": ("row",), "close": ()}
 """What is called, and with what; all but ``log`` may be missing."""
@@ -21,7 +21,7 @@ def problems(job: Job) -> list[Problem]:
         try:
             cls = locate(target.target, job.security.allow, object, key=key)
             found += _methods(cls, target.target, key)
-            check_arguments(cls, target, key)
+            check(target, job.security.allow, object, key=key)
         except RequestError as error:
             found += error.problems
     return found

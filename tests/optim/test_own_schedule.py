@@ -148,13 +148,16 @@ def test_what_no_plan_has_seen_ends_the_run_with_the_step():
 def test_of_the_launchers_own_classes_none_is_built_that_cannot_be_a_schedule():
     with pytest.raises(RequestError) as refused:
         factors(Target.model_validate({"_target_": "launcher.errors.Problem", "key": "", "text": ""}), 5, ())
-    assert str(refused.value) == "schedule._target_: launcher.errors.Problem: is not a class with a method __call__"
+    assert str(refused.value) == (
+        "schedule._target_: launcher.errors.Problem: of the launcher's own classes none may be named here; "
+        "a class of yours may derive from it"
+    )
 
 
 def test_nothing_of_a_package_that_is_not_trusted_is_built():
     with pytest.raises(RequestError) as refused:
         plan_job(asked("InverseRoot").model_copy(update={"security": job().security}))
-    trusted = "package 'tests' is not trusted (trusted: launcher) (try: 'security.allow=[tests]')"
+    trusted = "package 'tests' is not trusted (trusted: none) (try: 'security.allow=[tests]')"
     assert str(refused.value) == f"schedule._target_: {OURS}InverseRoot: {trusted}"
 
 

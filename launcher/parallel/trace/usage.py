@@ -85,7 +85,8 @@ class Watch(TorchFunctionMode):
     ``overwrites`` change in place what they are given, ``fills`` change a list or dictionary that they are
     given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
     generator, whose code runs when they are over. Of what is around the model ``world``: modules that ask for
-    the processes that they run in, and what for; ``global_draws``: numbers from the global streams of Python or numpy.
+    the processes that they run in, and what for; ``global_draws``: whether numbers come from the global
+    streams of Python or numpy.
     """
 
     def __init__(
