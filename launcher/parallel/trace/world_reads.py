@@ -63,6 +63,8 @@ def _asked() -> str | None:
         module = str(frame.f_globals.get("__name__", ""))
         if module == DISTRIBUTED or module.startswith(f"{DISTRIBUTED}."):
             name = frame.f_code.co_name
+            if name == "<module>":  # it is being imported, and keeps no answer for the model
+                return None
             called = called if name in ("wrapper", "WORLD") or name[0] == "_" else f"{DISTRIBUTED}.{name}"
         elif module not in BETWEEN:
             return None if module.partition(".")[0] in OTHERS else called

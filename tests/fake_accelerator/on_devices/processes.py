@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from launcher.runtime.cluster.world import World
-from launcher.runtime.processes.start import run_ranks
 from tests.forked import python
+from tests.ranks import here
 
 T = TypeVar("T")
 KIND = "fake"
@@ -21,7 +21,7 @@ KIND = "fake"
 
 def apart(work: Callable[..., T], *args: Any) -> T:
     """``work(*args)`` in a child, which may use devices and run a backward."""
-    return run_ranks(lambda _: work(*args), 1, alone=True)[0]
+    return here(lambda _: work(*args), 1, alone=True)[0]
 
 
 def on_devices(size: int, work: Callable[..., T], *args: Any, kind: str = KIND) -> list[T]:
@@ -30,7 +30,7 @@ def on_devices(size: int, work: Callable[..., T], *args: Any, kind: str = KIND) 
     def call(world: World) -> T:
         return work(world, *args)
 
-    return run_ranks(call, size, device=kind, start="fork", timeout_s=120)
+    return here(call, size, device=kind, timeout_s=120)
 
 
 @dataclass(frozen=True)

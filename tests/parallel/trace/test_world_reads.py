@@ -8,6 +8,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.parallel.trace.world_reads import world_reads
 from launcher.planner.plan_job import plan_job
 from tests.parity import own
 
@@ -55,3 +56,11 @@ def test_on_one_rank_it_is_fine(how):
 
 def test_who_asks_whether_torch_can_is_no_such_model():
     plan_job(net("available", REPLICAS))
+
+
+def test_a_module_of_torch_that_is_imported_meanwhile_asks_nothing_for_the_model():
+    asked: list[str] = []
+    code = compile("from torch.distributed import distributed_c10d as c10d; c10d._world.default_pg", "made_up", "exec")
+    with world_reads(asked.append):
+        exec(code, {"__name__": "torch.distributed.made_up"})
+    assert asked == []
