@@ -36,8 +36,18 @@ from launcher.runtime.preemption import STOPS
 Function = Callable[..., object]
 """What a child runs: ``function(line, *args)``, where ``line`` leads to the process that asked for it."""
 
-PRELOADED = (
+PLANNED_WITH = (
     "torch",
+    "launcher.models.build",
+    "launcher.parallel.deferred_init.record",
+    "launcher.parallel.stages.split",
+    "launcher.parallel.tensor_parallel.apply",
+    "launcher.parallel.trace.model_facts",
+)
+"""Modules that planning imports anyway: the command does so before the fork, to share their pages."""
+
+PRELOADED = (
+    *PLANNED_WITH,
     "launcher.runtime.processes.rank_processes",
     "launcher.steps.on_ranks",
     "launcher.steps.train",
@@ -132,10 +142,11 @@ class ForkServer:
             os.waitpid(self._pid, 0)
 
     def _fork(self) -> socket.socket:
-        import torch  # noqa: F401  imported before the fork, so that the pages are shared
-
         global _forks_left
         _forks_left -= 1
+        for name in PLANNED_WITH:
+            importlib.import_module(name)
+        gc.freeze()  # a search for garbage would touch every page, and so copy it
         near, far = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
