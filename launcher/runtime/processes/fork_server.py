@@ -146,7 +146,6 @@ class ForkServer:
         _forks_left -= 1
         for name in PLANNED_WITH:
             importlib.import_module(name)
-        gc.freeze()  # a search for garbage would touch every page, and so copy it
         near, far = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
