@@ -57,11 +57,22 @@ class Rows(torch.utils.data.Dataset):
 """
 
 
+def own_request(folder: Path, spoiler: str = "", inside: str = "") -> None:
+    """A recipe of a model that runs ``spoiler`` when it is imported, and ``inside`` when it is constructed."""
+    (folder / "own_net.py").write_text(NET.format(spoiler=spoiler, inside=inside))
+    (folder / "r.yaml").write_text(
+        "defaults:\n  - override /model: null\n  - override /data: null\n  - override /steps: [train]\n"
+        "model: {_target_: own_net.Net}\ndata: {_target_: own_net.Rows}\nsecurity: {allow: [own_net]}\n"
+        "launch: {nproc: 2}\nparallel: {pipeline: {stages: 1}}\ntrain: {steps: 2, batch_size: 8}\n"
+    )
+
+
 def python(code: str, folder: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """``code`` as a program of its own in ``folder``."""
     script = folder / "program.py"
     script.write_text(textwrap.dedent(code))
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OMP_NUM_THREADS": "2"}
+    paths = [str(ROOT), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "2"}
     words = (sys.executable, str(script), *words)
     return subprocess.run(
         words, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False, **options
@@ -149,13 +160,7 @@ def test_ranks_share_what_was_made_before_the_fork_unless_that_has_spoilt_it(sha
 @pytest.mark.parametrize("where", ["spoiler", "inside"])
 @pytest.mark.parametrize("spoiler", SPOILERS)
 def test_a_users_module_may_do_what_no_fork_survives(spoiler, where, tmp_path):
-    text = {"spoiler": "", "inside": "", where: SPOILERS[spoiler]}
-    (tmp_path / "own_net.py").write_text(NET.format(**text))
-    (tmp_path / "r.yaml").write_text(
-        "defaults:\n  - override /model: null\n  - override /data: null\n  - override /steps: [train]\n"
-        "model: {_target_: own_net.Net}\ndata: {_target_: own_net.Rows}\nsecurity: {allow: [own_net]}\n"
-        "launch: {nproc: 2}\nparallel: {pipeline: {stages: 1}}\ntrain: {steps: 2, batch_size: 8}\n"
-    )
+    own_request(tmp_path, **{where: SPOILERS[spoiler]})
     done = python("from launcher.__main__ import script; script()", tmp_path, "recipe=r.yaml", "run_dir=run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done in" in done.stdout
