@@ -76,7 +76,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     in_memory = (lambda: fill.tensors(build_in_memory(build, job.seed))) if lost else None
     first = fill.InitialTensors(tape, names, in_memory)
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
-    refuse((*model_effects.unfit(known), *misnamed(known)))
+    refuse((*model_effects.unfit(known), *misnamed(known, job.launch.device)))
     known = model_folder.with_stored(job, known)
     why = lost if job.parallel.deferred_init else ""
     return ModelRead(lambda: model, known, why, tape.marks, initial=first)

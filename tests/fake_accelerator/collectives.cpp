@@ -132,7 +132,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("is_initialized", &fake::initialized);
   m.def("is_in_bad_fork", &fake::in_bad_fork);
   m.def("init", &fake::initialize);
-  m.def("default_generator", [](int i) { return at::globalContext().defaultGenerator(c10::Device(fake::KIND, c10::DeviceIndex(i))); });
+  m.def("default_generator", [](int i) { return fake::default_generator(c10::DeviceIndex(i)); });
   m.def("collectives", [](c10::intrusive_ptr<c10d::Backend> gloo) -> c10::intrusive_ptr<c10d::Backend> {
     return c10::make_intrusive<fake::Collectives>(std::move(gloo));
   });

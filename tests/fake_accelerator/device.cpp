@@ -16,6 +16,8 @@
 #include <torch/library.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -81,6 +83,9 @@ struct Memory final : c10::DeviceAllocator {
   c10::DataPtr counted(c10::DataPtr memory, size_t nbytes, c10::DeviceIndex device) {
     initialize();
     add(device, nbytes);
+    return held(std::move(memory), nbytes, device);
+  }
+  c10::DataPtr held(c10::DataPtr memory, size_t nbytes, c10::DeviceIndex device) {
     auto* block = new Block{std::move(memory), nbytes, device};
     return {block->bytes.get(), block, &Block::free, c10::Device(KIND, device)};
   }
@@ -95,7 +100,8 @@ struct Memory final : c10::DeviceAllocator {
   c10::DataPtr on(size_t nbytes, c10::DeviceIndex device) {
     initialize();
     if (nbytes == 0) return {nullptr, c10::Device(KIND, device)};
-    return counted(c10::GetAllocator(c10::DeviceType::CPU)->allocate(nbytes), nbytes, device);
+    add(device, nbytes);  // first: what does not fit is never asked of the host
+    return held(c10::GetAllocator(c10::DeviceType::CPU)->allocate(nbytes), nbytes, device);
   }
   void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
 
@@ -221,6 +227,8 @@ struct Generator final : c10::GeneratorImpl {
   Generator* clone_impl() const override { return new Generator(device_.index(), numbers.clone()); }
 };
 
+}  // namespace
+
 const at::Generator& default_generator(c10::DeviceIndex i) {
   static std::vector<at::Generator> all = [] {
     std::vector<at::Generator> made;
@@ -229,6 +237,8 @@ const at::Generator& default_generator(c10::DeviceIndex i) {
   }();
   return all[checked(i < 0 ? current : i)];
 }
+
+namespace {
 
 // ---- what torch asks of a device --------------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ bool initialized();
 bool in_bad_fork();
 void initialize();
 
+// The random stream of a device. It can be seeded before the device is initialised.
+const at::Generator& default_generator(c10::DeviceIndex index);
+
 // The same bytes, seen as a tensor of the CPU.
 at::Tensor host(const at::Tensor& tensor);
 

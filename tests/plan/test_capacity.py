@@ -42,11 +42,11 @@ def test_what_fits_is_compared_byte_by_byte(off: int, fits: bool) -> None:
 
 
 def test_each_device_is_for_one_rank_and_the_fullest_is_told() -> None:
-    free = Free(0, devices=(4 * GB, 2 * GB))
-    assert found("launch.nproc=2", ranks=(0, 1), free=free).where == "cuda:1"
+    free = Free(0, devices=(4 * GB, 2 * GB), kind="npu")
+    assert found("launch.nproc=2", ranks=(0, 1), free=free).where == "npu:1"
     wanted, plan = asked("launch.nproc=2")
-    tight = Fit(plan.estimate.memory[0].total, 1000, "cuda:0", (0,))
-    assert fit(wanted, plan, (0, 1), Free(0, devices=(1000, GB)), {}) == tight
+    tight = Fit(plan.estimate.memory[0].total, 1000, "npu:0", (0,))
+    assert fit(wanted, plan, (0, 1), Free(0, devices=(1000, GB), kind="npu"), {}) == tight
 
 
 def test_without_training_a_rank_holds_its_weights_alone() -> None:

@@ -62,7 +62,7 @@ FUSION: tuple[dict[str, Any], ...] = (
 )
 SHARDS = (None, *product(("level1", "level2", "level3"), (0, 1, 65536)))
 DATA: tuple[dict[str, Any], ...] = ({}, {"dp_replicate": 2})
-DEVICES = ("cpu", "cuda", "auto")
+DEVICES = ("cpu", "npu", "auto")
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -158,7 +158,7 @@ def holds_of_gathers(s: Said) -> None:
     count = s.most("all_gather")
     assert ("nothing is gathered" in why) == (count == 0)
     assert ("once a step" in why) == (0 < count == s.each)
-    assert (status == "satisfied") == (count == 0 or (count > s.each > 1 and s.job.launch.device == "cuda"))
+    assert (status == "satisfied") == (count == 0 or (count > s.each > 1 and s.job.launch.device == "npu"))
     assert (status == "applied") == any(t.until > n + 1 for turns in s.plan.gathers for n, t in enumerate(turns))
     assert ("CPU waits" in why) <= (s.job.launch.device == "cpu")
 
@@ -177,7 +177,7 @@ def holds_of_reductions(s: Said) -> None:
         assert not s.plan.buckets
     if status == "satisfied" and travels:
         level = s.job.parallel.hsdp.optimizer_level if s.job.parallel.hsdp else ""
-        assert s.job.launch.device == "cuda"
+        assert s.job.launch.device == "npu"
         assert level > "level1"
         assert not s.plan.buckets
         assert not any(a.kind == "W" for row in s.plan.schedule for a in row)

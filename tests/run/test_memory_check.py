@@ -29,7 +29,7 @@ def tiny(*overrides: str) -> Job:
 
 
 def having(monkeypatch: pytest.MonkeyPatch, *, mb: float, devices: tuple[int, ...] = ()) -> None:
-    there = Free(int(mb * 2**20), devices=devices)
+    there = Free(int(mb * 2**20), devices=devices, kind="cuda")
     monkeypatch.setattr(free_memory, "ram", lambda: there)
     monkeypatch.setattr(free_memory, "free", lambda ranks, device: there)
 
@@ -175,7 +175,8 @@ def test_a_plan_for_smaller_devices_is_refused_with_what_makes_it_fit(
 
 def test_the_memory_of_a_device_is_what_auto_fits_if_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
     having(monkeypatch, mb=0, devices=(2**33,))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("launcher.runtime.device.accelerator", lambda: "cuda")
+    monkeypatch.setattr("launcher.runtime.device.count", lambda kind: 1)
     asked = tiny("parallel.recompute=auto")
     assert memory_check.told(asked).cluster.memory_gb == 8
     for other in ("launch.device=cpu", "cluster.memory_gb=3"):

@@ -85,7 +85,7 @@ def test_devices_are_asked_in_a_child(tmp_path: Path, monkeypatch: pytest.Monkey
     import torch
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: ((i + 1) << 30, 80 << 30))
-    assert free(2, "cuda", machine(tmp_path, "0::/")) == Free(8 << 30, devices=(1 << 30, 2 << 30))
+    assert free(2, "cuda", machine(tmp_path, "0::/")) == Free(8 << 30, devices=(1 << 30, 2 << 30), kind="cuda")
 
 
 def test_devices_that_do_not_answer_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

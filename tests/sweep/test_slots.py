@@ -26,10 +26,10 @@ ONE = Forecast(
         (Machine(4, 5), "auto", ONE, 1),
         (Machine(4, 5), 3, ONE, 3),
         (Machine(4, 100), 2, ONE, 2),
-        (Machine(4, 1000, ("0", "1", "2")), "auto", replace(ONE, device="cuda"), 3),
-        (Machine(4, 1000, ("0", "1", "2")), "auto", replace(ONE, device="cuda", ranks=2), 1),
-        (Machine(4, 1000, ("0", "1", "2")), 7, replace(ONE, device="cuda"), 3),
-        (Machine(4, 15, ("0", "1", "2")), "auto", replace(ONE, device="cuda"), 1),
+        (Machine(4, 1000, ("0", "1", "2")), "auto", replace(ONE, device="npu"), 3),
+        (Machine(4, 1000, ("0", "1", "2")), "auto", replace(ONE, device="npu", ranks=2), 1),
+        (Machine(4, 1000, ("0", "1", "2")), 7, replace(ONE, device="npu"), 3),
+        (Machine(4, 15, ("0", "1", "2")), "auto", replace(ONE, device="npu"), 1),
         (Machine(4, 100), "auto", None, 1),
     ],
     ids=[
@@ -50,12 +50,12 @@ def test_so_many_cells_have_room_at_a_time(there, most, wanted, fit):
 
 
 def test_each_cell_has_devices_of_its_own():
-    slots = Slots(Machine(2, 100, ("3", "5", "7")), "auto")
-    two = slots.take(replace(ONE, device="cuda", ranks=2))
-    one = slots.take(replace(ONE, device="cuda"))
-    assert (two.env, one.env) == ({"CUDA_VISIBLE_DEVICES": "3,5"}, {"CUDA_VISIBLE_DEVICES": "7"})
+    slots = Slots(Machine(2, 100, ("3", "5", "7"), "SEEN"), "auto")
+    two = slots.take(replace(ONE, device="npu", ranks=2))
+    one = slots.take(replace(ONE, device="npu"))
+    assert (two.env, one.env) == ({"SEEN": "3,5"}, {"SEEN": "7"})
     slots.give_back(two)
-    assert slots.take(replace(ONE, device="cuda")).devices == ("3",)
+    assert slots.take(replace(ONE, device="npu")).devices == ("3",)
 
 
 def test_this_machine_has_cores_and_memory():

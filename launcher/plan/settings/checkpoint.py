@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
@@ -59,17 +59,27 @@ def _plain(job: Job) -> Outcome:
     return "applied", "checkpoints that are not encrypted are read too; nothing vouches for what they hold"
 
 
-def misnamed(skeleton: Skeleton) -> list[Problem]:
-    """Tensors of the model that a checkpoint would take for optimizer state or for a random stream."""
+def misnamed(skeleton: Skeleton, device: str) -> list[Problem]:
+    """Tensors of the model that a checkpoint would take for optimizer state or for a random stream.
+
+    ``device`` is the kind that was asked for; the one that ``auto`` finds is looked at where it is found.
+    """
     learning = [p.name for p in skeleton.params if p.trainable and not p.buffer]
-    out = []
-    for name in (p.name for p in skeleton.params):
-        stream = re.fullmatch(rf"{re.escape(STREAM)}\w+", name)
-        what = "a random stream" if stream else _state_of(name, learning)
-        if what is not None:
-            text = f"{name} is called what checkpoints call {what}, and one would overwrite the other"
-            out.append(Problem("model", f"{text}; give its module another name"))
-    return out
+    names = [p.name for p in skeleton.params]
+    states = [(name, _state_of(name, learning)) for name in names]
+    found = [_misnamed(name, state) for name, state in states if state is not None]
+    return [*found, *streams_misnamed(names, ("cpu", device))]
+
+
+def streams_misnamed(names: Iterable[str], kinds: Collection[str]) -> list[Problem]:
+    """Tensors of the model that have the name of a random stream of these kinds of device."""
+    streams = {f"{STREAM}{kind}" for kind in kinds}
+    return [_misnamed(name, "a random stream") for name in names if name in streams]
+
+
+def _misnamed(name: str, what: str) -> Problem:
+    text = f"{name} is called what checkpoints call {what}, and one would overwrite the other"
+    return Problem("model", f"{text}; give its module another name")
 
 
 def _state_of(name: str, learning: Sequence[str]) -> str | None:

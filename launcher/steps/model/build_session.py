@@ -13,7 +13,7 @@ from launcher.data.fallback import with_data_read
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.data.torch_datasets.stream import Stream
-from launcher.errors import RunError
+from launcher.errors import RunError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.objectives import CrossEntropy
 from launcher.job.schema.run_paths import place
@@ -28,6 +28,7 @@ from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan import sample_checks
 from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
+from launcher.plan.settings.checkpoint import streams_misnamed
 from launcher.plan.values.trust import Trust, trust
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
@@ -60,6 +61,7 @@ def build(
     """
     # the model, its parts where the plan has them
     device = torch.device(world.device)
+    refuse(streams_misnamed((p.name for p in plan.params), (device.type,)))
     first = FirstStep(plan.compilation)
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)

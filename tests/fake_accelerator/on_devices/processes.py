@@ -58,8 +58,9 @@ class Done:
 
 
 def launched(*words: str, folder: Path, code: int = 0) -> Done:
-    """``python -m launcher WORDS`` with ``folder`` for its run; it ends with ``code``."""
-    process = python("launcher", *words, f"run_dir={folder}", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    """``python -m launcher WORDS``, whose run is in ``folder`` and which ends with ``code``."""
+    where = () if any(word.startswith("runs=") for word in words) else (f"run_dir={folder}",)
+    process = python("launcher", *words, *where, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate()
     assert process.returncode == code, f"{' '.join(words)}\n{out}\n{err}"
     assert not torch.get_device_module(KIND).is_initialized()

@@ -6,9 +6,9 @@ from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.values.facts import Param, Skeleton, TensorSpec
 
 
-def told(*names: str, trainable: bool = True) -> list[str]:
+def told(*names: str, trainable: bool = True, device: str = "auto") -> list[str]:
     params = tuple(Param(n, TensorSpec((2,), "float32"), n, trainable) for n in names)
-    return [p.text for p in misnamed(Skeleton((), params, frozenset()))]
+    return [p.text for p in misnamed(Skeleton((), params, frozenset()), device)]
 
 
 def test_a_weight_with_the_name_of_another_ones_state_is_refused():
@@ -17,8 +17,11 @@ def test_a_weight_with_the_name_of_another_ones_state_is_refused():
 
 
 def test_a_buffer_with_the_name_of_a_random_stream_is_refused():
-    text = "rng.cpu is called what checkpoints call a random stream, and one would overwrite the other"
-    assert told("a.w", "rng.cpu") == [f"{text}; give its module another name"]
+    text = "is called what checkpoints call a random stream, and one would overwrite the other"
+    cpu, npu = (f"rng.{kind} {text}; give its module another name" for kind in ("cpu", "npu"))
+    assert told("a.w", "rng.cpu") == [cpu]
+    assert told("a.w", "rng.cpu", "rng.npu", device="npu") == [cpu, npu]
+    assert told("a.w", "rng.npu", device="cpu") == []
 
 
 def test_names_that_only_look_alike_are_not_refused():

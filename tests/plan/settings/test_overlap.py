@@ -71,7 +71,7 @@ def sharded(level: str, on: bool) -> Job:
     switches = {"grad_computation_allreduce_overlap": on, "computation_allgather_overlap": on, MATMUL: on}
     hsdp = {"threshold": 0, "optimizer_level": level}
     parallel = {"operators": MEGATRON, "grid": {"tp": 2}, "hsdp": hsdp, "transformer_opt": switches}
-    return job(parallel=parallel, launch={"nproc": 4, "device": "cuda"})
+    return job(parallel=parallel, launch={"nproc": 4, "device": "npu"})
 
 
 WAITS = "input gradients of 9 matmuls over tp are waited for"

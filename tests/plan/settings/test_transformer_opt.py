@@ -51,9 +51,10 @@ BECOMES = {
     f"grad_computation_allreduce_overlap=true {SHARDED}":
         "applied, each bucket of a stage is on its way while its last backward goes on",
     f"grad_computation_allreduce_overlap=true {LEVEL2}":
-        "degraded, FSDP2 reduces each group beside backward where launch.device=auto finds CUDA; on CPUs ranks wait",
+        "degraded, FSDP2 reduces each group beside backward where launch.device=auto finds an accelerator; on CPUs "
+        "ranks wait",
     f"grad_computation_allreduce_overlap=true launch.device=cpu {LEVEL2}":
-        "degraded, FSDP2 reduces each group beside backward on CUDA only; the CPU waits",
+        "degraded, FSDP2 reduces each group beside backward on accelerators only; the CPU waits",
     f"grad_computation_allreduce_overlap=true launch.device=cuda {LEVEL2}":
         "satisfied, FSDP2 reduces each group while backward goes on to the next",
     "computation_allgather_overlap=true": "satisfied, no weight is sharded: nothing is gathered",
@@ -61,10 +62,10 @@ BECOMES = {
     f"computation_allgather_overlap=true launch.device=cuda {SHARDED}": ONCE,
     f"computation_allgather_overlap=true launch.device=cuda {LEVEL2}": ONCE,
     f"computation_allgather_overlap=true {LEVEL3}":
-        "degraded, FSDP2 gathers the next group beside this one's computation where launch.device=auto finds CUDA; on "
-        "CPUs ranks wait",
+        "degraded, FSDP2 gathers the next group beside this one's computation where launch.device=auto finds an "
+        "accelerator; on CPUs ranks wait",
     f"computation_allgather_overlap=true launch.device=cpu {LEVEL3}":
-        "degraded, FSDP2 gathers the next group beside this one's computation on CUDA only; the CPU waits",
+        "degraded, FSDP2 gathers the next group beside this one's computation on accelerators only; the CPU waits",
     f"computation_allgather_overlap=true launch.device=cuda {LEVEL3}":
         "satisfied, FSDP2 gathers the next group while this one computes",
     "computation_communication_fusion_level=3": f"satisfied, {UNCUT}",

@@ -250,3 +250,35 @@ def test_only_what_never_learns_and_runs_in_half_precision_may_be_kept_so() -> N
 
     assert dtypes("bf16") == {"0.weight", "0.bias"}
     assert dtypes("fp16") == dtypes("fp32") == dtypes("fp64") == set()
+
+
+class Shares(nn.Module):
+    """A tied parameter, a tied buffer, and a tensor that is a plain attribute of two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.b.weight = self.a.weight
+        self.a.register_buffer("seen", torch.zeros(2))
+        self.b.register_buffer("saw", self.a.seen)
+        self.a.scale = self.b.scale = torch.ones(2)
+
+
+def test_what_a_model_shares_it_shares_on_a_device_that_takes_no_tensor_of_the_cpu() -> None:
+    """Meta is such a device: torch makes new parameters there, one for each name."""
+    torn = Shares().to("meta")
+    assert torn.a.weight is not torn.b.weight
+    model = Shares()
+    models.move(model, torch.device("meta"))
+    assert model.a.weight is model.b.weight
+    assert isinstance(model.a.weight, nn.Parameter)
+    assert model.a.seen is model.b.saw
+    assert model.a.scale is model.b.scale
+    assert {t.device.type for t in models.state(model).values()} == {"meta"}
+
+
+def test_a_model_that_stays_where_it_is_keeps_its_tensors() -> None:
+    model = Shares()
+    weight, seen = model.a.weight, model.a.seen
+    models.move(model, torch.device("cpu"))
+    assert (model.a.weight is weight, model.b.weight is weight, model.b.saw is seen) == (True, True, True)
