@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-HALF = (torch.bfloat16, torch.float16)
 WIDEST = 128
 """Numbers a head: up to here flash and cuDNN have their backward on every device that they run on."""
-AMPERE = 8
-"""The first generation of devices that flash and cuDNN run on."""
-_planned = ContextVar("grouped_heads", default=False)
+
+
+class _Planned:
+    """``grouped``: as ``grouped_heads`` has said; no context variable, which torch puts in no graph."""
+
+    grouped = False
 
 
 @contextmanager
 def grouped_heads(there: bool) -> Iterator[None]:
     """Whether the device that tensors on meta stand for has kernels that read groups of heads."""
-    before = _planned.set(there)
+    before, _Planned.grouped = _Planned.grouped, there
     try:
         yield
     finally:
-        _planned.reset(before)
+        _Planned.grouped = before
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, group: int, seen: Tensor | None) -> Tensor:
@@ -42,12 +43,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, group: int, seen: Tensor | None) 
 def _reads_groups(q: Tensor, seen: Tensor | None) -> bool:
     """Whether the kernel that torch takes reads each head of keys for a group of queries.
 
-    CUDA's flash and cuDNN do, in half precision and without a mask. Its kernel for masks and float32 does
-    not: torch would take attention to pieces. A CPU's does, but sums gradients in another order, for no gain
-    in time.
+    CUDA's flash and cuDNN do, in bfloat16 (which older devices than they run on have not) and without a mask.
+    Its kernel for masks and float32 does not: torch would take attention to pieces. A CPU's does, but sums
+    gradients in another order, for no gain in time.
     """
-    if seen is not None or q.dtype not in HALF or q.shape[-1] > WIDEST:
+    if seen is not None or q.dtype != torch.bfloat16 or q.shape[-1] > WIDEST:
         return False
     if q.is_meta:
-        return _planned.get()
-    return q.is_cuda and torch.cuda.get_device_properties(q.device).major >= AMPERE
+        return _Planned.grouped
+    return q.is_cuda

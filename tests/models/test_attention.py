@@ -30,12 +30,13 @@ def test_groups_read_by_the_kernel_are_the_repeated_heads(monkeypatch):
         ("meta", torch.bfloat16, 8, False, True, True),
         ("meta", torch.bfloat16, 8, False, False, False),
         ("meta", torch.float32, 8, False, True, False),
-        ("meta", torch.float16, 256, False, True, False),
+        ("meta", torch.bfloat16, 256, False, True, False),
+        ("meta", torch.float16, 8, False, True, False),
         ("meta", torch.bfloat16, 8, True, True, False),
         ("cpu", torch.bfloat16, 8, False, True, False),
     ],
 )
-def test_only_kernels_of_cuda_in_half_precision_read_groups(device, dtype, head, masked, planned, grouped):
+def test_only_kernels_of_cuda_in_bfloat16_read_groups(device, dtype, head, masked, planned, grouped):
     q = inputs(device, dtype, head)[0]
     with grouped_heads(planned):
         assert module._reads_groups(q, torch.ones(6, 6, dtype=torch.bool) if masked else None) is grouped
