@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from launcher.job.schema.components import LanguageModel
+from launcher.models.attention import attention
 from launcher.models.documents import attended, positions
 from launcher.models.init import STD, Embedding, Linear
 from launcher.models.rope import angles, rotate
@@ -59,9 +60,7 @@ class Attention(nn.Module):
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
         """``seen`` is ``None`` for all that comes before."""
-        if self.group > 1:
-            k, v = (t.repeat_interleave(self.group, 1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
+        out = attention(q, k, v, self.group, seen)
         y: Tensor = self.o(out.transpose(1, 2).flatten(2))
         return y
 

@@ -1,25 +1,90 @@
-"""Rotary position embedding, worked out where it is used: nothing to store, shard or cast."""
+"""Rotary position embedding: one table of cosines and sines for all layers, and the rotation by it."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
+
+TABLES = 32
+"""Tables that a process keeps: one a length of sequence, or one a piece where sequences are cut."""
+
+_LIBRARY = torch.library.Library("launcher", "DEF")
+_LIBRARY.define(
+    "rotary_table(SymInt start, SymInt time, int head, float theta, *, "
+    "ScalarType dtype, Device device) -> Tensor"
+)
 
 
 def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every (position, pair of ``head`` dims) from position ``start`` on.
 
     Worked out in float64: an angle of thousands has few digits left in float32, and logits are off by 1e-4
-    for it. Returned in float64 for float64 inputs, else in float32.
+    for it. Returned in float64 for float64 inputs, else in float32. Not to be changed in place: all layers
+    read the same table.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
-    place = torch.arange(start, start + time, device=like.device, dtype=torch.float64)
-    pair = torch.arange(0, head, 2, device=like.device, dtype=torch.float64)
-    angle = torch.outer(place, torch.pow(theta, -pair / head))
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    if torch.compiler.is_compiling():
+        table = torch.ops.launcher.rotary_table(start, time, head, theta, dtype=dtype, device=like.device)
+        cos, sin = table.unbind()
+        return cos, sin
+    if _watched(like):
+        return _worked_out(start, time, head, theta, dtype=dtype, device=like.device)
+    return _table(start, time, head, theta, dtype=dtype, device=like.device)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn ``x`` (..., time, head): dim ``i`` pairs with dim ``i + head / 2``, as in Hugging Face's Llama."""
     a, b = x.to(cos.dtype).chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+
+def _worked_out(
+    start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    place = torch.arange(start, start + time, device=device, dtype=torch.float64)
+    pair = torch.arange(0, head, 2, device=device, dtype=torch.float64)
+    angle = torch.outer(place, torch.pow(theta, -pair / head))
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+@lru_cache(TABLES)
+def _table(
+    start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The same, worked out once; a backward may keep it, also where it was first read without gradients."""
+    with torch.inference_mode(False), torch.no_grad():
+        return _worked_out(start, time, head, theta, dtype=dtype, device=device)
+
+
+def _watched(like: Tensor) -> bool:
+    """Whether what runs now is followed, or has no numbers: a tensor made meanwhile is nobody else's."""
+    return (
+        type(like) is not Tensor
+        or like.is_meta
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+@torch.library.impl(_LIBRARY, "rotary_table", "CompositeExplicitAutograd")
+def _of_graph(
+    start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """In a compiled graph: one operation, or the compiler would put it into every kernel that reads it.
+
+    A copy: the compiler may write something else into memory that a graph is done with.
+    """
+    made = _worked_out if device.type == "meta" else _table
+    return torch.stack(made(start, time, head, theta, dtype=dtype, device=device))
+
+
+def _shape(
+    start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return torch.empty((2, time, head // 2), dtype=dtype, device=device)
+
+
+torch.library.register_fake("launcher::rotary_table", _shape, lib=_LIBRARY)

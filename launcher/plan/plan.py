@@ -10,6 +10,7 @@ from launcher.job.schema.job import Ema, Job
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan import certify_copy, settings, step_order
 from launcher.plan.cost import gather_order
+from launcher.plan.cost.compiled_graph import compiled_graphs
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
 from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
@@ -225,6 +226,10 @@ def plan(
 
     at = _layout(job, model, cut, order)
     compilation, wrong = compile.resolve(job, model, at)
+    joined = compilation if compilation is not None and compilation.joins else None
+    at = replace(
+        at, graphs=compiled_graphs(at.graphs, joined), loss_compiled=joined is not None and joined.loss
+    )
     fused = _fused(job, model, at, order, compilation)
     refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, at.sizes, fused), *wrong])
     return Plan(
@@ -260,7 +265,7 @@ def plan(
         evaluation=schedules.forward_only(at.sizes.places, at.sizes.micros),
         phases=step_order.phases(job.steps),
         settings=tuple(settings.rows(job, at.sizes, fused, model.recomputed)),
-        notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
+        notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at, compilation)),
         deferred=job.parallel.deferred_init and model.built_whole is None,
         ema=job.train.ema,
         gradients_mean=job.parallel.gradients_mean,
@@ -383,7 +388,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
     )
 
 
-def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
+def _late(job: Job, model: TracedModel, at: CutModel, compilation: Compilation | None) -> list[Note]:
     """What the finished plan has to say."""
     return [
         *([model.built_whole] if model.built_whole else []),
@@ -396,5 +401,5 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
         *steps.idle(job, at.sizes.steps),
         *certify_copy.notes(job, at.sizes),
         *random_draws.notes(job, model.graph.effects, at.sizes),
-        *compile.notes(job),
+        *compile.notes(job, compilation),
     ]

@@ -24,7 +24,7 @@ from launcher.plan.partition import stage_config
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import drill, own_optimizer
-from launcher.plan.settings import cluster, compile, dataset_strategy, device_matrix, recompute
+from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
 from launcher.plan.settings.pipeline_stage_config import Asked
 from launcher.plan.traced_model import TracedModel
@@ -33,6 +33,7 @@ from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
 from launcher.planner import (
     callbacks,
+    device_kernels,
     documents,
     epochs,
     equal_layers,
@@ -160,10 +161,9 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     refuse([*_backend(job), *callbacks.problems(job), *loggers.problems(job)])
     refuse(_unrated(job, asked.sizes.steps, traces))
     noted = own_data.looked_at(job, asked.sizes)
-    from launcher.parallel.cost.fused_kernels import fused_norms
     from launcher.parallel.model_state.module_globals import put_back
 
-    with put_back(own_classes.files(job)), fused_norms(cluster.accelerators(job)):
+    with put_back(own_classes.files(job)), device_kernels.counted(job, asked.sizes.grid.size):
         made = _made(job, asked, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *model_folder.misfits(job, made)])
@@ -347,6 +347,7 @@ def _planned(
     traces: Traces | None = None,
 ) -> Plan:
     """The plan with the modules ``whole`` in one piece each; ``model`` is cut and cannot be planned again."""
+    from launcher.models.attention import grouped_heads
     from launcher.parallel.model_state.references import unmarked
 
     specs = inputs(job, asked.sizes.micro_batch)
@@ -373,6 +374,7 @@ def _planned(
     if (fault := drill.fault(job, asked.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
     notes += [*epochs.note(job), *model_folder.note(job), *own_optimizer.note(traits)]
+    notes += device_kernels.notes(job, seen.graph)
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"
@@ -392,7 +394,7 @@ def _planned(
     drawn = drawn_graph(job, model, whole, specs, seen.graph)
     made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
     if over_device_matrix(job):
-        with unmarked(model.marks):
+        with unmarked(model.marks), grouped_heads(False):  # ranks record operators without a device
             made = shard_operators(job, made, model, specs)
     if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from launcher.parallel.cost.forward_cost import flops_of
 from launcher.parallel.cost.fused_kernels import FusedKernels
+from launcher.parallel.cost.fusion_meter import FusionMeter
 from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.cost.meter_hooks import AGAIN, PLAIN, Sent
 from launcher.parallel.cost.operations_meter import OperationsMeter
@@ -24,7 +25,7 @@ from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 from launcher.parallel.dispatch.weight_gradient import FORMS, Deferral, MatmulCall
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.python_state import PythonState, changed, held
-from launcher.plan.values.facts import Backward
+from launcher.plan.values.facts import Backward, Compiled
 from launcher.plan.values.operations import Operations, Product, total
 
 
@@ -39,10 +40,17 @@ class _MetaMeter(MemoryMeter):
         self.params = params
         self.summed = 0
         self.operations = OperationsMeter()
+        self.fusion = FusionMeter(params)
+        self.entered = False
+
+    def keep(self, t: torch.Tensor) -> torch.Tensor:
+        """For hooks on what autograd saves."""
+        return self.fusion.keep(t) if self.entered else t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
         self.operations.see(func, args, kwargs or {}, out)
+        self.fusion.see(func, args, kwargs or {}, out)
         return out
 
     @property
@@ -128,9 +136,9 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     twice: tuple[str, ...] = ()
 
     # outside of whoever watches the forward; the meter sees only what is held beyond it
-    with _disable_current_modes(), SavedHooks(lambda t: t), _Running():
+    meter = _MetaMeter(params)
+    with _disable_current_modes(), SavedHooks(meter.keep), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
-        meter = _MetaMeter(params)
         deferred = _Deferred()
         again = _Again()
         try:
@@ -140,12 +148,14 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
 
                 # its forward, and what that changes although it will run again
                 with meter, torch.enable_grad():
+                    meter.entered = True
                     with deferred.running(tree_leaves((args, kwargs))):
                         out = _learning(module(*args, **kwargs))
                     twice = tuple(n for s in state for n in _changed(*s))
 
                     # its backward, measured from what the forward holds
-                    before, ended = meter.now, meter.operations.mark()
+                    before, ended, fused = meter.now, meter.operations.mark(), meter.fusion.mark()
+                    made_again = 0 if regions else meter.fusion.made_again(fused, out)
                     meter.peak = meter.summed = before
                     torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         except CheckpointError:
@@ -166,6 +176,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
         sent=tuple(again.sent),
         twice=twice,
         operations=later,
+        compiled=Compiled(meter.fusion.spared(0, fused), meter.fusion.spared(fused), made_again),
     )
     return Measured(seen, everything - later)
 

@@ -18,7 +18,10 @@ _norms = ContextVar("fused_norms", default=False)
 
 @contextmanager
 def fused_norms(there: bool) -> Iterator[None]:
-    """Whether the device that is planned for has one kernel for RMSNorm, as CUDA has; CPUs have none."""
+    """Whether the device that is planned for has one kernel for RMSNorm, as CUDA has; CPUs have none.
+
+    CUDA's attention drops out, too, and reads keys and values of fewer heads.
+    """
     before = _norms.set(there)
     try:
         yield
@@ -68,7 +71,7 @@ def _attention(
     # what the kernel takes
     if not all(_takes(t) for t in (q, k, v)) or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return None
-    if dropout_p > 0 or more.get("enable_gqa"):
+    if not _norms.get() and (dropout_p > 0 or more.get("enable_gqa")):
         return None
     if attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4)):
         return None

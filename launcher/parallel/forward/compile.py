@@ -25,6 +25,7 @@ from launcher.plan.values.compilation import STAGE, Compilation
 if TYPE_CHECKING:
     from launcher.parallel.forward.compile_times import CompileTimes
 
+LOSS = "the loss"
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +51,7 @@ def compile_modules(parts: Iterable[StagePart], plan: Compilation | None, axis: 
         for name, module in _modules(part, plan).items():
             chosen.setdefault(module, name)
 
-    _configure(len(chosen), axis)
+    _configure(len(chosen) + plan.loss, axis)
     times = CompileTimes()
     for module, name in chosen.items():
         vars(module)["forward"] = _compiled(module, name, plan, times, axis)
@@ -96,13 +97,25 @@ def _compiled(
 ) -> Callable[..., Any]:
     """What stands in for the forward of ``module``."""
     outer = module.forward
-    mode = None if plan.mode == "default" else plan.mode
-    compiled = torch.compile(
-        traceable(module), backend=plan.backend, mode=mode, fullgraph=plan.fullgraph, dynamic=plan.dynamic
-    )
+    compiled = _graph(traceable(module), plan)
     if isinstance(outer, RecomputedForward) and not outer.recomputed.keep:
         return replace(outer, plain=CompiledForward(name, outer.plain, compiled, plan, times, axis))
     return CompiledForward(name, outer, compiled, plan, times, axis)
+
+
+def _graph(run: Callable[..., Any], plan: Compilation) -> Callable[..., Any]:
+    mode = None if plan.mode == "default" else plan.mode
+    made: Callable[..., Any] = torch.compile(
+        run, backend=plan.backend, mode=mode, fullgraph=plan.fullgraph, dynamic=plan.dynamic
+    )
+    return made
+
+
+def compile_loss(
+    loss: Callable[..., Any], plan: Compilation, times: CompileTimes, axis: Axis
+) -> Callable[..., Any]:
+    """``loss`` of one micro batch as one graph: no copy of its logits in float32 is written."""
+    return CompiledForward(LOSS, loss, _graph(loss, plan), plan, times, axis)
 
 
 def traceable(module: nn.Module) -> Callable[..., Any]:

@@ -18,7 +18,8 @@ from launcher.errors import Problem, RequestError
 from launcher.parallel.cost.meter_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.pytree import tree_leaves
-from launcher.parallel.forward import kept_operations
+from launcher.parallel.forward import kept_calls, kept_operations
+from launcher.parallel.forward.kept_calls import Calls
 from launcher.parallel.forward.kept_operations import Telling
 from launcher.parallel.model_state.python_state import changed, held
 from launcher.parallel.model_state.restore_state import untouched
@@ -50,6 +51,7 @@ class RecomputedForward:
     axis: Axis
     carry: Carry | None = None
     numbers: Iterator[int] = field(default_factory=count, compare=False)
+    calls: Calls = field(default_factory=Calls, compare=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or PLAIN.get():
@@ -140,8 +142,18 @@ class _Region:
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Around the forward, and around its run in the backward."""
         keep = self.of.recomputed.keep
-        first, again = kept_operations.contexts(keep) if keep else (nullcontext(), nullcontext())
+        first, again = self._keeping(keep) if keep else (nullcontext(), nullcontext())
         return self._running(first), _Entered(lambda: self._again(again))
+
+    def _keeping(
+        self, keep: tuple[str, ...]
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Call by call; operation by operation where calls do not tell, and where these are counted."""
+        calls = self.of.calls
+        counted = KEEPING.get() is not None or AGAIN.get() is not None
+        if counted or calls.by_operation or not kept_calls.possible(keep):
+            return kept_operations.contexts(keep)
+        return kept_calls.contexts(self.of.recomputed.module, keep, calls, self.of.refused)
 
     @contextmanager
     def _running(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:

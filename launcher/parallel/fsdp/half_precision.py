@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,8 +37,9 @@ class HalfWeights:
     @contextmanager
     def running(self) -> Iterator[None]:
         """The stand-ins are the module's parameters meanwhile."""
-        for w in self.weights:
-            low = nn.Parameter(w.kept.detach().to(w.dtype), w.kept.requires_grad)
+        lows = _cast([w.kept.detach() for w in self.weights], [w.dtype for w in self.weights])
+        for w, made in zip(self.weights, lows, strict=True):
+            low = nn.Parameter(made, w.kept.requires_grad)
             for module, name in w.places:
                 module._parameters[name] = low
         try:
@@ -61,6 +62,15 @@ class HalfWeights:
             else:
                 local(w.kept.grad).add_(local(low.grad))
             low.grad = None
+
+
+def _cast(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    """Each in its dtype; on a device in a few kernels, where one for each is a launch for each."""
+    if not tensors or any(type(t) is not torch.Tensor for t in tensors):
+        return [t.to(dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
+    made = [torch.empty_like(t, dtype=dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
+    torch._foreach_copy_(made, list(tensors))
+    return made
 
 
 def half_weights(part: StagePart, plan: Plan) -> HalfWeights:

@@ -24,6 +24,7 @@ class CutModel:
 
     ``boundaries[s]``: what leaves stage s for the next. ``hsdp``: ``None`` too where one rank has all shards.
     ``tp``: operators are cut over it. ``keeps_messages``: as ``TracedModel`` has it.
+    ``loss_compiled``: as ``Compilation.loss``.
     """
 
     sizes: Sizes
@@ -41,6 +42,7 @@ class CutModel:
     visits: tuple[tuple[Visit, ...], ...]
     tp: bool
     keeps_messages: bool
+    loss_compiled: bool = False
 
     @cached_property
     def named(self) -> Mapping[str, Placed]:

@@ -80,7 +80,7 @@ def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
     one = Pass(
         segments=segments(stage, graph, model.graphs[0]),
         out=0 if away else nbytes,
-        loss=sum(_wide(t) for t in made[:1]) if last else 0,
+        loss=sum(t.nbytes if model.loss_compiled else _wide(t) for t in made[:1]) if last else 0,
         sent=nbytes if away else 0,
         returned=_floats(took),
     )

@@ -20,6 +20,8 @@ from launcher.plan.values.operations import Operations, total
 
 LOSS = Operations(moved=28, kernels=12)
 """Bytes a logit: to float32, log-softmax and its backward; kernels of all of it."""
+JOINED_PASSES = 4
+"""Of a compiled loss: twice through the logits, and in the backward through them and their gradients."""
 SHARES = ("all_gather", "reduce_scatter")
 """Kinds that go over the ranks that share weights; the rest goes over all that have the same."""
 
@@ -125,7 +127,7 @@ def _stage(at: CutModel, stage: Stage, graph: Graph, spreads: Sequence[Spread]) 
     modules = frozenset(stage.modules if len(at.stages) > 1 else [""])
     here = [s for s in spreads if not modules.isdisjoint(around(s.operator.module))]
     nodes = [graph[n] for n in stage.nodes]
-    return work_of(nodes, here, pieces=len(at.graphs), loss=loss(graph) if last else None)
+    return work_of(nodes, here, pieces=len(at.graphs), loss=loss(graph, at.loss_compiled) if last else None)
 
 
 def work_of(
@@ -146,9 +148,12 @@ def work_of(
     )
 
 
-def loss(graph: Graph) -> Operations:
-    """Of the logits that the model returns."""
-    logits = sum(prod(t.shape) for t in (graph.nodes[-1].out or ())[:1])
+def loss(graph: Graph, compiled: bool = False) -> Operations:
+    """Of the logits that the model returns; ``compiled``: in kernels that take them as they are."""
+    specs = (graph.nodes[-1].out or ())[:1]
+    if compiled:
+        return Operations(moved=sum(JOINED_PASSES * t.nbytes for t in specs), kernels=JOINED_PASSES)
+    logits = sum(prod(t.shape) for t in specs)
     return Operations(moved=LOSS.moved * logits, kernels=LOSS.kernels)
 
 

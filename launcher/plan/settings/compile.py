@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from launcher.errors import Problem
+from launcher.job.schema.components import Target
 from launcher.job.schema.job import Compile, Job
 from launcher.job.schema.similar_names import nearest
 from launcher.plan.cost.cut_model import CutModel
@@ -15,14 +16,14 @@ from launcher.plan.partition.stage_config import units
 from launcher.plan.partition.stages import covers
 from launcher.plan.schedule.schedules import Rule
 from launcher.plan.traced_model import TracedModel
-from launcher.plan.values.compilation import STAGE, Compilation
+from launcher.plan.values.compilation import INDUCTOR, STAGE, Compilation
 from launcher.plan.values.facts import Graph, Skeleton
 from launcher.plan.values.module_names import uncallable
 from launcher.plan.values.text import listed, some
 
 KEY = "train.compile"
 MODULES, BACKEND, MODE, FULLGRAPH = f"{KEY}.modules", f"{KEY}.backend", f"{KEY}.mode", f"{KEY}.fullgraph"
-AUTO, STAGES, INDUCTOR = "auto", "stages", "inductor"
+AUTO, STAGES = "auto", "stages"
 OFF, TO_AUTO, IN_PARTS = f"{KEY}=null", f"{MODULES}={AUTO}", f"{FULLGRAPH}=false"
 FUSED = "parallel.comm_fusion.openstate=true"
 COMM = "parallel.recompute.comm"
@@ -108,14 +109,21 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
         fullgraph=asked.fullgraph,
         dynamic=asked.dynamic,
         timeout_s=asked.timeout_s,
+        loss=not isinstance(job.loss, Target) and model.operators.output is None,
     )
     return made, found
 
 
-def notes(job: Job) -> Iterator[Note]:
-    """What else is to be known of it."""
-    if job.train.compile is not None:
-        yield Note(KEY, "bytes and times of this plan are those of eager code; validation runs eagerly")
+def notes(job: Job, made: Compilation | None) -> Iterator[Note]:
+    """What its bytes and times suppose."""
+    if made is None:
+        return
+    text = "counted as inductor joins kernels: between products and attention each tensor is read and "
+    text += "written once, and what is made of saved tensors is not saved; validation runs eagerly"
+    if not made.joins:
+        text = f"bytes and times of this plan are those of eager code, {made.backend} joins no kernels here; "
+        text += "validation runs eagerly"
+    yield Note(KEY, text)
 
 
 def _named(
@@ -269,4 +277,5 @@ def line(made: Compilation) -> str:
     whole = "one graph each" if made.fullgraph else "eager where it cannot be compiled"
     shapes = {True: "any shape", False: "the planned shapes", None: "shapes as they come"}[made.dynamic]
     patience = f"the first step may take {made.timeout_s:g} s"
+    names += " and the loss" if made.loss else ""
     return f"{names} by {made.backend}{mode}: {whole}, for {shapes}; {patience}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+INDUCTOR = "inductor"
 STAGE = ""
 """The name that a whole stage goes by among the compiled modules."""
 
@@ -14,7 +15,7 @@ class Compilation:
 
     ``fullgraph``: each is one graph, or the run fails; otherwise what torch cannot compile runs as it is.
     ``dynamic``: ``None`` leaves it to torch. ``timeout_s``: how long ranks wait for each other in the first
-    step, which compiles.
+    step, which compiles. ``loss``: that of training is compiled too, where it is worked out.
     """
 
     modules: tuple[str, ...]
@@ -23,3 +24,9 @@ class Compilation:
     fullgraph: bool
     dynamic: bool | None
     timeout_s: float
+    loss: bool = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether kernels are joined; other backends may run each operation as it is."""
+        return self.backend == INDUCTOR

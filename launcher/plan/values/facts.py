@@ -121,6 +121,15 @@ class Skeleton:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """What a module spares when torch compiles it: bytes and kernels of each pass, and bytes saved."""
+
+    forward: Operations = NOTHING
+    backward: Operations = NOTHING
+    saved: int = 0
+
+
+@dataclass(frozen=True)
 class Backward:
     """Bytes that a backward needs besides what the forward saved for it.
 
@@ -129,7 +138,8 @@ class Backward:
     for it: their inputs and output gradients. ``again``: flops of forwards that it runs again, which
     ``spared`` so many bytes; ``sent``: the collectives over tp of these, a kind and its bytes; ``twice``: the
     Python attributes that each of these changes; ``unlike``: modules of which a second one saved other
-    tensors. ``operations``: of all of it, what runs again among them.
+    tensors. ``operations``: of all of it, what runs again among them. ``compiled``: what it
+    spares when it is compiled.
     """
 
     work: int = 0
@@ -142,6 +152,7 @@ class Backward:
     twice: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     operations: Operations = NOTHING
+    compiled: Compiled = Compiled()
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Pipeline:
     ) -> None:
         self.model = model
         self.loss = loss
+        self.step_loss: Callable[..., torch.Tensor] = loss
         self.metrics = tuple(metrics)
         self.device = device
         plan = model.plan
@@ -58,6 +59,11 @@ class Pipeline:
         self.share = OutputShare(None, counts=False)
         if self.last:
             self.share = output_share(plan, model.axis, place, model.groups)
+        compilation = plan.compilation
+        if self.last and compilation is not None and compilation.loss and model.compiled is not None:
+            from launcher.parallel.forward.compile import compile_loss  # torch._dynamo takes a second
+
+            self.step_loss = compile_loss(loss, compilation, model.compiled, model.axis)
         self.scale = plan.loss_repeats * plan.loss_terms
         self.scale *= 1 if plan.gradients_mean else plan.sizes.replicas
 
@@ -198,7 +204,7 @@ class Pipeline:
     def _training_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         output = formed(output, self.model.plan.output_keys)
         targets = self.share.targets(self.targets[int(number)])
-        loss = self.loss(output, targets, *self.share.parts)
+        loss = self.step_loss(output, targets, *self.share.parts)
         self.raw.append(loss.detach())
         self._measure(each(output, torch.Tensor.detach), targets, self.share.parts, counts=self.share.counts)
         whole = self.count.whole()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from launcher.parallel.cost.forward_cost import Meter
 from launcher.parallel.cost.fused_kernels import fused_norms
 from launcher.plan.plan import Plan
+from launcher.planner import device_kernels
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job as asked
 
@@ -84,3 +86,38 @@ def test_activations_are_those_of_the_devices_that_are_planned_for(there: list[s
     found = plan(*there).estimate.memory[0].activations
     assert least.estimate.memory[0].activations < most.estimate.memory[0].activations
     assert found == (least if fused else most).estimate.memory[0].activations
+
+
+def test_auto_plans_for_the_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each rank has one; a cluster that is named, and a job that starts elsewhere, are not here."""
+    on_cuda, on_cpu = plan("launch.device=cuda"), plan("launch.device=cpu")
+    ranks = on_cpu.sizes.grid.size
+    monkeypatch.setattr(device_kernels, "devices", lambda: ranks)
+    assert plan().estimate.memory == on_cuda.estimate.memory
+    assert plan("cluster=here").estimate.memory == on_cpu.estimate.memory
+    assert plan("launch.slurm.partition=gpu").estimate.memory == on_cpu.estimate.memory
+    monkeypatch.setattr(device_kernels, "devices", lambda: ranks - 1)
+    assert plan().estimate.memory == on_cpu.estimate.memory
+
+
+def test_the_plan_says_which_attention_it_counts() -> None:
+    def said(*overrides: str) -> list[str]:
+        return [n.text for n in plan(*overrides).notes if n.key == "launch.device"]
+
+    half = "attention counts as by cuDNN's or flash's kernel, norms as by CUDA's"
+    assert said("launch.device=cuda", "train.precision=bf16") == [f"{half}: cuda"]
+    assert said("cluster=h100_sxm", "train.precision=bf16") == [f"{half}: auto, on devices of h100_sxm"]
+    full = "attention counts as by the memory-efficient kernel, norms as by CUDA's: cuda"
+    assert said("launch.device=cuda") == [full]
+    assert said("launch.device=cpu") == []
+
+
+@pytest.mark.parametrize("more", [{"dropout_p": 0.1}, {"enable_gqa": True}], ids=["dropout", "groups"])
+def test_a_device_drops_out_and_reads_groups_in_one_kernel(more: dict[str, Any]) -> None:
+    """It keeps what it is given, what it returns, and a number for each query."""
+    with torch.device("meta"), fused_norms(True):
+        q, k, v = (torch.zeros(2, h, 40, 8, requires_grad=True) for h in (4, 2 if "enable_gqa" in more else 4, 4))
+        v = v[:, : k.shape[1]]
+        with Meter((q, k, v)) as meter:
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, **more)
+    assert meter.saved == 4 * 2 * 4 * 40 * (8 + 1)

@@ -24,16 +24,18 @@ def asked(text: str) -> list[str]:
 
 
 CHOSEN = {
-    "": "layers.0 .. layers.1 by inductor: one graph each, for the planned shapes; the first step may take 3600 s",
+    "": "layers.0 .. layers.1 and the loss by inductor: one graph each, for the planned shapes; the first step may "
+        "take 3600 s",
     "train.compile.modules=stages train.compile.fullgraph=false train.compile.dynamic=null":
-        "each stage by inductor: eager where it cannot be compiled, for shapes as they come; the first step may take "
-        "3600 s",
+        "each stage and the loss by inductor: eager where it cannot be compiled, for shapes as they come; the first "
+        "step may take 3600 s",
     "train.compile.modules=layers.* train.compile.mode=max-autotune-no-cudagraphs train.compile.timeout_s=60":
-        "layers.0 .. layers.1 by inductor (max-autotune-no-cudagraphs): one graph each, for the planned shapes; the "
-        "first step may take 60 s",
+        "layers.0 .. layers.1 and the loss by inductor (max-autotune-no-cudagraphs): one graph each, for the planned "
+        "shapes; the first step may take 60 s",
     "train.compile.modules=[layers.1.mlp,layers.1.attn,head] train.compile.backend=aot_eager "
     "train.compile.dynamic=true":
-        "layers.1.attn, layers.1.mlp, head by aot_eager: one graph each, for any shape; the first step may take 3600 s",
+        "layers.1.attn, layers.1.mlp, head and the loss by aot_eager: one graph each, for any shape; the first step "
+        "may take 3600 s",
 }  # fmt: skip
 
 

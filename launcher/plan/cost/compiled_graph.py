@@ -1,0 +1,60 @@
+"""What modules cost that torch compiles: their kernels are joined, and what is made again is not saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.plan.partition.stages import covers
+from launcher.plan.values.compilation import STAGE, Compilation
+from launcher.plan.values.facts import Compiled, Graph, Node, Segment
+from launcher.plan.values.operations import total
+
+
+def compiled_graphs(graphs: Sequence[Graph], plan: Compilation | None) -> tuple[Graph, ...]:
+    """The graphs of a model with the kernels and the bytes of compiled modules.
+
+    A node, or a segment, that only has compiled modules inside stays as it is in eager code.
+    """
+    if plan is None:
+        return tuple(graphs)
+    return tuple(_compiled(g, plan.modules) for g in graphs)
+
+
+def _compiled(graph: Graph, modules: tuple[str, ...]) -> Graph:
+    nodes = [_node(n, n.backward.compiled) if _inside(n.target, modules, n) else n for n in graph.nodes]
+    if not graph.segments:
+        return replace(graph, nodes=tuple(nodes))
+
+    # an untraced model is one node, of which the segments tell
+    less = [s.backward.compiled for s in graph.segments if s.module and _covered(s.module, modules)]
+    spared = Compiled(
+        total(c.forward for c in less), total(c.backward for c in less), sum(c.saved for c in less)
+    )
+    nodes = [_node(n, spared) if n.kind == "module" else n for n in graph.nodes]
+    segments = [_segment(s) if s.module and _covered(s.module, modules) else s for s in graph.segments]
+    return replace(graph, nodes=tuple(nodes), segments=tuple(segments))
+
+
+def _inside(target: str, modules: tuple[str, ...], node: Node) -> bool:
+    return node.kind == "module" and _covered(target, modules)
+
+
+def _covered(module: str, modules: tuple[str, ...]) -> bool:
+    return modules == (STAGE,) or any(covers(m, module) for m in modules)
+
+
+def _node(node: Node, spared: Compiled) -> Node:
+    backward = replace(node.backward, operations=node.backward.operations - spared.backward)
+    return replace(
+        node,
+        saved=max(0, node.saved - spared.saved),
+        operations=node.operations - spared.forward,
+        backward=backward,
+    )
+
+
+def _segment(segment: Segment) -> Segment:
+    spared = segment.backward.compiled
+    backward = replace(segment.backward, operations=segment.backward.operations - spared.backward)
+    return replace(segment, saved=max(0, segment.saved - spared.saved), backward=backward)

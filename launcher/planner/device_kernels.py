@@ -1,0 +1,72 @@
+"""Which kernels a plan counts with: CUDA has some that a CPU lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from launcher.job.schema.job import Job
+from launcher.plan.partition.sizes import Note
+from launcher.plan.settings.cluster import accelerators
+from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.values.facts import COMPUTE, Graph
+
+KEY = "launch.device"
+_on_cuda = ContextVar("planned_on_cuda", default=False)
+
+
+def on_cuda() -> bool:
+    """Whether the plan that is being made is for CUDA devices."""
+    return _on_cuda.get()
+
+
+@contextmanager
+def counted(job: Job, size: int) -> Iterator[None]:
+    """Plan ``size`` ranks with the kernels of the devices that they will run on."""
+    from launcher.models.attention import grouped_heads
+    from launcher.parallel.cost.fused_kernels import fused_norms
+
+    there = accelerators(job) or _here(job, -(-size // job.launch.nnodes))
+    before = _on_cuda.set(there)
+    try:
+        with fused_norms(there), grouped_heads(there and not over_device_matrix(job)):
+            yield
+    finally:
+        _on_cuda.reset(before)
+
+
+def notes(job: Job, graph: Graph) -> Iterator[Note]:
+    """Which attention is counted; of CPUs, what each torch has, nothing is said."""
+    if not on_cuda() or not any(n.operations.attention for n in graph.nodes):
+        return
+    half = COMPUTE[job.train.precision] in ("bfloat16", "float16")
+    kernel = "cuDNN's or flash's kernel" if half else "the memory-efficient kernel"
+    yield Note(KEY, f"attention counts as by {kernel}, norms as by CUDA's: {_why(job)}")
+
+
+def _why(job: Job) -> str:
+    """Why the plan is for CUDA devices."""
+    if job.launch.device == "cuda":
+        return "cuda"
+    if job.cluster.links is not None:
+        return f"auto, on devices of {job.cluster.name or 'the cluster'}"
+    return "auto -> cuda, a device of this machine for each rank"
+
+
+def _here(job: Job, ranks: int) -> bool:
+    """Whether ``launch.device=auto`` takes the devices of this machine, of which each of its ranks needs one.
+
+    A cluster that is named, and a job that starts elsewhere, say nothing of this machine.
+    """
+    launch = job.launch
+    if launch.device != "auto" or job.cluster.links is not None or launch.slurm or launch.k8s:
+        return False
+    return devices() >= ranks
+
+
+def devices() -> int:
+    """The CUDA devices of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
