@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-
 import torch
 
 from launcher.job.schema.components import Chat, RandomTokens, Target, Text, Tokens
@@ -14,12 +10,14 @@ from launcher.job.schema.steps import Train
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factors
 from launcher.runtime.training import loop
+from launcher.runtime.training.profiler import FOLDER, ProfileWindow
 from launcher.runtime.training.session import Session
 from launcher.runtime.training.watched_metrics import Watched
 
 
 def run_on_ranks(step: Train, session: Session, job: Job) -> str:
-    with torch.autograd.set_detect_anomaly(job.debug.anomaly), _traced(session, job.debug.profiler):
+    session.profile = _profiled(session, job)
+    with torch.autograd.set_detect_anomaly(job.debug.anomaly):
         loop.train(session, asked(session, job))
     return ""
 
@@ -67,21 +65,18 @@ def _rate(s: Session, job: Job, share: float) -> float:
     return first if isinstance(job.optim, Target) else job.optim.lr * share
 
 
-@contextmanager
-def _traced(s: Session, wanted: bool) -> Iterator[None]:
-    """``profile/rank<N>.json``, in Chrome's form.
-
-    torch 2.11 and 2.12 warn at any start that events of earlier cycles are lost; there is only one.
-    """
-    if not wanted:
-        yield
-        return
-    path = s.folder / "profile" / f"rank{s.world.rank}.json"
-    path.parent.mkdir(exist_ok=True)
-    trace = torch.profiler.profile()
-    with ExitStack() as block:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
-            block.enter_context(trace)
-        yield
-    trace.export_chrome_trace(str(path))
+def _profiled(s: Session, job: Job) -> ProfileWindow | None:
+    """What is profiled of this rank; the first of those that are shows its table on the console."""
+    wanted = job.debug.profiler
+    ranks = range(s.world.size) if wanted is None or wanted.ranks is None else wanted.ranks
+    if wanted is None or s.world.rank not in ranks:
+        return None
+    shows = s.world.rank == min(ranks)
+    return ProfileWindow(
+        steps=wanted.steps,
+        memory=wanted.memory,
+        folder=s.folder / FOLDER,
+        rank=s.world.rank,
+        device=torch.device(s.world.device),
+        say=(lambda text: s.emit({"text": text})) if shows else None,
+    )

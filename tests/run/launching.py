@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import select
@@ -55,6 +56,14 @@ def steps(folder: Path) -> list[int]:
 
 def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in metrics(folder) if "loss" in row]
+
+
+def events(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """What the profile of a rank has, in Chrome's form."""
+    with gzip.open(folder / "profile" / f"rank{rank}.json.gz") as file:
+        found: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    assert found
+    return found
 
 
 def status(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ __all__ = [
     "objectives",
     "optimizers",
     "parallel",
+    "profiler",
     "redact",
     "run_paths",
     "schedules",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic._internal._model_construction import ModelMetaclass  # pydantic's own advice to derive from it
 
 from launcher.job.schema.python_errors import request_error
@@ -15,6 +15,17 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
 Goal = Literal["min", "max"]
+
+
+def _switched(value: Any) -> Any:
+    """``true`` is all defaults, ``false`` is none."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return value
+
+
+Switch = BeforeValidator(_switched)
+"""Of settings that are given as a mapping, switched on with all defaults, or left out."""
 
 
 class _Loud(ModelMetaclass):

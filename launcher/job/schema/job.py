@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from launcher.job.schema.base import Count, Flag, Goal, Index, Settings
+from launcher.job.schema.base import Count, Flag, Goal, Index, Settings, Switch
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule, Target
 from launcher.job.schema.drill import Drill
@@ -25,6 +25,7 @@ from launcher.job.schema.kubernetes import Kubernetes
 from launcher.job.schema.loggers import Logger
 from launcher.job.schema.objectives import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
+from launcher.job.schema.profiler import Profiler
 from launcher.job.schema.search import Search, lifted
 from launcher.job.schema.steps import Step, named
 from launcher.job.schema.sweep import Sweep
@@ -189,13 +190,14 @@ class Checkpoint(Settings):
 class Debug(Settings):
     """``limit``: train this many steps only. ``overfit``: train on these first samples, over and over.
 
-    ``graphs``: draw what each stage runs into the run folder. ``drill``: a fault to rehearse.
+    ``graphs``: draw what each stage runs into the run folder. ``drill``: a fault to rehearse. ``profiler``:
+    the steps and ranks that are profiled.
     """
 
     limit: Count | None = None
     overfit: Count | None = None
     anomaly: Flag = False
-    profiler: Flag = False
+    profiler: Annotated[Profiler | None, Switch] = None
     onerank: Flag = False
     graphs: Flag = False
     drill: Drill | None = None

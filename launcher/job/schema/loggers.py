@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from launcher.job.schema.base import Flag, Settings
+from launcher.job.schema.base import Flag, Settings, Switch
 from launcher.job.schema.components import Target
 
 Name = Annotated[str, Field(min_length=1)]
@@ -48,16 +48,6 @@ class Trackio(Settings):
     name: Name | None = Field(None, description="of the run in it; null: the run's name and number")
     dir: Name | None = Field(None, description="folder of its files; null: in the run folder")
     space_id: Name | None = Field(None, description="a Space of Hugging Face, as user/name")
-
-
-def _switched(value: Any) -> Any:
-    """``true`` is all defaults, ``false`` is none."""
-    if isinstance(value, bool):
-        return {} if value else None
-    return value
-
-
-Switch = BeforeValidator(_switched)
 
 
 class Logger(Settings):

@@ -6,5 +6,6 @@ __all__ = [
     "model_effects",
     "outputs",
     "own_optimizer",
+    "profiler",
     "recorded_forward",
 ]

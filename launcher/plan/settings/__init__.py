@@ -16,7 +16,7 @@ from launcher.plan.cost.fusion import Fused
 from launcher.plan.partition import param_groups
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
-from launcher.plan.refusals import drill
+from launcher.plan.refusals import drill, profiler
 from launcher.plan.settings import (
     checkpoint,
     cluster,
@@ -78,6 +78,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     found += ema.refused(job)
     found += watched_metrics.refused(job, got)
     found += drill.problems(job, got)
+    found += profiler.problems(job, got)
     return got, found
 
 

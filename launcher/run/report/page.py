@@ -44,7 +44,7 @@ class Told:
     """What a page is made of.
 
     ``status``: running, done, or how it ended. ``changes``: what was typed, a setting each. ``pictures``: SVG
-    texts by title. ``files``: paths in the run folder.
+    texts by title. ``kernels``: tables of what was profiled. ``files``: paths in the run folder.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Told:
     plan: str
     pictures: Mapping[str, str]
     files: Sequence[str]
+    kernels: Sequence[str] = ()
 
 
 def page(told: Told) -> str:
@@ -66,6 +67,7 @@ def page(told: Told) -> str:
         *_head(told),
         *_charts(told.curves),
         *_pictures(told.pictures),
+        *_kernels(told.kernels),
         *_settings(told.changes),
         f"<h2>Plan</h2><details><summary>all of it</summary><pre>{escape(told.plan)}</pre></details>",
         *_files(told.files),
@@ -117,6 +119,12 @@ def _pictures(pictures: Mapping[str, str]) -> Iterator[str]:
     for title, svg in pictures.items():
         data = b64encode(svg.encode()).decode()
         yield f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def _kernels(tables: Sequence[str]) -> Iterator[str]:
+    if tables:
+        yield "<h2>The dearest kernels</h2>"
+        yield from (f"<pre>{escape(table)}</pre>" for table in tables)
 
 
 def _settings(changes: Sequence[str]) -> Iterator[str]:

@@ -23,8 +23,13 @@ SHARE = 50
 PICTURES = {"One step, as planned": "timeline.svg", "Memory over a step, as planned": "memory.svg"}
 LINKS = (
     "command.txt", "config.yaml", "plan.txt", "plan.json", "metrics.jsonl", "metrics.csv", "status.json",
-    "certificate.json", "timeline.svg", "memory.svg", "checkpoints", "exports", "graphs", "logs", "strategy",
+    "certificate.json", "timeline.svg", "memory.svg", "checkpoints", "exports", "graphs", "logs", "profile",
+    "strategy",
 )  # fmt: skip
+
+
+KERNELS = "profile/rank*.txt"
+"""Tables of what was profiled, a rank each."""
 
 
 class Report:
@@ -100,6 +105,7 @@ class Report:
             changes=self._changes,
             plan=self._text("plan.txt"),
             pictures={t: text for t, name in PICTURES.items() if (text := self._text(name))},
+            kernels=[path.read_text(encoding="utf-8") for path in sorted(self._run.glob(KERNELS))],
             files=[name for name in LINKS if (self._run / name).exists()],
         )
 

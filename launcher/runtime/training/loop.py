@@ -53,6 +53,17 @@ def train(s: Session, loop: Loop) -> None:
     was left for that is made up for. How long training stood still for a checkpoint is in the row after
     it, as ``save_stall_ms``.
     """
+    try:
+        _train(s, loop)
+    except BaseException:
+        if s.profile is not None:
+            s.profile.drop()
+        raise
+    if s.profile is not None:
+        s.profile.end()
+
+
+def _train(s: Session, loop: Loop) -> None:
     stall: dict[str, float] = {}
     s.passed = 0
     look(s)
@@ -69,12 +80,16 @@ def train(s: Session, loop: Loop) -> None:
             s.times.begin()
         if s.drill is not None:
             s.drill.before(s.step + 1)
+        if s.profile is not None:
+            s.profile.before(s.step + 1)
         lr = loop.lr(s.step)
         scaled = s.scaling.factor
         loud = (s.step + 1) % loop.log_every == 0 or s.step + 1 == loop.until
         with s.first_step.around(s.model.compiled):
             loss, norm = step(s, loop.clip, measuring=loud)
         s.step += 1
+        if s.profile is not None:
+            s.profile.after(s.step)
         if s.drill is not None:
             s.drill.after(s.step)
         if s.average is not None:

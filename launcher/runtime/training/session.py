@@ -24,6 +24,7 @@ from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import Scaling
 from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.profiler import ProfileWindow
 from launcher.runtime.training.save_thread import Saver
 
 
@@ -43,6 +44,7 @@ class Session:
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data
     knows it. ``measured``: what the metrics of the last step that was measured come to. ``times``: of ranks,
     where there are several, and ``by_rank`` what they come to; ``drill``: a fault that this run rehearses.
+    ``profile``: of this rank, if it is profiled.
     """
 
     world: World
@@ -60,6 +62,7 @@ class Session:
     average: WeightAverage | None = None
     saver: Saver | None = None
     drill: RankDrill | None = None
+    profile: ProfileWindow | None = None
     times: RankTimes | None = None
     trust: Trust = ANYONE
     on_stop: Callable[[], str | None] = lambda: None

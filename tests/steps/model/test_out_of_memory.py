@@ -53,7 +53,7 @@ def proposed(missing: int, *words: str) -> tuple[str, int, int]:
     ids=["recompute", "smaller micro batches", "shards"],
 )
 def test_what_is_proposed_passes_when_pasted_and_saves_what_is_missing(words: tuple[str, ...], kind: str) -> None:
-    missing = 4 << 20
+    missing = 2 << 20
     said, lighter, planned = proposed(missing, *words)
     assert said.startswith(kind)
     assert lighter <= planned - missing

@@ -1,0 +1,133 @@
+"""torch's profiler over a window of optimizer steps: a trace, the dearest kernels, the device's memory."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher.runtime.training.kernel_times import KernelTimes, activities, kernel_times, table
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "profile"
+"""In a run folder: ``rank<N>.json.gz``, a trace in Chrome's form, which Perfetto reads; ``rank<N>.txt``."""
+MOST = 10
+"""Kernels of a table."""
+ENTRIES = 100_000
+"""Allocations that a snapshot of memory goes back."""
+
+
+@dataclass
+class ProfileWindow:
+    """The window of one rank: ``before`` and ``after`` a step open and close it, ``end`` writes what it has.
+
+    ``steps``: the first and the last optimizer step; ``None``: all. ``memory``: allocations too. ``say``: to
+    the console; ``None`` on a rank whose table another one shows.
+    """
+
+    steps: tuple[int, int] | None
+    memory: bool
+    folder: Path
+    rank: int
+    device: torch.device
+    say: Callable[[str], None] | None
+    _trace: Any = None
+    _first: int = 0
+    _last: int = 0
+    _written: bool = field(default=False)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"rank{self.rank}.json.gz"
+
+    def before(self, step: int) -> None:
+        """``step`` is about to begin."""
+        if self._trace is not None or self._written or not self._within(step):
+            return
+        self._first = step
+        self._synchronize()
+        self._record_memory()
+        self._trace = torch.profiler.profile(
+            activities=activities(self.device), profile_memory=self.memory and self.device.type == "cpu"
+        )
+        with warnings.catch_warnings():
+            # torch 2.11 and 2.12: events of earlier cycles are lost, and there is only one cycle
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            self._trace.start()
+
+    def after(self, step: int) -> None:
+        """``step`` has ended."""
+        if self._trace is not None:
+            self._last = step
+            if self.steps is not None and step >= self.steps[1]:
+                self.end()
+
+    def end(self) -> None:
+        """Write what was seen; say why where nothing was."""
+        if self._trace is None:
+            if not self._written and self.say is not None:
+                self.say("debug.profiler: no step of the window was trained in this start")
+            return
+        trace = self._stopped()
+        self.folder.mkdir(exist_ok=True)
+        trace.export_chrome_trace(str(self.path))
+        told = self._table(kernel_times(trace))
+        (self.folder / f"rank{self.rank}.txt").write_text("\n".join(told) + "\n", encoding="utf-8")
+        if self.say is not None:
+            self.say("\n".join(told))
+        self._written = True
+
+    def drop(self) -> None:
+        """Training has failed: nothing is written, and this process goes on without a profiler."""
+        if self._trace is not None:
+            self._stopped()
+
+    def _within(self, step: int) -> bool:
+        return self.steps is None or self.steps[0] <= step <= self.steps[1]
+
+    def _stopped(self) -> Any:
+        trace, self._trace = self._trace, None
+        self._synchronize()
+        trace.stop()
+        self._save_memory()
+        return trace
+
+    def _table(self, times: KernelTimes) -> list[str]:
+        steps = f"steps {self._first} to {self._last}"
+        head = f"profile of {steps} on rank {self.rank}, {times.seconds * 1e3:.1f} ms of kernels: {self.path}"
+        if times.on == "cpu":
+            head = head.replace("of kernels", "in operators")
+        return [head, *(f"  {line}" for line in table(times, MOST))]
+
+    def _synchronize(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    @property
+    def _memory(self) -> Any:
+        """The module of the device that records allocations; ``None`` where torch has none."""
+        if not self.memory or self.device.type == "cpu":
+            return None
+        found = getattr(torch.get_device_module(self.device), "memory", None)
+        return found if hasattr(found, "_record_memory_history") else None
+
+    def _record_memory(self) -> None:
+        if self._memory is not None:
+            self._memory._record_memory_history(max_entries=ENTRIES)
+        elif self.memory and self.say is not None:
+            kind = self.device.type
+            there = "; the trace says what its allocator gave" if kind == "cpu" else ""
+            self.say(f"debug.profiler.memory: torch takes no snapshot of the memory of {kind}{there}")
+
+    def _save_memory(self) -> None:
+        """``rank<N>-memory.pickle``, for https://pytorch.org/memory_viz."""
+        if self._memory is not None:
+            self.folder.mkdir(exist_ok=True)
+            self._memory._dump_snapshot(str(self.folder / f"rank{self.rank}-memory.pickle"))
+            self._memory._record_memory_history(enabled=None)
