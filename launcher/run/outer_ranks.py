@@ -6,32 +6,50 @@ import faulthandler
 import logging
 import os
 import pickle
-import secrets
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
-from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError, printable
-from launcher.run.outer_trial import LAST_WORD_S, Trial, lead, obey
-from launcher.runtime import gc_thresholds, log
+from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError
+from launcher.run.outer_connect import Joining, Unjoined
+from launcher.run.outer_questions import (
+    SHARED_S,
+    About,
+    ListensAt,
+    Question,
+    Reaches,
+    SeesFile,
+    connected,
+    listeners,
+    lost,
+    seen,
+    silent,
+    token,
+)
+from launcher.run.outer_trial import LAST_WORD_S, Trial, lead
+from launcher.runtime import log
 from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
-from launcher.runtime.cluster.outer_rendezvous import Seconds, await_ranks, open_store, ranks_text
+from launcher.runtime.cluster.network import Network, network
+from launcher.runtime.cluster.outer_rendezvous import (
+    SAY_S,
+    await_ranks,
+    open_store,
+    ranks_text,
+)
 from launcher.runtime.cluster.world import World, among, connect, never
-from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
+from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.preemption import STOPS, heard
 from launcher.runtime.processes.blame import failed
 
 PATIENCE_S = 3600.0  # of the others, while rank 0 plans and does the steps before theirs
-SHARED_S = 8.0  # until a file that one node has written is seen by the others
+TELL_S = 0.5  # of a rank that was stopped, to tell the others
 _log = logging.getLogger(__name__)
 
 
@@ -48,24 +66,24 @@ class Order:
     polls: bool
 
 
-@dataclass(frozen=True)
-class Look:
-    """Rank 0 asks every other whether it sees this file."""
-
-    token: Path
-
-
 class Others:
-    """Rank 0's word to the other ranks: first ``Trial``s and ``Look``s, then one order, or an exit code."""
+    """Rank 0's word to the other ranks: first ``Trial``s and questions, then one order, or an exit code.
 
-    def __init__(self, at: Place, whole: Store) -> None:
+    ``notes``: what the start of the run says of the network between them.
+    """
+
+    def __init__(self, at: Place, whole: Store, network: Network) -> None:
+        self.notes: tuple[str, ...] = ()
         self._at = at
         self._whole = whole
-        self._own = _corner(whole, at)
+        self._own = corner(whole, at)
+        self._network = network
         self._turn = 0
         self._over = False
+        self._met = False
         self._absent: list[int] = []
-        self._own.set("here0", _whereabouts())
+        self._nodes: dict[int, str] = {}
+        self._own.set("here0", whereabouts())
 
     def folder(self) -> Path | None:
         """Where the attempt before this one was at work, if the outer launcher has restarted us."""
@@ -78,7 +96,13 @@ class Others:
         self._whole.set("launcher.folder", str(folder))
 
     def gather(self, timeout_s: float) -> None:
-        """Until every rank is here. Raises ``RunError`` when one has not come in time."""
+        """Until every rank is here, with the same versions, and every node reaches every other.
+
+        Raises ``RunError`` when a rank has not come in time, or a node does not reach another,
+        ``RequestError`` where versions differ.
+        """
+        if self._met:
+            return
         what = "must be started with the same MASTER_ADDR and MASTER_PORT"
         others = range(1, self._at.size)
         self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, what=what)
@@ -95,27 +119,45 @@ class Others:
                 text = f"rank {rank} was told that there are {size} ranks, {other}"
                 raise RequestError((Problem("", f"{text}: {DAMAGED}"),))
 
+        self._met = True
+        if self._network.several_nodes:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Versions are compared and connections between nodes are tried, before ranks need them."""
+        others = range(1, self._at.size)
+        self._nodes = {rank: self._own.get(f"here{rank}").decode().partition(" ")[0] for rank in others}
+        said = {rank: self._own.get(f"about{rank}").decode() for rank in others if self._said(rank)}
+        every = About({rank: said.get(rank, "") for rank in others})
+        every.same_versions()
+        self._network.peers = every.nodes(self._network)
+
+        peers = listeners(self._ask(ListensAt(every.rendezvous())))
+        connected(self._ask(Reaches(peers)).values(), self._at.host)
+        self.notes = (self._network.note(),)
+
+    def _said(self, rank: int) -> bool:
+        """A launcher from before ranks said more than where they are does not."""
+        return self._own.check([f"about{rank}"])
+
     def share(self, root: Path, key: str) -> None:
         """Raises ``RequestError`` unless all ranks see what rank 0 writes at ``root``; leaves nothing."""
         if self._at.size == 1:
             return
-        with _token(root) as token:
-            self._tell(Look(token))
-            asked, seen = range(1, self._at.size), f"seen{self._turn - 1}."
-            what = f"must look for {token}"
-            late = await_ranks(self._own, seen, asked, SHARED_S + LAST_WORD_S, say=tell, what=what)
-            answers = {rank: self._own.get(f"{seen}{rank}").decode() for rank in asked if rank not in late}
+        with token(root) as file:
+            seen(self._ask(SeesFile(file)), root, key)
 
-        # a rank that does not see it says where it is
-        blind = {rank: host for rank, host in answers.items() if host}
-        if blind:
-            hosts = ", ".join(dict.fromkeys(blind.values()))
-            here = socket.gethostname()
-            text = (
-                f"{ranks_text(sorted(blind))} (on {hosts}) cannot see what rank 0 (on {here}) has written "
-                "there; all ranks need one folder on a shared file system, by the same path"
-            )
-            raise RequestError((Problem(key, f"{root}: {text}"),))
+    def _ask(self, question: Question) -> dict[int, str]:
+        """What each rank answers, rank 0 too. Raises ``RunError`` where one does not."""
+        turn = self._turn
+        self._tell(question)
+        answers = {0: question.answer(self._network)}
+        ranks = range(1, self._at.size)
+        within_s = SHARED_S + LAST_WORD_S
+        late = await_ranks(self._own, f"answer{turn}.", ranks, within_s, say=tell, what=question.doing)
+        if late:
+            raise silent(late, self._nodes, self._network, within_s)
+        return answers | {rank: self._own.get(f"answer{turn}.{rank}").decode() for rank in ranks}
 
     def try_out(self, trial: Trial, send: Callable[[object], None]) -> dict[str, Any]:
         """All ranks do ``trial`` in a child each; when this returns or raises there can be more to do.
@@ -139,10 +181,11 @@ class Others:
         stop: Preempted | None = None
         done: dict[str, Any] = {}
         try:
-            done = carry_out(order, replace(among(self._at), send=send), self._at, self._whole)
+            world = replace(among(self._at), send=send)
+            done = carry_out(order, world, self._at, self._whole, self._network)
         except Preempted as error:
             stop = error
-        self._wait("left")
+        self._wait("left", TELL_S if isinstance(stop, Unjoined) else LAST_WORD_S)
         if stop is not None:
             raise stop
         return done
@@ -157,166 +200,52 @@ class Others:
             self._over = True
             self._tell(code)
 
-    def _tell(self, word: Look | Trial | Order | int) -> None:
+    def _tell(self, word: Question | Trial | Order | int) -> None:
         self._own.set(f"word{self._turn}", pickle.dumps(word))  # type: ignore[arg-type]
-        self._wait(f"heard{self._turn}.")
+        late = self._wait(f"heard{self._turn}.")
         self._turn += 1
+        if late and not isinstance(word, int):
+            raise silent(late, self._nodes, self._network, LAST_WORD_S)
 
-    def _wait(self, what: str) -> None:
-        """Until every other rank has; a store that rank 0 hosts must not end before."""
+    def _wait(self, what: str, within_s: float = LAST_WORD_S) -> list[int]:
+        """Until every other rank has; a store that rank 0 hosts must not end before. Returns who has not."""
         ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
         asked = "have not answered rank 0"
-        late = await_ranks(self._own, what, ranks, LAST_WORD_S, say=tell, what=asked)
+        first_s = min(SAY_S, within_s)
+        late = await_ranks(self._own, what, ranks, first_s, say=tell, what=asked)
+        if late and within_s > first_s and not lost(late, self._nodes, self._network):
+            late = await_ranks(self._own, what, late, within_s - first_s, say=tell, what=asked)
         if late:  # their launcher sees to them
-            _log.warning("%s: not heard of within %.0f s", ranks_text(late), LAST_WORD_S)
+            _log.warning("%s: not heard of within %.0f s", ranks_text(late), within_s)
+            self._absent += late
+        return late
 
 
 @contextmanager
 def leading(at: Place | None = None) -> Iterator[Others]:
     """Whatever becomes of the block, no other rank is left waiting."""
     at = at or here()
-    others = Others(at, open_store(at, lambda: PATIENCE_S, tell))
+    with network(at) as used:
+        others = Others(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
 
-    # what the others are told at the end, whatever ends it
-    code = FAILED
-    try:
-        yield others
-        code = DONE
-    except RequestError:
-        code = REFUSED
-        raise
+        # what the others are told at the end, whatever ends it
+        code = FAILED
+        try:
+            yield others
+            code = DONE
+        except RequestError:
+            code = REFUSED
+            raise
 
-    except Interrupted as stop:
-        code = stop.code
-        others.hurry()
-        raise
-    finally:
-        others.dismiss(code)
-
-
-def follow(timeout_s: Seconds) -> int:
-    """Any rank but 0: do what rank 0 says; returns the exit code.
-
-    A failure is told by rank 0, and in ``errors/``. ``timeout_s``: how long rank 0 may take to come; it is
-    asked when that takes long.
-    """
-    at = here()
-    try:
-        with heard() as told:
-
-            def look() -> None:
-                if told():
-                    raise Preempted(told())
-
-            with _answered(at):
-                whole = open_store(at, timeout_s, tell, look)
-                own = _corner(whole, at)
-                own.set(f"size{at.rank}", str(at.size))
-                own.set(f"here{at.rank}", _whereabouts())
-                word = _hear(own, at, look)
-            code = word if isinstance(word, int) else _obey(word, at, whole)
-            if not isinstance(word, int) and code != FAILED:
-                own.set(f"left{at.rank}", "")
-            return code
-    except Interrupted as stop:
-        return stop.code
+        except Interrupted as stop:
+            code = stop.code
+            others.hurry()
+            raise
+        finally:
+            others.dismiss(code)
 
 
-@contextmanager
-def _answered(at: Place) -> Iterator[None]:
-    """Who hosts the store must live until it has said its last word: rank 0, or its outer launcher."""
-    try:
-        yield
-    except DistError as error:
-        why = str(error).splitlines()[0]
-        raise RunError(f"rank {at.rank}: rank 0, or what has started it, has ended: {why}") from error
-
-
-def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
-    """Rank 0's last word; tries layouts, and tells whether files are to be seen, as often as it asks."""
-    for turn in count():
-        word = _word(own, at, turn, look)
-        if isinstance(word, Trial):
-            with _left(own, at, turn + 1):
-                obey(word, turn, at, own)
-            continue
-        if not isinstance(word, Look):
-            return word
-        blind = "" if _seen(word.token) else socket.gethostname()
-        own.set(f"seen{turn}.{at.rank}", blind)
-    raise AssertionError("counting ended")
-
-
-def _word(own: Store, at: Place, turn: int, look: Callable[[], None]) -> Look | Trial | Order | int:
-    """What rank 0 says next."""
-    end = time.monotonic() + PATIENCE_S
-    with _left(own, at, turn):
-        while not own.check([f"word{turn}"]):
-            look()
-            if time.monotonic() > end:
-                raise RunError(f"rank {at.rank}: rank 0 has said nothing for {PATIENCE_S:.0f} s")
-            time.sleep(0.05)
-
-    word: Look | Trial | Order | int = pickle.loads(own.get(f"word{turn}"))
-    own.set(f"heard{turn}.{at.rank}", "")
-    return word
-
-
-@contextmanager
-def _left(own: Store, at: Place, turn: int) -> Iterator[None]:
-    """A rank that is asked to stop will not hear the word of ``turn``: rank 0 need not wait for that."""
-    try:
-        yield
-    except Interrupted:
-        own.set(f"heard{turn}.{at.rank}", "")
-        raise
-
-
-def _obey(order: Order, at: Place, whole: Store) -> int:
-    gc_thresholds.as_usual()
-    console = os.dup(2)  # what this rank says goes to its log from now on
-
-    try:
-        carry_out(order, among(at), at, whole)
-    except Interrupted as stop:
-        return stop.code
-    except RanksFailed as error:  # rank 0 is in no state to tell it
-        said = printable(f"error: {error}", "\n\t")
-        os.write(console, f"{said}\n".encode())
-        return FAILED
-    except BaseException:
-        return FAILED
-    return DONE
-
-
-def _seen(token: Path) -> bool:
-    end = time.monotonic() + SHARED_S
-    while not token.is_file():
-        if time.monotonic() > end:
-            return False
-        with suppress(OSError):
-            os.listdir(token.parent)  # makes a network file system look again
-        time.sleep(0.1)
-    return True
-
-
-@contextmanager
-def _token(root: Path) -> Iterator[Path]:
-    """A file at ``root`` that nobody else has written; folders that are made for it go with it."""
-    made = [folder for folder in (root, *root.parents) if not folder.exists()]
-    token = root / f".shared-{secrets.token_hex(8)}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        token.touch()
-        yield token
-    finally:
-        token.unlink(missing_ok=True)
-        for folder in made:
-            with suppress(OSError):  # somebody has put something there
-                folder.rmdir()
-
-
-def _whereabouts() -> str:
+def whereabouts() -> str:
     return f"{socket.gethostname()} {os.getpid()}"
 
 
@@ -328,10 +257,10 @@ def here() -> Place:
     return at
 
 
-def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, Any]:
+def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network) -> dict[str, Any]:
     """One rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
     mine = replace(among(at, order.device, order.backend), send=world.send)
-    own = _corner(whole, at)
+    own = corner(whole, at)
 
     # A store may be too busy, or gone, when it is needed: rank 0, which tells of all, asks it at the start,
     # and the others ask it for rank 0, which may take it along.
@@ -347,7 +276,9 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
             return ""
 
     def fault(error: BaseException) -> BaseException:
-        return failed(error, mine, folder=order.folder, where=where, timeout_s=order.timeout_s, skip=__file__)
+        return failed(
+            error, mine, order.folder, where=where, timeout_s=order.timeout_s, network=used, skip=__file__
+        )
 
     log.configure(mine.rank, order.folder)
     faulthandler.enable(file=2)
@@ -355,7 +286,10 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
     # an error is put down before it leaves the group, where others wait for this rank
     with _told(order, mine) as told, ExitStack() as group:
         try:
-            group.enter_context(connect(mine, whole, order.timeout_s, order.threads, folder=order.folder))
+            joining = Joining(whole, f"launcher{at.attempt}", used, order.timeout_s, told)
+            group.enter_context(
+                connect(mine, whole, order.timeout_s, order.threads, order.folder, joining.attend)
+            )
             return order.work(replace(mine, told=told))
         except Preempted:
             raise
@@ -380,6 +314,6 @@ def _told(order: Order, world: World) -> Iterator[Callable[[], int]]:
     yield never
 
 
-def _corner(store: Store, at: Place) -> Store:
+def corner(store: Store, at: Place) -> Store:
     """Keys of this attempt only."""
     return PrefixStore(f"launcher{at.attempt}", store)

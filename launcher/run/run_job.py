@@ -113,7 +113,7 @@ def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
 
     ``timeout_s()``: how long rank 0 may take to come; it is asked when that takes long.
     """
-    from launcher.run.outer_ranks import follow
+    from launcher.run.outer_follower import follow
 
     return follow(timeout_s)
 
@@ -158,6 +158,7 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
         start, plan = _decide(asked, chosen)
 
         with _opened(asked, others) as at:
+            start = start if others is None else replace(start, notes=(*start.notes, *others.notes))
             # What an earlier start has left to do.
             record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
             left = [p for p in plan.phases if not set(p.steps) <= set(record.steps)]
@@ -231,6 +232,8 @@ def _make_tokens(request: RunRequest, others: Others | None) -> None:
     with own_tokens.supposed(request.job) as (job, _):
         asked = settle(job, request.config, request.overrides, others)
         _decide(*_settled(asked))
+    if others is not None:
+        others.gather(request.job.launch.timeout_s)
     own_tokens.make(request.job, asked.done)
 
 

@@ -65,6 +65,22 @@ def package_version(package: str) -> str:
         return UNINSTALLED
 
 
+def of_a_rank() -> dict[str, str]:
+    """What must be the same in all ranks of a run, by names for the user."""
+    import launcher
+
+    digest = hashlib.sha256()
+    root = Path(launcher.__path__[0])
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return {
+        "launcher": package_version(PACKAGES["launcher"]),
+        "torch": package_version(PACKAGES["torch"]),
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "launcher's source": digest.hexdigest()[:SHORT],
+    }
+
+
 def _commit(folder: Path) -> tuple[str | None, bool | None]:
     """That git knows, and whether there are changes since; a run needs no git."""
     try:
