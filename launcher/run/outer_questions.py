@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.errors import Problem, RequestError, RunError
 from launcher.runtime.cluster.interfaces import is_loopback
-from launcher.runtime.cluster.network import Listener, Network, Unreached, describe
+from launcher.runtime.cluster.network import AFTERWARDS_S, Listener, Network, Unreached, describe
 from launcher.runtime.cluster.outer_rendezvous import ranks_text
 from launcher.runtime.code_versions import of_a_rank
 
@@ -73,12 +73,14 @@ class ListensAt(Question):
 
 @dataclass(frozen=True)
 class Reaches(Question):
-    """Which of ``peers`` the node of a first rank does not reach."""
+    """Which of ``peers`` the node of a first rank does not reach; ``nodes``: the name of each rank's."""
 
     peers: tuple[Listener, ...]
+    nodes: Mapping[int, str]
 
     def answer(self, network: Network) -> str:
         network.peers = self.peers
+        network.nodes = self.nodes
         failed = network.unreached() if network.first_of_node else []
         return json.dumps([asdict(one) for one in failed])
 
@@ -173,20 +175,18 @@ def seen(answers: Mapping[int, str], root: Path, key: str) -> None:
         raise RequestError((Problem(key, f"{root}: {text}"),))
 
 
-def silent(ranks: Sequence[int], nodes: Mapping[int, str], network: Network, waited_s: float) -> RunError:
+def silent(ranks: Sequence[int], network: Network, waited_s: float) -> RunError:
     """The error of ranks that do not answer rank 0; where their node cannot be reached, that is why."""
-    if failed := lost(ranks, nodes, network):
+    if failed := lost(ranks, network):
         return RunError(failed)
-    there = ", ".join(dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes))
+    there = ", ".join(dict.fromkeys(network.nodes[rank] for rank in ranks if rank in network.nodes))
     where = f" (on {there})" if there else ""
     return RunError(f"{ranks_text(ranks)}{where} have not answered rank 0 within {waited_s:g} s")
 
 
-def lost(ranks: Sequence[int], nodes: Mapping[int, str], network: Network) -> str:
+def lost(ranks: Sequence[int], network: Network) -> str:
     """The network between this node and that of ``ranks``, where it is why they do not answer; else ""."""
-    from launcher.runtime.cluster.network import AFTERWARDS_S
-
-    theirs = {nodes[rank] for rank in ranks if rank in nodes}
+    theirs = {network.nodes[rank] for rank in ranks if rank in network.nodes}
     for one in network.unreached(AFTERWARDS_S, refused=False):
         if one.target.node in theirs:
             end = f"the network between them, or {one.target.node} itself, is the cause"

@@ -82,7 +82,6 @@ class Others:
         self._over = False
         self._met = False
         self._absent: list[int] = []
-        self._nodes: dict[int, str] = {}
         self._own.set("here0", whereabouts())
 
     def folder(self) -> Path | None:
@@ -126,14 +125,16 @@ class Others:
     def _meet(self) -> None:
         """Versions are compared and connections between nodes are tried, before ranks need them."""
         others = range(1, self._at.size)
-        self._nodes = {rank: self._own.get(f"here{rank}").decode().partition(" ")[0] for rank in others}
+        here = {rank: self._own.get(f"here{rank}").decode() for rank in range(self._at.size)}
+        nodes = {rank: text.partition(" ")[0] for rank, text in here.items()}
         said = {rank: self._own.get(f"about{rank}").decode() for rank in others if self._said(rank)}
         every = About({rank: said.get(rank, "") for rank in others})
         every.same_versions()
         self._network.peers = every.nodes(self._network)
+        self._network.nodes = nodes
 
         peers = listeners(self._ask(ListensAt(every.rendezvous())))
-        connected(self._ask(Reaches(peers)).values(), self._at.host)
+        connected(self._ask(Reaches(peers, nodes)).values(), self._at.host)
         self.notes = (self._network.note(),)
 
     def _said(self, rank: int) -> bool:
@@ -156,7 +157,7 @@ class Others:
         within_s = SHARED_S + LAST_WORD_S
         late = await_ranks(self._own, f"answer{turn}.", ranks, within_s, say=tell, what=question.doing)
         if late:
-            raise silent(late, self._nodes, self._network, within_s)
+            raise silent(late, self._network, within_s)
         return answers | {rank: self._own.get(f"answer{turn}.{rank}").decode() for rank in ranks}
 
     def try_out(self, trial: Trial, send: Callable[[object], None]) -> dict[str, Any]:
@@ -205,7 +206,7 @@ class Others:
         late = self._wait(f"heard{self._turn}.")
         self._turn += 1
         if late and not isinstance(word, int):
-            raise silent(late, self._nodes, self._network, LAST_WORD_S)
+            raise silent(late, self._network, LAST_WORD_S)
 
     def _wait(self, what: str, within_s: float = LAST_WORD_S) -> list[int]:
         """Until every other rank has; a store that rank 0 hosts must not end before. Returns who has not."""
@@ -213,7 +214,7 @@ class Others:
         asked = "have not answered rank 0"
         first_s = min(SAY_S, within_s)
         late = await_ranks(self._own, what, ranks, first_s, say=tell, what=asked)
-        if late and within_s > first_s and not lost(late, self._nodes, self._network):
+        if late and within_s > first_s and not lost(late, self._network):
             late = await_ranks(self._own, what, late, within_s - first_s, say=tell, what=asked)
         if late:  # their launcher sees to them
             _log.warning("%s: not heard of within %.0f s", ranks_text(late), within_s)

@@ -67,7 +67,7 @@ class Node:
             process = subprocess.Popen(
                 [*outer, *words],
                 cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(env or {}),
+                env=os.environ | {"OMP_NUM_THREADS": "1", "NODE": str(self.index)} | dict(env or {}),
                 stdout=out,
                 stderr=out,
                 text=True,

@@ -7,7 +7,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -51,12 +51,13 @@ class Unreached:
 class Network:
     """The network as this rank sees it. ``route`` leads to the rendezvous; ``None``: it was not found.
 
-    ``peers`` are the nodes of the run, this one included, as far as they are known.
+    ``peers`` are the nodes of the run, this one included, ``nodes`` the name of each rank's, once known.
     """
 
     def __init__(self, at: Place, env: MutableMapping[str, str] = os.environ) -> None:
         self.at = at
         self.peers: tuple[Listener, ...] = ()
+        self.nodes: Mapping[int, str] = {}
         self.route: Route | None = None
         with suppress(OSError, UnicodeError):
             self.route = route(at.host, at.port)

@@ -60,7 +60,7 @@ def failed(
 
     # nobody but echoes: the network is to blame, or those who have said nothing
     if mine is not None and all(f.echo for f in found):
-        cut = None if network is None else _cut(found, world, where, timeout_s, network)
+        cut = None if network is None else _cut(found, world, timeout_s, network)
         silent = {*range(world.size)} - {f.rank for f in found}
         found += _silent(silent, world, where, timeout_s) if cut is None else [cut]
     if not found:
@@ -80,24 +80,19 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
         time.sleep(0.05)
 
 
-def _cut(
-    found: list[Fault], world: World, where: HostAndPid, timeout_s: float, network: Network
-) -> Fault | None:
+def _cut(found: list[Fault], world: World, timeout_s: float, network: Network) -> Fault | None:
     """The fault of a network that kept whole nodes waiting for each other; ``None``: it is another's.
 
     It is so where another node does not answer now and none of its ranks says more than that it has waited.
     Where all nodes answer it may have been so, if each rank has waited until its timeout.
     """
-    nodes = {rank: where(rank).partition(" ")[0] for rank in range(world.size)}
-    late = {nodes[f.rank] for f in found if f.late}
+    late = {network.nodes.get(f.rank, "") for f in found if f.late}
     limit = f"for {timeout_s:g} s (launch.timeout_s)"
     for one in network.unreached(AFTERWARDS_S, refused=False):
         ends = f"{one.source} does not reach {one.target}: {one.why}"
         if one.target.node in late:
-            text = f"and the ranks of {one.target.node} waited for each other {limit}"
-            return _lost(
-                world.rank, world, f"(on {one.source.node}) {text}: the network between them, {ends}"
-            )
+            text = f"(on {one.source.node}) and the ranks of {one.target.node} waited for each other {limit}"
+            return _lost(world.rank, world, f"{text}: the network between them is the cause: {ends}")
         text = f"(on {one.source.node}) waited for {one.target.node} {limit}"
         cause = f"the network between them, or {one.target.node} itself, is the cause"
         return _lost(world.rank, world, f"{text}: {cause}: {ends}")
