@@ -37,6 +37,13 @@ class Unjoined(Preempted):
     """Asked to stop before the ranks had joined: nothing is lost, and nobody need be waited for."""
 
 
+def another_connection(store: Store) -> Store:
+    """The same store over a connection of its own: on one connection every call waits for the one before."""
+    connection: Any = store
+    other: Store = interruptible(connection.clone)
+    return other
+
+
 class Joining:
     """How one rank joins. ``told()`` is the signal that has asked it to stop, 0 while none has."""
 
@@ -99,8 +106,7 @@ class Joining:
     def _listen(self, over: threading.Event) -> None:
         """Hear of other ranks, over a connection of its own: that of ``join`` may be waiting."""
         try:
-            connection: Any = self._store
-            own = PrefixStore(self._prefix, connection.clone())
+            own = PrefixStore(self._prefix, another_connection(self._store))
             own.set_timeout(timedelta(seconds=self._timeout_s))
             self._own_store.append(own)
             while not over.wait(LOOK_S):

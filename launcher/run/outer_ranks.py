@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError
-from launcher.run.outer_connect import Joining, Unjoined
+from launcher.run.outer_connect import Joining, Unjoined, another_connection
 from launcher.run.outer_questions import (
     SHARED_S,
     About,
@@ -289,7 +289,14 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
         try:
             joining = Joining(whole, f"launcher{at.attempt}", used, order.timeout_s, told)
             group.enter_context(
-                connect(mine, whole, order.timeout_s, order.threads, order.folder, joining.attend)
+                connect(
+                    mine,
+                    another_connection(whole),
+                    order.timeout_s,
+                    order.threads,
+                    order.folder,
+                    joining.attend,
+                )
             )
             return order.work(replace(mine, told=told))
         except Preempted:

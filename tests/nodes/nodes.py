@@ -8,15 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+from tests.ports import free_port
 from tests.run.launching import ROOT
 
 INTERFACE = "eth0"
 PREFIX = "launchernodes"
+START_S = 240.0
+"""Until a run has started, or has ended: ranks share the cores of one machine with others."""
+_pairs = count()
 
 
 def missing() -> str:
@@ -95,7 +101,8 @@ def ip(*words: str) -> None:
 def two_nodes() -> Iterator[tuple[Node, Node]]:
     """Two nodes, gone after the block with all that is at work there."""
     _sweep()
-    nodes = (Node(0, f"{PREFIX}-{os.getpid()}-0"), Node(1, f"{PREFIX}-{os.getpid()}-1"))
+    tag = f"{PREFIX}-{os.getpid()}-{next(_pairs)}"
+    nodes = (Node(0, f"{tag}-0"), Node(1, f"{tag}-1"))
     try:
         for node in nodes:
             ip("netns", "add", node.namespace)
@@ -127,3 +134,94 @@ def _sweep() -> None:
         pid = rest.partition("-")[0]
         if prefix == PREFIX and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+class Nodes:
+    """Two nodes, and runs over both."""
+
+    def __init__(self, pair: tuple[Node, Node]) -> None:
+        self.pair = pair
+
+    def ranks(self, at: Path, *words: str, each: int = 1, **change: Any) -> list[Started]:
+        """``launcher WORDS`` on ``each`` ranks of both nodes, started as a pod starts them.
+
+        ``change`` goes to ``rank``.
+        """
+        port = free_port()
+        return [self.rank(at, rank, port, *words, each=each, **change) for rank in range(2 * each)]
+
+    def rank(
+        self,
+        at: Path,
+        rank: int,
+        port: int,
+        *words: str,
+        each: int = 1,
+        host: str | None = None,
+        env: Mapping[str, str] | None = None,
+        before: str = "",
+    ) -> Started:
+        """One rank, of which ``host`` is the MASTER_ADDR; what it says is in a file beside the folder ``at``."""
+        near, node = self.pair[0], self.pair[rank // each]
+        place = {
+            "RANK": rank, "WORLD_SIZE": 2 * each, "LOCAL_RANK": rank % each, "LOCAL_WORLD_SIZE": each,
+            "MASTER_ADDR": host or near.address, "MASTER_PORT": port,
+        }  # fmt: skip
+        log = at.with_name(f"{at.name}.rank{rank}.log")
+        every = {key: str(value) for key, value in place.items()} | dict(env or {})
+        command = [sys.executable, "-m", "launcher", "launch.nnodes=2", f"launch.nproc={each}", "launch.device=cpu"]
+        return Started(node.start([*command, *words, f"run_dir={at}"], log, every, before), log)
+
+    def agents(self, at: Path, *words: str, each: int = 2, late_s: float = 0) -> list[Started]:
+        """The same by an agent of torchrun on each node; the second node is so much later."""
+        port = free_port()
+        started = []
+        for node in self.pair:
+            outer = [
+                "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node.index}", f"--nproc-per-node={each}",
+                f"--master-addr={self.pair[0].address}", f"--master-port={port}", "-m", "launcher",
+            ]  # fmt: skip
+            inner = ["launch.nnodes=2", f"launch.nproc={each}", "launch.device=cpu", *words, f"run_dir={at}"]
+            log = at.with_name(f"{at.name}.node{node.index}.log")
+            wait = f"sleep {late_s}" if node.index else ""
+            started.append(Started(node.start([sys.executable, *outer, *inner], log, before=wait), log))
+        return started
+
+
+@dataclass
+class Started:
+    """A process and the file that it writes to."""
+
+    process: subprocess.Popen[str]
+    log: Path
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def error(self) -> str:
+        """Its line of error."""
+        lines = [line for line in self.said().splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, self.said()
+        return lines[0]
+
+
+def ended(started: Sequence[Started], within_s: float = START_S) -> list[int]:
+    """The exit codes, once all have ended."""
+    end = time.monotonic() + within_s
+    codes = []
+    for one in started:
+        try:
+            codes.append(one.process.wait(max(0.1, end - time.monotonic())))
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"{one.log.name} did not end:\n{one.said()}") from error
+    return codes
+
+
+def until(done: Callable[[], bool], started: Sequence[Started], within_s: float = START_S) -> None:
+    """Looks again and again until ``done``; fails when a process ends first."""
+    end = time.monotonic() + within_s
+    while not done():
+        for one in started:
+            assert one.process.poll() is None, f"it ended first:\n{one.said()}"
+        assert time.monotonic() < end, "\n".join(one.said() for one in started)
+        time.sleep(0.05)
