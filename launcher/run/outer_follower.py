@@ -43,6 +43,7 @@ def follow(timeout_s: Seconds) -> int:
 
             with _answered(at, used):
                 whole = open_store(at, timeout_s, tell, look, where=used.here())
+                used.use()
                 own = corner(whole, at)
                 own.set(f"size{at.rank}", str(at.size))
                 own.set(f"about{at.rank}", about(used))

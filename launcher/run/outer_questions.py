@@ -114,10 +114,14 @@ class About:
         here = socket.gethostname()
         problems: dict[str, Problem] = {}
         for rank, text in sorted(self.texts.items()):
-            theirs = json.loads(text)["versions"] if text else {}
-            node = json.loads(text)["node"] if text else f"the node of rank {rank}"
+            if not text:
+                line = f"rank {rank} has another launcher than rank 0: it does not say its version"
+                problems.setdefault("", Problem("", f"{line}; all nodes need the same"))
+                continue
+            said = json.loads(text)
+            node = said["node"]
             for name, version in mine.items():
-                other = theirs.get(name, "another")
+                other = said["versions"].get(name, "none")
                 if other != version and f"{node} {name}" not in problems:
                     line = f"rank {rank} on {node} has {name} {other}, rank 0 on {here} has {version}"
                     problems[f"{node} {name}"] = Problem("", f"{line}; all nodes need the same")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def package_version(package: str) -> str:
         return UNINSTALLED
 
 
+@cache
 def of_a_rank() -> dict[str, str]:
     """What must be the same in all ranks of a run, by names for the user."""
     import launcher

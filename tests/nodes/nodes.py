@@ -15,10 +15,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.ports import free_port
 from tests.run.launching import ROOT
 
 INTERFACE = "eth0"
+TUN = "/dev/net/tun"
 PREFIX = "launchernodes"
 START_S = 240.0
 """Until a run has started, or has ended: ranks share the cores of one machine with others."""
@@ -62,6 +65,12 @@ class Node:
 
     def cable(self, plugged: bool) -> None:
         self.ip("link", "set", INTERFACE, "up" if plugged else "down")
+
+    def settle(self) -> None:
+        """Give the interface its addresses."""
+        self.ip("addr", "add", f"{self.address}/24", "dev", INTERFACE)
+        self.ip("addr", "add", f"{self.address6}/64", "dev", INTERFACE, "nodad")
+        self.ip("link", "set", INTERFACE, "up")
 
     def start(
         self, words: Sequence[str], log: Path, env: Mapping[str, str] | None = None, before: str = ""
@@ -120,9 +129,26 @@ def plug(nodes: tuple[Node, Node]) -> None:
     near, far = nodes
     near.ip("link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", far.namespace)
     for node in nodes:
-        node.ip("addr", "add", f"{node.address}/24", "dev", INTERFACE)
-        node.ip("addr", "add", f"{node.address6}/64", "dev", INTERFACE, "nodad")
-        node.ip("link", "set", INTERFACE, "up")
+        node.settle()
+
+
+@contextmanager
+def bad_line(nodes: tuple[Node, Node], delay_ms: float, loss: float) -> Iterator[None]:
+    """In place of the cable a line that delays each packet and loses this part of them, in the block."""
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        pytest.skip(f"a bad line needs {TUN}, which is not there")
+    nodes[0].ip("link", "del", INTERFACE)
+    words = [nodes[0].namespace, nodes[1].namespace, INTERFACE, str(delay_ms), str(loss)]
+    script = str(Path(__file__).with_name("bad_line.py"))
+    with subprocess.Popen([sys.executable, script, *words], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "open\n"
+            for node in nodes:
+                node.settle()
+            yield
+        finally:
+            process.kill()
 
 
 def _sweep() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from tests.nodes.nodes import Nodes, Started, ended, missing, until
+from tests.nodes.nodes import Nodes, Started, bad_line, ended, missing, until
 from tests.run.launching import TINY, checkpoints, losses, reached, status, steps
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -87,3 +87,12 @@ def test_pulled_in_the_start(nodes: Nodes, tmp_path: Path) -> None:
     )
     assert re.fullmatch(near, started[0].error()), started[0].error()
     assert not run.exists()
+
+
+def test_a_line_that_delays_and_loses_packets(nodes: Nodes, tmp_path: Path) -> None:
+    """20 ms each way, one packet in fifty is lost: slower, with the same numbers."""
+    with bad_line(nodes.pair, delay_ms=20, loss=0.02):
+        started = nodes.ranks(tmp_path / "run", *PAIR, "train.steps=3", "launch.timeout_s=120")
+        assert ended(started) == [0, 0], started[0].said()
+    assert main([*PAIR, "launch.nproc=2", f"run_dir={tmp_path}/alone", "train.steps=3"]) == 0
+    assert losses(tmp_path / "run") == losses(tmp_path / "alone")

@@ -45,8 +45,8 @@ def test_the_default_recipe_on_two_nodes_then_on_one_and_back(nodes: Nodes, tmp_
 @pytest.mark.parametrize(
     ("each", "layout"),
     [
-        (1, ["parallel.pipeline.stages=1", "parallel.grid.tp=2", "parallel.hsdp=null"]),
-        (2, ["parallel.pipeline.stages=1", "parallel.grid.tp=2", "parallel.hsdp=null"]),
+        (1, ["parallel.pipeline.stages=1", "parallel.grid.tp=2", "operators=megatron", "parallel.hsdp=null"]),
+        (2, ["parallel.pipeline.stages=1", "parallel.grid.tp=2", "operators=megatron", "parallel.hsdp=null"]),
     ],
     ids=["tp over nodes", "replicas over nodes, tp within"],
 )

@@ -58,9 +58,7 @@ class Network:
         self.at = at
         self.peers: tuple[Listener, ...] = ()
         self.nodes: Mapping[int, str] = {}
-        self.route: Route | None = None
-        with suppress(OSError, UnicodeError):
-            self.route = route(at.host, at.port)
+        self.route = _route(at)
         self._env = env
         self._by_user = frozenset(key for key in (GLOO, NCCL) if env.get(key))
         self._sockets: list[socket.socket] = []
@@ -76,13 +74,17 @@ class Network:
     def use(self, rendezvous: str | None = None) -> None:
         """Tell gloo and NCCL the interface, unless the user has told them one.
 
-        ``rendezvous``: the address by which other nodes reach the node of MASTER_ADDR. There the name often
-        stands for a loopback address (127.0.1.1 in /etc/hosts), by which nobody else reaches this node.
+        Names of pods stand for an address only some time after the pods have started: one that did not is
+        looked up again. ``rendezvous``: the address by which other nodes reach the node of MASTER_ADDR. There
+        the name often stands for a loopback address (127.0.1.1 in /etc/hosts), by which nobody else reaches
+        this node.
         """
+        self.route = self.route or _route(self.at)
+        if rendezvous is not None and (self.route is None or self.route.interface.loopback):
+            own = having(rendezvous)
+            self.route = self.route if own is None else Route(own, rendezvous)
         if self.route is None:
             return
-        if self.route.interface.loopback and rendezvous is not None:
-            self.route = Route(having(rendezvous) or self.route.interface, rendezvous)
         name = self.route.interface.name
         for key, value in ((GLOO, name), (NCCL, f"={name}")):
             if key not in self._by_user:
@@ -167,6 +169,12 @@ def network(at: Place) -> Iterator[Network]:
         yield opened
     finally:
         opened.close()
+
+
+def _route(at: Place) -> Route | None:
+    with suppress(OSError, UnicodeError):
+        return route(at.host, at.port)
+    return None
 
 
 def describe(failed: Sequence[Unreached], rendezvous: str) -> str:
