@@ -19,7 +19,7 @@ from launcher.runtime.cluster import launch_env
 from launcher.runtime.stdio import spare_streams
 
 if TYPE_CHECKING:
-    from launcher.run.outer_ranks import Others
+    from launcher.run.outer_ranks.leader import Others
 
 UNSAID = 120
 """As Python ends when nobody can be told."""
@@ -104,7 +104,7 @@ def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Others 
     if outer_size() is None or _only_prints(args):
         yield None
         return
-    from launcher.run.outer_ranks import leading
+    from launcher.run.outer_ranks.leader import leading
 
     with leading() as others:
         try:

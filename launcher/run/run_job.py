@@ -43,7 +43,7 @@ from launcher.runtime.lock import locked
 
 if TYPE_CHECKING:
     from launcher.job.compose import Request
-    from launcher.run.outer_ranks import Others
+    from launcher.run.outer_ranks.leader import Others
     from launcher.run.report.viewers import Viewers
     from launcher.runtime.training.metrics import Metrics
     from launcher.runtime.training.progress import SilentProgress
@@ -102,7 +102,7 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
     outer = launch.outer_size()
     if outer is None or launch.mode(job, outer) != "external":
         return _carry_out(request, None)
-    from launcher.run.outer_ranks import leading
+    from launcher.run.outer_ranks.leader import leading
 
     with leading() as others:
         return _carry_out(request, others)
@@ -113,7 +113,7 @@ def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
 
     ``timeout_s()``: how long rank 0 may take to come; it is asked when that takes long.
     """
-    from launcher.run.outer_follower import follow
+    from launcher.run.outer_ranks.follower import follow
 
     return follow(timeout_s)
 

@@ -69,10 +69,8 @@ def package_version(package: str) -> str:
 @cache
 def of_a_rank() -> dict[str, str]:
     """What must be the same in all ranks of a run, by names for the user."""
-    import launcher
-
     digest = hashlib.sha256()
-    root = Path(launcher.__path__[0])
+    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return {

@@ -14,6 +14,7 @@ import select
 import struct
 import sys
 import time
+from contextlib import suppress
 
 TUN, TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = "/dev/net/tun", 0x400454CA, 0x0001, 0x1000, 0x40000000
 MTU = 1500
@@ -47,7 +48,8 @@ def relay(near: int, far: int, delay_s: float, loss: float) -> None:
                 heapq.heappush(waiting, (time.monotonic() + delay_s, number, other[device], packet))
         while waiting and waiting[0][0] <= time.monotonic():
             _, _, device, packet = heapq.heappop(waiting)
-            os.write(device, packet)
+            with suppress(OSError):  # a device that is not up yet
+                os.write(device, packet)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from launcher.run.search import best_recipe, measured_cluster
 from launcher.run.search.measure_layouts import measured, refused
 
 if TYPE_CHECKING:
-    from launcher.run.outer_ranks import Others
+    from launcher.run.outer_ranks.leader import Others
 
 MOST_PROCESSES = 8
 CLUSTER = "cluster.yaml"

@@ -13,9 +13,9 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, RunError, printable
-from launcher.run.outer_questions import Question, about
-from launcher.run.outer_ranks import PATIENCE_S, TELL_S, Order, carry_out, corner, here, whereabouts
-from launcher.run.outer_trial import Trial, obey
+from launcher.run.outer_ranks.leader import PATIENCE_S, TELL_S, Order, carry_out, corner, here, whereabouts
+from launcher.run.outer_ranks.questions import Question, about
+from launcher.run.outer_ranks.trial import Trial, obey
 from launcher.runtime import gc_thresholds
 from launcher.runtime.cluster.interfaces import endpoint
 from launcher.runtime.cluster.interruptible import interruptible

@@ -18,8 +18,8 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError
-from launcher.run.outer_connect import Joining, Unjoined, another_connection
-from launcher.run.outer_questions import (
+from launcher.run.outer_ranks.joining import Joining, Unjoined, another_connection
+from launcher.run.outer_ranks.questions import (
     SHARED_S,
     About,
     ListensAt,
@@ -33,7 +33,7 @@ from launcher.run.outer_questions import (
     silent,
     token,
 )
-from launcher.run.outer_trial import LAST_WORD_S, Trial, lead
+from launcher.run.outer_ranks.trial import LAST_WORD_S, Trial, lead
 from launcher.runtime import log
 from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
 from launcher.runtime.cluster.network import Network, network

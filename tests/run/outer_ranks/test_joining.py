@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from launcher.errors import RunError
-from launcher.run.outer_connect import Joining, Unjoined
+from launcher.run.outer_ranks.joining import Joining, Unjoined
 from launcher.runtime.cluster.interruptible import interruptible
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.network import Network
