@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -21,7 +20,8 @@ from launcher.runtime.faults import Interrupted, Preempted, signal_name
 KEY = "unconnected"
 LOOK_S = 0.1
 MARGIN_S = 2.0  # torch's own error is more exact than ours, so it comes first
-TELL_S = 0.5
+STOP_S, FAIL_S = 0.5, 5.0
+"""Of a rank that was asked to stop, and of one that has failed, to tell the others."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Joining:
         self._network = network
         self._timeout_s = timeout_s
         self._told = told
-        self._own_store: list[Store] = []
+        self._connections: list[Store] = []
         self._heard: list[Unconnected] = []
 
     def attend(self, join: Callable[[], None]) -> None:
@@ -104,11 +104,9 @@ class Joining:
         raise RunError(f"rank {other.rank} has failed to connect: {other.text}")
 
     def _listen(self, over: threading.Event) -> None:
-        """Hear of other ranks, over a connection of its own: that of ``join`` may be waiting."""
+        """Hear of other ranks."""
         try:
-            own = PrefixStore(self._prefix, another_connection(self._store))
-            own.set_timeout(timedelta(seconds=self._timeout_s))
-            self._own_store.append(own)
+            own = self._connection()
             while not over.wait(LOOK_S):
                 if own.check([KEY]):
                     self._heard.append(Unconnected(**json.loads(own.get(KEY))))
@@ -119,6 +117,14 @@ class Joining:
     def _tell(self, text: str, signum: int = 0) -> None:
         """The others, if the store can be reached: a rank that leaves does not wait for that."""
         said = json.dumps(asdict(Unconnected(self._network.at.rank, text, signum)))
-        if self._own_store:
-            with suppress(RuntimeError, TimeoutError):
-                interruptible(partial(self._own_store[0].set, KEY, said), within_s=TELL_S)
+        within_s = STOP_S if signum else FAIL_S
+        with suppress(RuntimeError, TimeoutError):
+            interruptible(lambda: self._connection().set(KEY, said), within_s=within_s)
+
+    def _connection(self) -> Store:
+        """One that ``join`` does not use: it may be waiting on that."""
+        if not self._connections:
+            own = PrefixStore(self._prefix, another_connection(self._store))
+            own.set_timeout(timedelta(seconds=self._timeout_s))
+            self._connections.append(own)
+        return self._connections[0]
