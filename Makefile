@@ -6,7 +6,8 @@
 # A sixth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it: half an hour.
 # A seventh, `make test-gpu`, runs the tests that need a GPU, on a machine that has one.
 # An eighth, `make test-slurm`, starts a Slurm of two nodes here and stops jobs of it in every way: seven minutes.
-# CI runs `make test`, the third and the eighth.
+# A ninth, `make test-nodes`, trains over two nodes that are network namespaces of this machine: three minutes.
+# CI runs `make test`, the third, the eighth and the ninth.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \
@@ -20,7 +21,7 @@ export OMP_NUM_THREADS := 1
 # Hundreds of processes import the same modules: compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long test-all test-real test-zoo test-gpu test-slurm drills check clean
+.PHONY: demo test test-long test-all test-real test-zoo test-gpu test-slurm test-nodes drills check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -50,6 +51,10 @@ test-gpu: .venv/installed-dev
 test-slurm: .venv/installed-dev
 	@tests/slurm/install.sh
 	SLURM_TEST=1 $(BIN)/python -m pytest -rs tests/slurm
+
+# Needs root and ip (iproute2); without, each test is skipped and says why (-rs). Most of a test is waiting.
+test-nodes: .venv/installed-dev
+	NODES_TEST=1 $(BIN)/python -m pytest -rs -n $(JOBS) tests/nodes
 
 drills: .venv/installed-dev
 	$(BIN)/python -m tests.drills

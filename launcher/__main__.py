@@ -20,7 +20,7 @@ from launcher.runtime.stdio import open_missing, spare_streams
 
 if TYPE_CHECKING:
     from launcher.job.compose import Depth
-    from launcher.run.outer_ranks import Others
+    from launcher.run.outer_ranks.leader import Others
 
 UNSAID = 120
 """As Python ends when nobody can be told."""
@@ -107,7 +107,7 @@ def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Others 
     if launch_env.place() is None or _only_prints(args):
         yield None
         return
-    from launcher.run.outer_ranks import leading
+    from launcher.run.outer_ranks.leader import leading
 
     with leading() as others:
         try:

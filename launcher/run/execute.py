@@ -24,7 +24,7 @@ from launcher.runtime.log import LogFile
 from launcher.steps import module, on_files
 
 if TYPE_CHECKING:
-    from launcher.run.outer_ranks import Others
+    from launcher.run.outer_ranks.leader import Others
     from launcher.runtime.cluster.world import World
     from launcher.steps.on_ranks import RankSteps
 
@@ -156,7 +156,7 @@ def _spawned(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 
 def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
-    from launcher.run.outer_ranks import Order
+    from launcher.run.outer_ranks.leader import Order
 
     assert run.others is not None
     launch = run.job.launch
@@ -174,7 +174,7 @@ def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 
 def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     """In children of the ranks of an outer launcher."""
-    from launcher.run.outer_trial import Trial
+    from launcher.run.outer_ranks.trial import Trial
 
     assert run.others is not None
     launch = run.job.launch

@@ -44,7 +44,7 @@ from launcher.runtime.processes.fork_server import serving
 
 if TYPE_CHECKING:
     from launcher.job.compose import Request
-    from launcher.run.outer_ranks import Others
+    from launcher.run.outer_ranks.leader import Others
     from launcher.run.report.viewers import Viewers
     from launcher.runtime.processes.fork_server import ForkServer
     from launcher.runtime.training.metrics import Metrics
@@ -104,7 +104,7 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
     outer = launch.outer_size()
     if outer is None or launch.mode(job, outer) != "external":
         return _carry_out(request, None)
-    from launcher.run.outer_ranks import leading
+    from launcher.run.outer_ranks.leader import leading
 
     with leading() as others:
         return _carry_out(request, others)
@@ -115,7 +115,7 @@ def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
 
     ``timeout_s()``: how long rank 0 may take to come; it is asked when that takes long.
     """
-    from launcher.run.outer_ranks import follow
+    from launcher.run.outer_ranks.follower import follow
 
     return follow(timeout_s)
 
@@ -160,6 +160,7 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
         start, plan = _decide(asked, chosen, server)
 
         with _opened(asked, others) as at:
+            start = start if others is None else replace(start, notes=(*start.notes, *others.notes))
             # What an earlier start has left to do.
             record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
             left = [p for p in plan.phases if not set(p.steps) <= set(record.steps)]
@@ -234,6 +235,8 @@ def _make_tokens(request: RunRequest, others: Others | None) -> None:
         asked = settle(job, request.config, request.overrides, others)
         with serving() as server:
             _decide(*_settled(asked), server)
+    if others is not None:
+        others.gather(request.job.launch.timeout_s)
     own_tokens.make(request.job, asked.done)
 
 

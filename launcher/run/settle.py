@@ -16,7 +16,7 @@ from launcher.run import launch, memory_check, resume, status
 from launcher.runtime import folder
 
 if TYPE_CHECKING:
-    from launcher.run.outer_ranks import Others
+    from launcher.run.outer_ranks.leader import Others
 
 
 @dataclass(frozen=True)

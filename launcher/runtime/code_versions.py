@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,21 @@ def package_version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return UNINSTALLED
+
+
+@cache
+def of_a_rank() -> dict[str, str]:
+    """What must be the same in all ranks of a run, by names for the user."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return {
+        "launcher": package_version(PACKAGES["launcher"]),
+        "torch": package_version(PACKAGES["torch"]),
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "launcher's source": digest.hexdigest()[:SHORT],
+    }
 
 
 def _commit(folder: Path) -> tuple[str | None, bool | None]:

@@ -44,6 +44,7 @@ ECHOES = (
     "NCCL communicator was aborted",
     "ncclRemoteError",
     "Watchdog caught collective operation timeout",
+    "has failed to connect",
 )
 
 DUMP_NS = 60_000_000_000

@@ -89,7 +89,7 @@ def pause_until(done: Iterator[bool] | Sequence[bool], seconds: float) -> bool:
 def imported() -> None:
     """Import all that a run needs, once: what is ``forked`` has it."""
     import launcher.__main__
-    import launcher.run.outer_ranks
+    import launcher.run.outer_ranks.leader
     import launcher.runtime.processes.start
     import launcher.steps.certify
     import launcher.steps.inference.sample

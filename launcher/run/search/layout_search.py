@@ -24,7 +24,7 @@ from launcher.run.search.measure_layouts import measured, refused
 from launcher.runtime.processes.fork_server import serving
 
 if TYPE_CHECKING:
-    from launcher.run.outer_ranks import Others
+    from launcher.run.outer_ranks.leader import Others
 
 MOST_PROCESSES = 8
 CLUSTER = "cluster.yaml"

@@ -20,7 +20,7 @@ from launcher.run import execute, launch
 from launcher.runtime.scratch import scratch
 
 if TYPE_CHECKING:
-    from launcher.run.outer_ranks import Others
+    from launcher.run.outer_ranks.leader import Others
 
 WARM = 2
 """Steps that are not counted: memory is asked for, and caches are filled."""

@@ -1,3 +1,3 @@
-"""What torchrun or srun says about this process, and where its ranks meet."""
+"""What torchrun or srun says about this process, where its ranks meet, and by which network."""
 
-__all__ = ["launch_env", "outer_rendezvous", "world"]
+__all__ = ["interfaces", "interruptible", "launch_env", "network", "outer_rendezvous", "world"]

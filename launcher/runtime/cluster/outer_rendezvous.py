@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from launcher.errors import Problem, RequestError, RunError
+from launcher.runtime.cluster.interfaces import endpoint
+from launcher.runtime.cluster.interruptible import interruptible, nothing
 from launcher.runtime.cluster.launch_env import Place
 
 SAY_S = 10.0  # until it is said who is waited for
+AGENT_S = 30.0  # of a store that was there before its ranks were started
 _LOOK_S = 0.1
 _CONNECT_S = 2.0
 
@@ -22,31 +26,32 @@ Seconds = Callable[[], float]
 Say = Callable[[str], None]
 
 
-def nothing() -> None:
-    """What to look at between two tries."""
-
-
-def open_store(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing) -> Store:
+def open_store(
+    place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing, where: str = ""
+) -> Store:
     """The store that all ranks share: the outer launcher's own, or one that rank 0 hosts.
 
     Nobody waits for anybody. ``timeout_s`` is asked for when it is needed. Raises ``RunError`` when it has
-    passed without an answer, and what ``look`` raises, which is called again and again meanwhile.
+    passed without an answer, and what ``look`` raises, which is called again and again meanwhile. ``where``:
+    this node and its interface, for the message.
     """
     if place.rank == 0 and not place.hosted:
         return _hosted(place)
-    return join_store(place, timeout_s, say, look)
+    return join_store(place, timeout_s, say, look, where)
 
 
-def join_store(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing) -> Store:
+def join_store(
+    place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing, where: str = ""
+) -> Store:
     """The same where another process hosts it, that of rank 0 for a child of it too."""
-    _reach(place, cache(timeout_s), say, look)
+    _reach(place, cache(timeout_s), say, look, where)
     try:
         return TCPStore(
             place.host, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60)
         )
     except RuntimeError as error:
         why = str(error).splitlines()[0]
-        text = f"what listens at {place.host}:{place.port} is not rank 0 of this job ({why})"
+        text = f"what listens at {endpoint(place.host, place.port)} is not rank 0 of this job ({why})"
         raise RunError(f"rank {place.rank}: {text}; MASTER_ADDR and MASTER_PORT say where it is") from error
 
 
@@ -64,12 +69,18 @@ def _hosted(place: Place) -> Store:
     return TCPStore("localhost", place.port, is_master=True, wait_for_workers=False, master_listen_fd=own)
 
 
-def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None]) -> None:
+def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None], node: str) -> None:
     began, said = time.monotonic(), False
-    where = f"{place.host}:{place.port}"
+    where = endpoint(place.host, place.port)
+    who = "what has started the ranks" if place.hosted else "rank 0"
+    me = f"rank {place.rank}" + (f" on {node}" if node else "")
+
+    def limit_s() -> float:
+        return min(timeout_s(), AGENT_S) if place.hosted else timeout_s()
+
     while True:
         try:
-            socket.create_connection((place.host, place.port), timeout=_CONNECT_S).close()
+            interruptible(partial(_try, place), look)
             return
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or str(error)
@@ -79,11 +90,45 @@ def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None])
         waited = time.monotonic() - began
         if waited > SAY_S and not said:
             said = True
-            say(f"rank {place.rank} waits for rank 0 at {where}: {why}")
-        if waited > min(SAY_S, 1.0) and waited > timeout_s():
-            text = f"rank 0 has not answered at {where} within {timeout_s():g} s (launch.timeout_s): {why}"
-            raise RunError(f"rank {place.rank}: {text}; MASTER_ADDR and MASTER_PORT say where it is")
+            say(f"{me} waits for {who} at {where}: {why}")
+        if waited > min(SAY_S, 1.0) and waited > limit_s():
+            limit = "" if limit_s() < timeout_s() else " (launch.timeout_s)"
+            text = f"{who} has not answered at {where} within {limit_s():g} s{limit}: {why}"
+            raise RunError(f"{me}: {text}; MASTER_ADDR and MASTER_PORT say where it is")
         time.sleep(_LOOK_S)
+
+
+def _try(place: Place) -> None:
+    socket.create_connection((place.host, place.port), timeout=_CONNECT_S).close()
+
+
+class Asked:
+    """A key of the store that is waited for in a thread; the wait ends with the block."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._answered = time.monotonic()
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def late_s(self) -> float:
+        """How long ago the store has answered last."""
+        return time.monotonic() - self._answered
+
+    def wait(self, within_s: float) -> bool:
+        """Whether the key has come. Raises what the store raises."""
+        end = time.monotonic() + within_s
+        while not self._store.check([self._key]):
+            self._answered = time.monotonic()
+            if self._answered > end or self._over.wait(_LOOK_S / 2):
+                return False
+        return True
 
 
 def await_ranks(

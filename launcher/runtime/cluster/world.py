@@ -74,16 +74,26 @@ def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:
     )
 
 
+def directly(join: Callable[[], None]) -> None:
+    """Join the other ranks in this thread."""
+    join()
+
+
 @contextmanager
 def connect(
-    world: World, store: Store, timeout_s: float, threads: int = 1, folder: Path | None = None
+    world: World,
+    store: Store,
+    timeout_s: float,
+    threads: int = 1,
+    folder: Path | None = None,
+    attend: Callable[[Callable[[], None]], None] = directly,
 ) -> Iterator[None]:
     """The default process group for the block, destroyed after it.
 
     An error leaves it as it is, for taking it down waits for peers that may wait for us: end the process
     then, by ``os._exit``. ``timeout_s`` bounds each collective of each group. Keys are kept apart by attempt:
     none reads the addresses of the dead. ``folder``: of the run, where the last collectives are told when one
-    hangs.
+    hangs. ``attend`` does the joining, in any thread.
     """
     torch.set_num_threads(threads)
     device = torch.device(world.device)
@@ -95,7 +105,10 @@ def connect(
 
     timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)
-    with bounded(timeout), _complete(), recording(folder):
+
+    def join() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # each thread has its own
         dist.init_process_group(
             world.backend,
             store=PrefixStore(f"attempt{world.attempt}", store),
@@ -107,6 +120,8 @@ def connect(
         if accelerated:
             devices.bind(device)
 
+    with bounded(timeout), _complete(), recording(folder):
+        attend(join)
         yield
         dist.destroy_process_group()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.runtime import faults
 from launcher.runtime.cluster import flight_recorder
+from launcher.runtime.cluster.network import AFTERWARDS_S, Network
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault
 from launcher.runtime.interrupts import deafen
@@ -24,11 +25,19 @@ HostAndPid = Callable[[int], str]
 
 
 def failed(
-    error: BaseException, world: World, folder: Path, where: HostAndPid, timeout_s: float, *, skip: str
+    error: BaseException,
+    world: World,
+    folder: Path,
+    where: HostAndPid,
+    timeout_s: float,
+    network: Network | None = None,
+    *,
+    skip: str,
 ) -> BaseException:
     """Write down the failure; on the rank that tells it the error to raise is a ``RanksFailed``.
 
-    That is rank 0, or, when it is dead or hangs, the first that is left.
+    That is rank 0, or, when it is dead or hangs, the first that is left. ``network`` is that between the
+    nodes of the run, which can be the cause.
     """
     deafen()  # for good: the outer launcher ends us for what we tell now
 
@@ -49,9 +58,11 @@ def failed(
     if world.rank and world.rank != min((f.rank for f in found), default=0):
         return error
 
-    # nobody but echoes: those who have said nothing are to blame
+    # nobody but echoes: the network is to blame, or those who have said nothing
     if mine is not None and all(f.echo for f in found):
-        found += _silent({*range(world.size)} - {f.rank for f in found}, world, where, timeout_s)
+        cut = None if network is None else _cut(found, world, timeout_s, network)
+        silent = {*range(world.size)} - {f.rank for f in found}
+        found += _silent(silent, world, where, timeout_s) if cut is None else [cut]
     if not found:
         return error
     return faults.failed(found, folder=folder)
@@ -67,6 +78,29 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
         if not patient or over:
             return found
         time.sleep(0.05)
+
+
+def _cut(found: list[Fault], world: World, timeout_s: float, network: Network) -> Fault | None:
+    """The fault of a network that kept whole nodes waiting for each other; ``None``: it is another's.
+
+    It is so where another node does not answer now and none of its ranks says more than that it has waited.
+    Where all nodes answer it may have been so, if each rank has waited until its timeout.
+    """
+    late = {network.nodes.get(f.rank, "") for f in found if f.late}
+    limit = f"for {timeout_s:g} s (launch.timeout_s)"
+    for one in network.unreached(AFTERWARDS_S, refused=False):
+        ends = f"{one.source} does not reach {one.target}: {one.why}"
+        if one.target.node in late:
+            text = f"(on {one.source.node}) and the ranks of {one.target.node} waited for each other {limit}"
+            return _lost(world.rank, world, f"{text}: the network between them is the cause: {ends}")
+        text = f"(on {one.source.node}) waited for {one.target.node} {limit}"
+        cause = f"the network between them, or {one.target.node} itself, is the cause"
+        return _lost(world.rank, world, f"{text}: {cause}: {ends}")
+    if len(late) > 1 and len(found) == world.size and all(f.late for f in found):
+        text = f"and the other ranks, on {' and '.join(sorted(late))}, waited for each other {limit}"
+        cause = "the network between these nodes, which answers again now, or ranks that do not call the same"
+        return _lost(world.rank, world, f"{text}: {cause} collectives")
+    return None
 
 
 def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: float) -> list[Fault]:

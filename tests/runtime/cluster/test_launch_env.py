@@ -8,7 +8,8 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.errors import RequestError, RunError
-from launcher.run.outer_ranks import follow, leading
+from launcher.run.outer_ranks.follower import follow
+from launcher.run.outer_ranks.leader import leading
 from launcher.runtime.cluster.launch_env import Place, again, job, place, rank
 from launcher.runtime.cluster.outer_rendezvous import open_store
 from tests.ports import free_port

@@ -1,0 +1,133 @@
+"""What every rank of an outer launcher but rank 0 does: as rank 0 says."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
+
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
+
+from launcher.console import tell
+from launcher.errors import DONE, FAILED, RunError, printable
+from launcher.run.outer_ranks.leader import PATIENCE_S, TELL_S, Order, carry_out, corner, here, whereabouts
+from launcher.run.outer_ranks.questions import Question, about
+from launcher.run.outer_ranks.trial import Trial, obey
+from launcher.runtime import gc_thresholds
+from launcher.runtime.cluster.interfaces import endpoint
+from launcher.runtime.cluster.interruptible import interruptible
+from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.network import Network, network
+from launcher.runtime.cluster.outer_rendezvous import SAY_S, Asked, Seconds, open_store
+from launcher.runtime.cluster.world import among
+from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
+from launcher.runtime.preemption import heard
+
+
+def follow(timeout_s: Seconds) -> int:
+    """Any rank but 0: do what rank 0 says; returns the exit code.
+
+    A failure is told by rank 0, and in ``errors/``. ``timeout_s``: how long rank 0 may take to come; it is
+    asked when that takes long.
+    """
+    at = here()
+    try:
+        with heard() as told, network(at) as used:
+
+            def look() -> None:
+                if told():
+                    raise Preempted(told())
+
+            with _answered(at, used):
+                whole = open_store(at, timeout_s, tell, look, where=used.here())
+                used.use()
+                own = corner(whole, at)
+                own.set(f"size{at.rank}", str(at.size))
+                own.set(f"about{at.rank}", about(used))
+                own.set(f"here{at.rank}", whereabouts())
+                word = _hear(own, at, used, look)
+            code = word if isinstance(word, int) else _obey(word, at, whole, used)
+            if not isinstance(word, int) and code != FAILED:
+                own.set(f"left{at.rank}", "")
+            return code
+    except Interrupted as stop:
+        return stop.code
+
+
+@contextmanager
+def _answered(at: Place, used: Network) -> Iterator[None]:
+    """Who hosts the store must live until it has said its last word: rank 0, or its outer launcher."""
+    try:
+        yield
+    except (DistError, TimeoutError) as error:
+        where = endpoint(at.host, at.port)
+        if why := used.lost():
+            text = f"rank {at.rank}: {used.here()} does not reach {where} any more ({why})"
+            raise RunError(f"{text}: the network between them, or the other node, is the cause") from error
+        why = str(error).splitlines()[0]
+        raise RunError(f"rank {at.rank}: rank 0, or what has started it, has ended: {why}") from error
+
+
+def _hear(own: Store, at: Place, used: Network, look: Callable[[], None]) -> Order | int:
+    """Rank 0's last word; tries layouts, and answers questions, as often as it asks."""
+    for turn in count():
+        word = _word(own, at, turn, used, look)
+        if isinstance(word, Trial):
+            with _left(own, at, turn + 1):
+                obey(word, turn, at, own)
+            continue
+        if not isinstance(word, Question):
+            return word
+        own.set(f"answer{turn}.{at.rank}", interruptible(partial(word.answer, used), look))
+    raise AssertionError("counting ended")
+
+
+def _word(
+    own: Store, at: Place, turn: int, used: Network, look: Callable[[], None]
+) -> Question | Trial | Order | int:
+    """What rank 0 says next."""
+    asked = Asked(own, f"word{turn}")
+
+    def watch() -> None:
+        look()
+        if asked.late_s() > SAY_S and used.lost():
+            raise TimeoutError(f"the store has not answered for {SAY_S:g} s")
+
+    with _left(own, at, turn), asked:
+        if not interruptible(partial(asked.wait, PATIENCE_S), watch):
+            raise RunError(f"rank {at.rank}: rank 0 has said nothing for {PATIENCE_S:.0f} s")
+
+    word: Question | Trial | Order | int = pickle.loads(own.get(f"word{turn}"))
+    own.set(f"heard{turn}.{at.rank}", "")
+    return word
+
+
+@contextmanager
+def _left(own: Store, at: Place, turn: int) -> Iterator[None]:
+    """A rank that is asked to stop will not hear the word of ``turn``: rank 0 need not wait for that."""
+    try:
+        yield
+    except Interrupted:
+        with suppress(TimeoutError, DistError):  # without the network it need not be told
+            interruptible(lambda: own.set(f"heard{turn}.{at.rank}", ""), within_s=TELL_S)
+        raise
+
+
+def _obey(order: Order, at: Place, whole: Store, used: Network) -> int:
+    gc_thresholds.as_usual()
+    console = os.dup(2)  # what this rank says goes to its log from now on
+
+    try:
+        carry_out(order, among(at), at, whole, used)
+    except Interrupted as stop:
+        return stop.code
+    except RanksFailed as error:  # rank 0 is in no state to tell it
+        said = printable(f"error: {error}", "\n\t")
+        os.write(console, f"{said}\n".encode())
+        return FAILED
+    except BaseException:
+        return FAILED
+    return DONE

@@ -1,0 +1,327 @@
+"""One run over ranks that torchrun or srun has started: rank 0 decides, the others do as it says."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import pickle
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from launcher.console import tell
+from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError
+from launcher.run.outer_ranks.joining import Joining, Unjoined, another_connection
+from launcher.run.outer_ranks.questions import (
+    SHARED_S,
+    About,
+    ListensAt,
+    Question,
+    Reaches,
+    SeesFile,
+    connected,
+    listeners,
+    lost,
+    seen,
+    silent,
+    token,
+)
+from launcher.run.outer_ranks.trial import LAST_WORD_S, Trial, lead
+from launcher.runtime import log
+from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
+from launcher.runtime.cluster.network import Network, network
+from launcher.runtime.cluster.outer_rendezvous import (
+    SAY_S,
+    await_ranks,
+    open_store,
+    ranks_text,
+)
+from launcher.runtime.cluster.world import World, among, connect, never
+from launcher.runtime.faults import Interrupted, Preempted
+from launcher.runtime.preemption import STOPS, heard
+from launcher.runtime.processes.blame import failed
+
+PATIENCE_S = 3600.0  # of the others, while rank 0 plans and does the steps before theirs
+TELL_S = 0.5  # of a rank that was stopped, to tell the others
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 tells every other to do."""
+
+    work: Callable[[World], dict[str, Any]]
+    folder: Path
+    device: str
+    backend: str | None
+    timeout_s: float
+    threads: int
+    polls: bool
+
+
+class Others:
+    """Rank 0's word to the other ranks: first ``Trial``s and questions, then one order, or an exit code.
+
+    ``notes``: what the start of the run says of the network between them.
+    """
+
+    def __init__(self, at: Place, whole: Store, network: Network) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._at = at
+        self._whole = whole
+        self._own = corner(whole, at)
+        self._network = network
+        self._turn = 0
+        self._over = False
+        self._met = False
+        self._absent: list[int] = []
+        self._own.set("here0", whereabouts())
+
+    def folder(self) -> Path | None:
+        """Where the attempt before this one was at work, if the outer launcher has restarted us."""
+        if not self._at.attempt or not self._whole.check(["launcher.folder"]):
+            return None
+        return Path(self._whole.get("launcher.folder").decode())
+
+    def went_to(self, folder: Path) -> None:
+        """What ``folder`` tells the next attempt."""
+        self._whole.set("launcher.folder", str(folder))
+
+    def gather(self, timeout_s: float) -> None:
+        """Until every rank is here, with the same versions, and every node reaches every other.
+
+        Raises ``RunError`` when a rank has not come in time, or a node does not reach another,
+        ``RequestError`` where versions differ.
+        """
+        if self._met:
+            return
+        what = "must be started with the same MASTER_ADDR and MASTER_PORT"
+        others = range(1, self._at.size)
+        self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, what=what)
+        if self._absent:
+            have = "has" if len(self._absent) == 1 else "have"
+            text = f"{ranks_text(self._absent)} of {self._at.size} {have} not come within {timeout_s:g} s"
+            raise RunError(f"{text} (launch.timeout_s); each {what}")
+
+        # they may have been told another number of ranks
+        for rank in others:
+            size = int(self._own.get(f"size{rank}"))
+            if size != self._at.size:
+                other = f"rank 0 that there are {self._at.size}"
+                text = f"rank {rank} was told that there are {size} ranks, {other}"
+                raise RequestError((Problem("", f"{text}: {DAMAGED}"),))
+
+        self._met = True
+        if self._network.several_nodes:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Versions are compared and connections between nodes are tried, before ranks need them."""
+        others = range(1, self._at.size)
+        here = {rank: self._own.get(f"here{rank}").decode() for rank in range(self._at.size)}
+        nodes = {rank: text.partition(" ")[0] for rank, text in here.items()}
+        said = {rank: self._own.get(f"about{rank}").decode() for rank in others if self._said(rank)}
+        every = About({rank: said.get(rank, "") for rank in others})
+        every.same_versions()
+        self._network.peers = every.nodes(self._network)
+        self._network.nodes = nodes
+
+        peers = listeners(self._ask(ListensAt(every.rendezvous())))
+        connected(self._ask(Reaches(peers, nodes)).values(), self._at.host)
+        self.notes = (self._network.note(),)
+
+    def _said(self, rank: int) -> bool:
+        """A launcher from before ranks said more than where they are does not."""
+        return self._own.check([f"about{rank}"])
+
+    def share(self, root: Path, key: str) -> None:
+        """Raises ``RequestError`` unless all ranks see what rank 0 writes at ``root``; leaves nothing."""
+        if self._at.size == 1:
+            return
+        with token(root) as file:
+            seen(self._ask(SeesFile(file)), root, key)
+
+    def _ask(self, question: Question) -> dict[int, str]:
+        """What each rank answers, rank 0 too. Raises ``RunError`` where one does not."""
+        turn = self._turn
+        self._tell(question)
+        answers = {0: question.answer(self._network)}
+        ranks = range(1, self._at.size)
+        within_s = SHARED_S + LAST_WORD_S
+        late = await_ranks(self._own, f"answer{turn}.", ranks, within_s, say=tell, what=question.doing)
+        if late:
+            raise silent(late, self._network, within_s)
+        return answers | {rank: self._own.get(f"answer{turn}.{rank}").decode() for rank in ranks}
+
+    def try_out(self, trial: Trial, send: Callable[[object], None]) -> dict[str, Any]:
+        """All ranks do ``trial`` in a child each; when this returns or raises there can be more to do.
+
+        Raises ``RanksFailed`` with the root cause.
+        """
+        turn = self._turn
+        self._tell(trial)
+        return lead(trial, turn, self._at, self._own, send)
+
+    def work(self, order: Order, send: Callable[[object], None]) -> dict[str, Any]:
+        """All ranks do ``order``; returns when the others have left.
+
+        Raises ``RanksFailed`` with the root cause.
+        """
+        self.went_to(order.folder)
+        self._over = True
+        self._tell(order)
+
+        # one that was stopped waits too until the others have left: their store may be here
+        stop: Preempted | None = None
+        done: dict[str, Any] = {}
+        try:
+            world = replace(among(self._at), send=send)
+            done = carry_out(order, world, self._at, self._whole, self._network)
+        except Preempted as error:
+            stop = error
+        self._wait("left", TELL_S if isinstance(stop, Unjoined) else LAST_WORD_S)
+        if stop is not None:
+            raise stop
+        return done
+
+    def hurry(self) -> None:
+        """Wait for nobody who has not come yet."""
+        self._absent = [rank for rank in range(1, self._at.size) if not self._own.check([f"here{rank}"])]
+
+    def dismiss(self, code: int) -> None:
+        """Let the others go, unless they have had their order."""
+        if not self._over and self._at.size > 1:
+            self._over = True
+            self._tell(code)
+
+    def _tell(self, word: Question | Trial | Order | int) -> None:
+        self._own.set(f"word{self._turn}", pickle.dumps(word))  # type: ignore[arg-type]
+        late = self._wait(f"heard{self._turn}.")
+        self._turn += 1
+        if late and not isinstance(word, int):
+            raise silent(late, self._network, LAST_WORD_S)
+
+    def _wait(self, what: str, within_s: float = LAST_WORD_S) -> list[int]:
+        """Until every other rank has; a store that rank 0 hosts must not end before. Returns who has not."""
+        ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
+        asked = "have not answered rank 0"
+        first_s = min(SAY_S, within_s)
+        late = await_ranks(self._own, what, ranks, first_s, say=tell, what=asked)
+        if late and within_s > first_s and not lost(late, self._network):
+            late = await_ranks(self._own, what, late, within_s - first_s, say=tell, what=asked)
+        if late:  # their launcher sees to them
+            _log.warning("%s: not heard of within %.0f s", ranks_text(late), within_s)
+            self._absent += late
+        return late
+
+
+@contextmanager
+def leading(at: Place | None = None) -> Iterator[Others]:
+    """Whatever becomes of the block, no other rank is left waiting."""
+    at = at or here()
+    with network(at) as used:
+        others = Others(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
+
+        # what the others are told at the end, whatever ends it
+        code = FAILED
+        try:
+            yield others
+            code = DONE
+        except RequestError:
+            code = REFUSED
+            raise
+
+        except Interrupted as stop:
+            code = stop.code
+            others.hurry()
+            raise
+        finally:
+            others.dismiss(code)
+
+
+def whereabouts() -> str:
+    return f"{socket.gethostname()} {os.getpid()}"
+
+
+def here() -> Place:
+    """This process among those of the outer launcher. Raises ``RequestError`` where there is none."""
+    at = place()
+    if at is None:
+        raise RequestError((Problem("launch.mode", "neither torchrun nor srun has started this process"),))
+    return at
+
+
+def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network) -> dict[str, Any]:
+    """One rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
+    mine = replace(among(at, order.device, order.backend), send=world.send)
+    own = corner(whole, at)
+
+    # A store may be too busy, or gone, when it is needed: rank 0, which tells of all, asks it at the start,
+    # and the others ask it for rank 0, which may take it along.
+    early = at.size if at.rank == 0 else 1
+    known = {rank: own.get(f"here{rank}").decode() for rank in range(early)}
+
+    def where(rank: int) -> str:
+        if rank in known:
+            return known[rank]
+        try:
+            return own.get(f"here{rank}").decode() if own.check([f"here{rank}"]) else ""
+        except RuntimeError:
+            return ""
+
+    def fault(error: BaseException) -> BaseException:
+        return failed(
+            error, mine, order.folder, where=where, timeout_s=order.timeout_s, network=used, skip=__file__
+        )
+
+    log.configure(mine.rank, order.folder)
+    faulthandler.enable(file=2)
+
+    # an error is put down before it leaves the group, where others wait for this rank
+    with _told(order, mine) as told, ExitStack() as group:
+        try:
+            joining = Joining(whole, f"launcher{at.attempt}", used, order.timeout_s, told)
+            group.enter_context(
+                connect(
+                    mine,
+                    another_connection(whole),
+                    order.timeout_s,
+                    order.threads,
+                    order.folder,
+                    joining.attend,
+                )
+            )
+            return order.work(replace(mine, told=told))
+        except Preempted:
+            raise
+        except BaseException as error:
+            try:
+                raise fault(error) from error
+            except Interrupted:  # a signal from before we were deaf; it comes once
+                raise fault(error) from error
+
+
+@contextmanager
+def _told(order: Order, world: World) -> Iterator[Callable[[], int]]:
+    """What the work asks: has this rank been asked to stop? One that does not poll is ended by the signal."""
+    if order.polls:
+        with heard(forced=True) as told:
+            yield told
+        return
+    if world.rank:  # Python's handlers wait until a collective returns
+        for signum in STOPS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
+    yield never
+
+
+def corner(store: Store, at: Place) -> Store:
+    """Keys of this attempt only."""
+    return PrefixStore(f"launcher{at.attempt}", store)

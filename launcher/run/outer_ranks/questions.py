@@ -1,0 +1,214 @@
+"""What rank 0 of an outer launcher asks the other ranks before anything is written, and what they answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RequestError, RunError
+from launcher.runtime.cluster.interfaces import is_loopback
+from launcher.runtime.cluster.network import AFTERWARDS_S, Listener, Network, Unreached, describe
+from launcher.runtime.cluster.outer_rendezvous import ranks_text
+from launcher.runtime.code_versions import of_a_rank
+
+SHARED_S = 8.0  # until a file that one node has written is seen by the others
+
+
+class Question:
+    """What every rank answers in its own process, as text."""
+
+    doing = "have not answered rank 0"
+
+    def answer(self, network: Network) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SeesFile(Question):
+    """Whether a rank sees this file: the answer is "" or the name of a node that does not."""
+
+    token: Path
+
+    @property
+    def doing(self) -> str:  # type: ignore[override]
+        return f"must look for {self.token}"
+
+    def answer(self, network: Network) -> str:
+        end = time.monotonic() + SHARED_S
+        while not self.token.is_file():
+            if time.monotonic() > end:
+                return socket.gethostname()
+            with suppress(OSError):
+                os.listdir(self.token.parent)  # makes a network file system look again
+            time.sleep(0.1)
+        return ""
+
+
+@dataclass(frozen=True)
+class ListensAt(Question):
+    """Where the node of a first rank listens; all ranks use the interface that was found from here on.
+
+    ``rendezvous``: the address by which other nodes reach the node of MASTER_ADDR.
+    """
+
+    rendezvous: str | None
+
+    def answer(self, network: Network) -> str:
+        network.use(self.rendezvous)
+        if not network.first_of_node:
+            return "[]"
+        try:
+            return json.dumps([asdict(one) for one in network.listen()])
+        except OSError as error:
+            return json.dumps(f"{socket.gethostname()}: {error.strerror or error}")
+
+
+@dataclass(frozen=True)
+class Reaches(Question):
+    """Which of ``peers`` the node of a first rank does not reach; ``nodes``: the name of each rank's."""
+
+    peers: tuple[Listener, ...]
+    nodes: Mapping[int, str]
+
+    def answer(self, network: Network) -> str:
+        network.peers = self.peers
+        network.nodes = self.nodes
+        failed = network.unreached() if network.first_of_node else []
+        return json.dumps([asdict(one) for one in failed])
+
+
+def about(network: Network) -> str:
+    """What a rank says of itself when it comes."""
+    found = network.route
+    return json.dumps(
+        {
+            "node": socket.gethostname(),
+            "first": network.first_of_node,
+            "interface": None if found is None else asdict(found.interface),
+            "rendezvous": None if found is None else found.address,
+            "versions": of_a_rank() if network.several_nodes else {},
+        }
+    )
+
+
+@dataclass(frozen=True)
+class About:
+    """What rank 0 knows of the ranks that have come: each one's ``about``, "" of another launcher."""
+
+    texts: Mapping[int, str]
+
+    def said(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        return ((rank, json.loads(text)) for rank, text in sorted(self.texts.items()))
+
+    def same_versions(self) -> None:
+        """Raises ``RequestError`` where a rank has another launcher, Python or torch than rank 0."""
+        mine = of_a_rank()
+        here = socket.gethostname()
+        problems: dict[str, Problem] = {}
+        for rank, text in sorted(self.texts.items()):
+            if not text:
+                line = f"rank {rank} has another launcher than rank 0: it does not say its version"
+                problems.setdefault("", Problem("", f"{line}; all nodes need the same"))
+                continue
+            said = json.loads(text)
+            node = said["node"]
+            for name, version in mine.items():
+                other = said["versions"].get(name, "none")
+                if other != version and f"{node} {name}" not in problems:
+                    line = f"rank {rank} on {node} has {name} {other}, rank 0 on {here} has {version}"
+                    problems[f"{node} {name}"] = Problem("", f"{line}; all nodes need the same")
+        if problems:
+            raise RequestError(tuple(problems.values()))
+
+    def rendezvous(self) -> str | None:
+        """The address by which other nodes reach the node of MASTER_ADDR; ``None``: by a loopback only."""
+        reached = (each["rendezvous"] for _, each in self.said())
+        return next((one for one in reached if one is not None and not is_loopback(one)), None)
+
+    def nodes(self, network: Network) -> tuple[Listener, ...]:
+        """The nodes, by the interfaces that reach the rendezvous; nothing listens there yet."""
+        said = [*self.said(), (0, json.loads(about(network)))]
+        found = []
+        for rank, each in said:
+            if each["first"] and each["interface"] is not None:
+                found.append(
+                    Listener(rank, each["node"], each["interface"]["name"], each["interface"]["address"])
+                )
+        return tuple(found)
+
+
+def listeners(answers: Mapping[int, str]) -> tuple[Listener, ...]:
+    """All nodes with what they listen at. Raises ``RunError`` where one cannot listen."""
+    found: list[Listener] = []
+    for _, text in sorted(answers.items()):
+        said = json.loads(text)
+        if isinstance(said, str):
+            raise RunError(said)
+        found += [Listener(**one) for one in said]
+    return tuple(found)
+
+
+def connected(answers: Iterable[str], rendezvous: str) -> None:
+    """Raises ``RunError`` where a node does not reach another."""
+    failed: list[Unreached] = []
+    for text in answers:
+        for one in json.loads(text):
+            failed.append(Unreached(Listener(**one["source"]), Listener(**one["target"]), one["why"]))
+    if failed:
+        raise RunError(describe(failed, rendezvous))
+
+
+def seen(answers: Mapping[int, str], root: Path, key: str) -> None:
+    """Raises ``RequestError`` unless all ranks see what rank 0 has written at ``root``."""
+    blind = {rank: node for rank, node in answers.items() if node}
+    if blind:
+        nodes = ", ".join(dict.fromkeys(blind.values()))
+        here = socket.gethostname()
+        text = (
+            f"{ranks_text(sorted(blind))} (on {nodes}) cannot see what rank 0 (on {here}) has written "
+            "there; all ranks need one folder on a shared file system, by the same path"
+        )
+        raise RequestError((Problem(key, f"{root}: {text}"),))
+
+
+def silent(ranks: Sequence[int], network: Network, waited_s: float) -> RunError:
+    """The error of ranks that do not answer rank 0; where their node cannot be reached, that is why."""
+    if failed := lost(ranks, network):
+        return RunError(failed)
+    there = ", ".join(dict.fromkeys(network.nodes[rank] for rank in ranks if rank in network.nodes))
+    where = f" (on {there})" if there else ""
+    return RunError(f"{ranks_text(ranks)}{where} have not answered rank 0 within {waited_s:g} s")
+
+
+def lost(ranks: Sequence[int], network: Network) -> str:
+    """The network between this node and that of ``ranks``, where it is why they do not answer; else ""."""
+    theirs = {network.nodes[rank] for rank in ranks if rank in network.nodes}
+    for one in network.unreached(AFTERWARDS_S, refused=False):
+        if one.target.node in theirs:
+            end = f"the network between them, or {one.target.node} itself, is the cause"
+            return f"{one.source} does not reach {one.target} any more ({one.why}): {end}"
+    return ""
+
+
+@contextmanager
+def token(root: Path) -> Iterator[Path]:
+    """A file at ``root`` that nobody else has written; folders that are made for it go with it."""
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
+    file = root / f".shared-{secrets.token_hex(8)}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+        for folder in made:
+            with suppress(OSError):  # somebody has put something there
+                folder.rmdir()

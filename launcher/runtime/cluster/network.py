@@ -1,0 +1,240 @@
+"""The network between the nodes of an outer launcher: which interface a node uses, and whom it reaches."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from launcher.runtime.cluster.interfaces import Route, endpoint, having, interfaces, named, route
+from launcher.runtime.cluster.launch_env import Place
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+ANSWER_S = 20.0
+"""For the first connection to another node: time for five tries of TCP, as one may be lost on a bad line."""
+AFTERWARDS_S = 5.0
+"""The same where something has failed already, and only the reason is looked for."""
+NO_PORT = 1
+"""A node that refuses a connection to it has answered."""
+BACKLOG = 4096
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Where a node listens, by the first rank that is on it: the address that gloo listens at too."""
+
+    rank: int
+    node: str
+    interface: str
+    address: str
+    port: int = NO_PORT
+    set_by_user: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.interface}, {self.address})"
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """A connection between two nodes that failed, and why."""
+
+    source: Listener
+    target: Listener
+    why: str
+
+
+class Network:
+    """The network as this rank sees it. ``route`` leads to the rendezvous; ``None``: it was not found.
+
+    ``peers`` are the nodes of the run, this one included, ``nodes`` the name of each rank's, once known.
+    """
+
+    def __init__(self, at: Place, env: MutableMapping[str, str] = os.environ) -> None:
+        self.at = at
+        self.peers: tuple[Listener, ...] = ()
+        self.nodes: Mapping[int, str] = {}
+        self.route = _route(at)
+        self._env = env
+        self._by_user = frozenset(key for key in (GLOO, NCCL) if env.get(key))
+        self._sockets: list[socket.socket] = []
+
+    @property
+    def several_nodes(self) -> bool:
+        return self.at.size > self.at.local_size
+
+    @property
+    def first_of_node(self) -> bool:
+        return self.at.local_rank == 0
+
+    def use(self, rendezvous: str | None = None) -> None:
+        """Tell gloo and NCCL the interface, unless the user has told them one.
+
+        Names of pods stand for an address only some time after the pods have started: one that did not is
+        looked up again. ``rendezvous``: the address by which other nodes reach the node of MASTER_ADDR. There
+        the name often stands for a loopback address (127.0.1.1 in /etc/hosts), by which nobody else reaches
+        this node.
+        """
+        self.route = self.route or _route(self.at)
+        if rendezvous is not None and (self.route is None or self.route.interface.loopback):
+            own = having(rendezvous)
+            self.route = self.route if own is None else Route(own, rendezvous)
+        if self.route is None:
+            return
+        name = self.route.interface.name
+        for key, value in ((GLOO, name), (NCCL, f"={name}")):
+            if key not in self._by_user:
+                self._env[key] = value
+
+    def listen(self) -> list[Listener]:
+        """Listen at each interface that gloo is told. Raises ``OSError`` with a text for the user."""
+        names = [name.strip() for name in self._env.get(GLOO, "").split(",") if name.strip()]
+        return [self._listen(name) for name in names]
+
+    def _listen(self, name: str) -> Listener:
+        own = named(name)
+        if own is None:
+            there = ", ".join(dict.fromkeys(one.name for one in interfaces()))
+            raise OSError(errno.ENODEV, f"{GLOO} is {name}, but the interfaces there are {there}")
+        listener = socket.create_server((own.address, 0), family=_family(own.address), backlog=BACKLOG)
+        self._sockets.append(listener)
+        return Listener(
+            self.at.rank,
+            socket.gethostname(),
+            own.name,
+            own.address,
+            port=int(listener.getsockname()[1]),
+            set_by_user=GLOO in self._by_user,
+        )
+
+    def note(self) -> str:
+        """The line for the start of a run that says which interface its ranks use."""
+        where = endpoint(self.at.host, self.at.port)
+        if self.route is None:
+            return f"network: no interface was found that reaches the rendezvous at {where}"
+        used = self.route.interface
+        others = "".join(f"; {key}={self._env[key]} is set" for key in sorted(self._by_user))
+        return f"network: {used.name} ({used.address}) reaches the rendezvous at {where}{others}"
+
+    def close(self) -> None:
+        """Give back what was set and opened."""
+        for listener in self._sockets:
+            listener.close()
+        self._sockets.clear()
+        for key in {GLOO, NCCL} - self._by_user:
+            self._env.pop(key, None)
+
+    def unreached(self, within_s: float = ANSWER_S, refused: bool = True) -> list[Unreached]:
+        """The other nodes that this one does not reach. Not ``refused``: who refuses has answered."""
+        own = self._own()
+        found: list[Unreached] = []
+        for source in own:
+            targets = [peer for peer in self.peers if peer not in own]
+            for target, why in _connect(source.address, targets, within_s, refused):
+                found.append(Unreached(source, target, why))
+        return found
+
+    def _own(self) -> tuple[Listener, ...]:
+        """Those of ``peers`` that are this node's. Nodes can share a name: a first rank goes by its rank."""
+        if self.first_of_node:
+            return tuple(peer for peer in self.peers if peer.rank == self.at.rank)
+        return tuple(peer for peer in self.peers if peer.node == socket.gethostname())
+
+    def lost(self) -> str:
+        """Why the rendezvous cannot be reached any more; "" where it answers: a refusal is an answer."""
+        try:
+            socket.create_connection((self.at.host, self.at.port), timeout=AFTERWARDS_S).close()
+        except ConnectionRefusedError:
+            return ""
+        except (OSError, UnicodeError) as error:
+            return getattr(error, "strerror", None) or str(error)
+        return ""
+
+    def here(self) -> str:
+        """This node, with the interface that leads to the rendezvous."""
+        node = socket.gethostname()
+        return node if self.route is None else f"{node} ({self.route.interface})"
+
+
+@contextmanager
+def network(at: Place) -> Iterator[Network]:
+    """The network of this rank, which gloo and NCCL are told to use in the block."""
+    opened = Network(at)
+    try:
+        opened.use()
+        yield opened
+    finally:
+        opened.close()
+
+
+def _route(at: Place) -> Route | None:
+    with suppress(OSError, UnicodeError):
+        return route(at.host, at.port)
+    return None
+
+
+def describe(failed: Sequence[Unreached], rendezvous: str) -> str:
+    """One line: which nodes do not reach each other, by which interfaces, and what to set."""
+    first = min(failed, key=lambda one: (one.source.node, one.target.node))
+    text = f"{first.source} cannot reach {first.target}: {first.why}"
+    pairs = {(one.source.node, one.target.node) for one in failed}
+    if len(pairs) > 1:
+        text += f" ({len(pairs)} connections between nodes fail)"
+    by_user = [one.node for one in (first.source, first.target) if one.set_by_user]
+    if by_user:
+        them = " and ".join(dict.fromkeys(by_user))
+        return f"{text}; {GLOO} is set on {them}: set it to the interface that reaches the other nodes"
+    return f"{text}; these interfaces reach MASTER_ADDR ({rendezvous}); {GLOO} and {NCCL} choose others"
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _connect(
+    source: str, targets: Iterable[Listener], within_s: float, refused: bool
+) -> Iterator[tuple[Listener, str]]:
+    """Those that cannot be connected to from the address ``source``, each with why; all at the same time."""
+    with selectors.DefaultSelector() as waiting:
+        # begin
+        for target in targets:
+            if _family(source) != _family(target.address):
+                yield target, "one has an IPv4 address, the other an IPv6 address"
+                continue
+            probe = socket.socket(_family(source), socket.SOCK_STREAM)
+            probe.setblocking(False)
+            try:
+                probe.bind((source, 0))
+                number = probe.connect_ex((target.address, target.port))
+            except OSError as error:
+                number = error.errno or errno.EIO
+            if number not in (0, errno.EINPROGRESS):
+                probe.close()
+                if refused or number != errno.ECONNREFUSED:
+                    yield target, os.strerror(number)
+                continue
+            waiting.register(probe, selectors.EVENT_WRITE, target)
+
+        # what comes of it
+        end = time.monotonic() + within_s
+        while waiting.get_map() and time.monotonic() < end:
+            for key, _ in waiting.select(max(0.0, end - time.monotonic())):
+                number = _end(waiting, key)
+                if number and (refused or number != errno.ECONNREFUSED):
+                    yield key.data, os.strerror(number)
+        for key in list(waiting.get_map().values()):
+            _end(waiting, key)
+            yield key.data, f"no answer within {within_s:g} s"
+
+
+def _end(waiting: selectors.BaseSelector, key: selectors.SelectorKey) -> int:
+    """Close a socket; returns its error number."""
+    probe = key.fileobj
+    assert isinstance(probe, socket.socket)
+    waiting.unregister(probe)
+    with probe:
+        return probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
