@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.foreign.hf_names import written
 from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, read_hf
-from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export
@@ -20,8 +18,6 @@ OTHERS = (
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 """By the names that transformers reads; what else lies in a folder may be anything."""
-RUNNING = ("attn_implementation", "experts_implementation", "use_cache")
-"""Settings of a run and not of the model."""
 
 
 def settled(step: Export, job: Job) -> Export:
@@ -58,14 +54,22 @@ def split_as(step: Export, job: Job) -> object:
     return model_type(Path(job.model.path)) if own and isinstance(job.model, HuggingFace) else None
 
 
+def opens_by_itself(step: Export, job: Job) -> HuggingFace | None:
+    """The model that transformers makes of what is written; ``None`` where it is not to open it.
+
+    ``step`` as it was asked for: under names of the user's own nobody knows who reads them.
+    """
+    separate = job.model.lora is not None and step.lora == "separate"
+    full = settled(step, job)
+    if not isinstance(job.model, HuggingFace) or separate or full.format != "hf" or step.names is not None:
+        return None
+    return job.model
+
+
 def texts(step: Export, job: Job, dtype: str) -> dict[str, str]:
     """Files to be written: the settings of the model as it was trained, whose weights are ``dtype``."""
     if not isinstance(job.model, HuggingFace) or not told(step, job):
         return {}
-    path = Path(job.model.path) / CONFIG
-    data = dict(parsed(path, read_bytes(path)))
-    data |= {key: value for key, value in job.model.config.items() if key not in RUNNING}
-    data.pop("torch_dtype", None)  # its name before transformers 5
-    if "num_labels" in job.model.config:  # which says the same, of others
-        data.pop("id2label", None), data.pop("label2id", None)
-    return {CONFIG: json.dumps(data | {"dtype": dtype}, indent=2, sort_keys=True) + "\n"}
+    from launcher.models.hugging_face import config_text
+
+    return {CONFIG: config_text(job.model, dtype)}
