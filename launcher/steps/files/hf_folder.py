@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.foreign.hf_names import written
 from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, read_hf
-from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.components import Chat, HuggingFace, Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export
 
-OTHERS = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "chat_template.jinja", "chat_template.json",
+GENERATION = ("generation_config.json",)
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 """By the names that transformers reads; what else lies in a folder may be anything."""
 
@@ -29,8 +29,24 @@ def settled(step: Export, job: Job) -> Export:
     if new["format"] == "hf" and step.names is None:
         new["names"] = _names(path, weights=job.model.weights)
     if new["format"] == "hf" and not step.beside:
-        new["beside"] = tuple(str(path / name) for name in OTHERS if (path / name).is_file())
+        new["beside"] = (*_there(path, GENERATION), *_tokenizer(path, job))
     return step.model_copy(update=new)
+
+
+def _there(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(folder / name) for name in names if (folder / name).is_file())
+
+
+def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
+    """The files of the tokenizer that the run has read text with; of ready tokens that of the model."""
+    if not isinstance(job.data, Text | Chat):
+        return _there(path, TOKENIZER)
+    if job.data.tokenizer_file is None:
+        return ()  # bytes, or bpe of the text: none that transformers reads
+    used = Path(job.data.tokenizer_file)
+    if used.name != "tokenizer.json" or (used.is_file() and used.parent.samefile(path)):
+        return _there(path, TOKENIZER)
+    return _there(used.parent, TOKENIZER)
 
 
 def _names(path: Path, *, weights: bool) -> Mapping[str, str] | None:

@@ -10,7 +10,7 @@ from launcher.job.schema import schema_keys
 
 STEPS = schema_keys.kinds(schema_keys.at(("steps", "any"), {}))
 EVERY = dict(schema_keys.noted()) | {
-    f"steps.{kind}.{name}": field.annotation
+    f"steps.{kind}.{name}": schema_keys.typed(field)
     for kind, step in STEPS.items()
     for name, field in step.model_fields.items()
 }
