@@ -1,10 +1,11 @@
-"""``train``: optimizer steps up to ``train.steps``, going on from where the weights are."""
+"""``train``: ``train.steps`` optimizer steps, going on from where the weights are."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -20,8 +21,15 @@ from launcher.runtime.training.watched_metrics import Watched
 
 def run_on_ranks(step: Train, session: Session, job: Job) -> str:
     with torch.autograd.set_detect_anomaly(job.debug.anomaly), _traced(session, job.debug.profiler):
-        loop.train(session, asked(session, job))
+        loop.train(session, replace(asked(session, job), until=_until(step, job, session.plan.sizes.steps)))
     return ""
+
+
+def _until(step: Train, job: Job, total: int) -> int:
+    """The optimizer step that this ``train`` goes up to; all of the request share ``total`` evenly."""
+    trains = [s for s in job.steps.values() if isinstance(s, Train)]
+    which = next(n for n, s in enumerate(trains, 1) if s is step)
+    return total * which // len(trains)
 
 
 def asked(s: Session, job: Job) -> loop.Loop:
