@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_outside
@@ -27,6 +27,7 @@ def export(
     trust: Trust = ANYONE,
     averaged: bool = False,
     adapters: Adapters | None = None,
+    judge: Callable[[Path], None] | None = None,
 ) -> Report:
     """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``.
 
@@ -34,7 +35,8 @@ def export(
     tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
     metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all.
     ``trust`` says who must vouch for ``src``. ``averaged``: moving averages of weights in their place.
-    ``adapters`` are added to the weights that they are beside.
+    ``adapters`` are added to the weights that they are beside. ``judge`` is called with the whole file before
+    it has its name; what it raises leaves none.
     """
     check_file(path)
     reader = Reader(open_checkpoint(src, trust))
@@ -53,6 +55,8 @@ def export(
     new = path.with_name(f"{path.name}.partial")
     try:
         done = write_stream(new, specs, lambda name: chunks(reader, name, adapters, read_from), metadata)
+        if judge is not None:
+            judge(new)
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.data.model_tokenizer import check_tokenizer
 from launcher.data.spec import classes, input_specs, vocab
 from launcher.errors import Problem
 from launcher.job.schema.components import (
@@ -31,12 +32,12 @@ OwnData = Text | Mnist5k | Idx | Cifar10 | ImageFolder | RandomTokens | Tokens |
 
 
 def check_fit(model: Model, data: Data) -> list[Problem]:
-    """Problems of the pair; few where either is a class of the user's own. Opens no file."""
+    """Problems of the pair; few where either is a class of the user's own. Opens tokenizers alone."""
     if isinstance(model, Target):
         return []
     if isinstance(model, HuggingFace):
         said, wants = f"hf of task {model.task}", model.task == "causal_lm"
-        return [] if isinstance(data, Target) else [*_kind(said, wants, data)]
+        return [] if isinstance(data, Target) else [*_kind(said, wants, data), *check_tokenizer(model, data)]
     return list(_unsaid(model) if isinstance(data, Target) else _fit(model, data))
 
 

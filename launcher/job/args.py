@@ -45,6 +45,7 @@ def parse(argv: Sequence[str]) -> Args:
             flag = SHORT.get(name, name)
             if name == "sweep_dir" and equals:
                 sweep_dir = Path(value)
+                found += _not_local(word, value)
             elif not word.startswith("-"):
                 overrides.append(word)
             elif flag not in FLAGS:
@@ -85,6 +86,16 @@ def parse(argv: Sequence[str]) -> Args:
         sweep_dir=sweep_dir,
         completion=completion,
     )
+
+
+def _not_local(word: str, value: str) -> list[Problem]:
+    from launcher.job.schema.run_paths import local  # imports pydantic
+
+    try:
+        local(value)
+    except ValueError as error:
+        return [Problem("sweep_dir", f"{value}: {error}", "", (word,))]
+    return []
 
 
 def _no_sweep(typed: str) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -216,11 +217,31 @@ def _data(composed: Composed, found: list[Problem]) -> dict[str, Any]:
     cfg["recipe"] = composed.recipe
     data = plain(cfg, found)
     _typed_by_schema(cfg, data)
+    data["steps"] = _each_time(data.get("steps"), composed.steps)
     if data.get("name") is None:
         model = data.get("model")
         kind = model.get("name") if isinstance(model, dict) else None
         data["name"] = (composed.recipe or str(kind or "run")).replace("/", "-")
     return data
+
+
+def _each_time(steps: Any, chosen: Sequence[str]) -> Any:
+    """``steps`` with one entry each time a step was ``chosen``: train, train_2, train_3.
+
+    A further one has the settings of the first, and on top of them those that are given by its own name.
+    """
+    if not isinstance(steps, dict) or len(set(chosen)) == len(chosen):
+        return steps
+    out: dict[str, Any] = {}
+    times: Counter[str] = Counter()
+    for name in chosen:
+        times[name] += 1
+        if name not in steps:  # taken out again, by ~steps.NAME
+            continue
+        again = name if times[name] == 1 else f"{name}_{times[name]}"
+        first, own = steps[name], steps.get(again) or {}
+        out[again] = {**first, **own} if isinstance(first, dict) and isinstance(own, dict) else own
+    return out | {name: step for name, step in steps.items() if name not in out}
 
 
 def _typed_by_schema(cfg: DictConfig, data: dict[str, Any]) -> None:

@@ -40,11 +40,15 @@ ALMOST = {
 
 @dataclass(frozen=True)
 class Composed:
-    """``files`` in the order they were merged, each with the dotted package its keys live in."""
+    """``files`` in the order they were merged, each with the dotted package its keys live in.
+
+    ``steps``: the options of that group in the order in which they were chosen, one as often as it was.
+    """
 
     cfg: DictConfig
     files: tuple[tuple[Path, str], ...]
     recipe: str | None
+    steps: tuple[str, ...] = ()
 
 
 def hydrate(choices: Sequence[str], configs: ConfigFiles) -> Composed | Problem:
@@ -81,7 +85,9 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
     read = [(configs.file(d.config_path), d.package or "") for d in loader.merged if d.config_path]
     packages = ((path, package.replace("_global_", "").strip(".")) for path, package in read)
     files = tuple((path, package) for path, package in packages if path is not None)
-    return Composed(cfg, files, recipe)
+    paths = (d.config_path or "" for d in loader.merged)
+    steps = tuple(path.removeprefix("steps/") for path in paths if path.startswith("steps/"))
+    return Composed(cfg, files, recipe, steps)
 
 
 _of_shipped = lru_cache(64)(_hydrated)  # files that no request changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,9 @@ The attention of OPT asks for all heads.
 EXPERTS = "experts_implementation"
 KERNELS = ("attn_implementation", EXPERTS)
 """Which ones run, and nothing of the model: they are in no ``config.json``."""
+LAYERS = "num_hidden_layers"
+ABOUT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", *KERNELS)
+"""What a ``config.json`` says besides what model it is."""
 
 
 def from_folder(settings: HuggingFace) -> nn.Module:
@@ -104,7 +108,89 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
             known = [*written.to_dict(), *KERNELS]
             text = f"{type(written).__name__} of {settings.path} has none{did_you_mean(nearest(key, known))}"
             raise RequestError((Problem(f"model.config.{key}", text),))
-    return AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | settings.config))
+    found = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | settings.config))
+    _fit_lists(settings, written, found)
+    return found
+
+
+def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrainedConfig) -> None:
+    """Cut lists that say something of each layer to the layers that are left. Raises ``RequestError``.
+
+    A model of fewer layers reads the first entries; a folder with more of them cannot be opened again.
+    """
+    was, now = (getattr(c, LAYERS, None) for c in (written, found))
+    if was == now or not isinstance(was, int) or not isinstance(now, int):
+        return
+    for key, value in list(vars(found).items()):
+        if key in settings.config or not isinstance(value, list) or len(value) != was:
+            continue
+        if now > was:
+            text = (
+                f"{now}: {key} of {settings.path} says what {was} layers are; give one of {now} entries too"
+            )
+            raise RequestError((Problem(f"model.config.{LAYERS}", text),))
+        setattr(found, key, value[:now])
+
+
+def config_text(settings: HuggingFace, dtype: str) -> str:
+    """``config.json`` as transformers saves it beside the model of ``settings``, whose weights are ``dtype``.
+
+    It is that of the model that is built, with whatever its class makes of old keys and of what is to be
+    otherwise.
+    """
+    text: str = _live(settings, dtype).to_json_string(use_diff=True)
+    return text
+
+
+def _live(settings: HuggingFace, dtype: str) -> PreTrainedConfig:
+    with torch.device("meta"):
+        model: Any = from_folder(settings)
+    config: PreTrainedConfig = model.config
+    config.architectures = [type(model).__name__]
+    config.dtype = dtype
+    if settings.task == "causal_lm":
+        config.use_cache = getattr(config_of(settings), "use_cache", True)
+    return config
+
+
+def unlike_settings(settings: HuggingFace, folder: str) -> list[str]:
+    """Settings of the model that ``folder`` describes which are not those of ``settings``."""
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    ours, read = (_compared(c) for c in (_live(settings, str(theirs.dtype)), theirs))
+    return sorted(key for key in ours.keys() | read.keys() if ours.get(key) != read.get(key))
+
+
+def _compared(config: PreTrainedConfig) -> dict[str, Any]:
+    """What of a config tells the model, as JSON has it."""
+    data: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    return {key: value for key, value in data.items() if key not in ABOUT}
+
+
+def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any, list[str]]:
+    """The model that transformers makes of ``folder``, logits out, and the weights that did not fit it."""
+    import transformers
+
+    of_task = TASKS[settings.task]
+    kernels = {EXPERTS: "eager"} | {k: v for k, v in settings.config.items() if k in KERNELS}
+    here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        auto = getattr(transformers, of_task.auto)
+        model, found = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **here, **kernels)
+    finally:
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+    if settings.task == "causal_lm":
+        model.config.use_cache = False
+    cls: type[nn.Module] = type(model)
+    model.__class__ = _logits_only(cls, of_task.takes)  # type: ignore[arg-type]  # nn.Module has a __hash__
+    unlike = [
+        str(name) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in found[kind]
+    ]
+    return model, sorted(unlike)
 
 
 @cache

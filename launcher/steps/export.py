@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +45,7 @@ from launcher.plan.values.trust import Trust
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
 from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.hf_folder import settled, split_as, texts, told
+from launcher.steps.files.hf_folder import opens_by_itself, settled, split_as, texts, told
 from launcher.steps.files.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -124,30 +124,48 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
 
 def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
     """Returns the loss of what was written, where it is checked."""
-    step, path = settled(step, run.job), written(run)
+    asked, step, path = step, settled(step, run.job), written(run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = _write(step, run, path)
+    figures: dict[str, float] = {}
+    lines: list[str] = []
+
+    def judge(new: Path) -> None:
+        if itself := opens_by_itself(asked, run.job):
+            from launcher.steps.model import opened_folder
+
+            opened_folder.check_settings(itself, new)
+        if step.check:
+            figures.update(_compared(step, run, new, itself, say=lines.append))
+
+    done = _write(step, run, path, judge)
     files = f" in {many(done.files, 'file')}" if step.format == "hf" else ""
     clear = ", not encrypted" if run.job.checkpoint.encrypt is not None else ""
     doubt = unvouched(source(step, run), run.trust)
     run.say(f"export: {path}, {bytes_text(done.bytes_written)}{files}{clear}{doubt}")
-    return _compared(step, run) if step.check else {}
+    for line in lines:
+        run.say(line)
+    return figures
 
 
-def _compared(step: Export, run: RunFiles) -> dict[str, float]:
-    """The loss of what was written, and how far it is from the run's.
+def _compared(
+    step: Export, run: RunFiles, new: Path, itself: HuggingFace | None, *, say: Callable[[str], None]
+) -> dict[str, float]:
+    """The loss of what was written to ``new``, and how far it is from the run's.
 
-    Raises ``RunError`` when that is too far.
+    ``itself``: where the folder is to give this model when transformers opens it. Raises ``RunError`` when
+    one of them is too far from another.
     """
-    from launcher.steps.model import single_process
+    from launcher.steps.model import opened_folder, single_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
-    made = single_process.of(_exported_job(step, job), read(run))
+    made = single_process.of(_exported_job(step, job), read(run, new))
+    if itself is not None:
+        opened_folder.check_logits(made, itself, job, new)
     of = AVERAGED if step.weights == "ema" else ""
     if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
         loss = single_process.held_out_loss(made, job, 1, terms)  # that it runs; more would tell no more
         alone = "no 'evaluate' of these weights to compare with"
-        run.say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
+        say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
         return {"exported_loss": loss}
 
     loss = single_process.held_out_loss(made, job, _batches(job), terms)
@@ -156,9 +174,9 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
     gap = abs(loss - was)
     allowed = _tolerance(step, run.job) * terms
     if not gap <= allowed:
-        text = f"export: {written(run)} has validation loss {loss:.8f}, the run had {was:.8f}"
+        text = f"export: {written(run)} would have validation loss {loss:.8f}, the run had {was:.8f}"
         raise RunError(f"{text}: {gap:.1e} apart, allowed {allowed:.0e} (steps.export.tolerance)")
-    run.say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
+    say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
     return {"exported_loss": loss, "export_gap": gap}
 
 
@@ -236,7 +254,7 @@ def exported(run: RunFiles) -> nn.Module:
     made = run.maker(EXPORTED)
     assert made is not None, "the planner wants an export before what reads one"
     at = replace(run, name=made[0])
-    return single_process.of(_exported_job(_step(at), run.job), read(at))
+    return single_process.of(_exported_job(_step(at), run.job), read(at, written(at)))
 
 
 def _exported_job(step: Export, job: Job) -> Job:
@@ -246,11 +264,11 @@ def _exported_job(step: Export, job: Job) -> Job:
     return job.model_copy(update={"model": job.model.model_copy(update={"lora": None})})
 
 
-def read(run: RunFiles) -> Mapping[str, Tensor]:
-    """What this step has written, by our names, as the library of the format reads it: the writer is ours."""
+def read(run: RunFiles, path: Path) -> Mapping[str, Tensor]:
+    """What this step has written to ``path``, by our names, as the format's own library reads it."""
     from safetensors.torch import load_file
 
-    step, path = _step(run), written(run)
+    step = _step(run)
     if _apart(step, run.job):
         return _with_base(run, {ours(name): t for name, t in load_file(path / WEIGHTS).items()})
     if step.format != "hf":
@@ -286,15 +304,17 @@ def _step(run: RunFiles) -> Export:
     return settled(step, run.job)
 
 
-def _write(step: Export, run: RunFiles, path: Path) -> Report:
+def _write(step: Export, run: RunFiles, path: Path, judge: Callable[[Path], None]) -> Report:
     src, trusted, adapters = source(step, run), run.trust, _adapters(run.job)
     averaged = step.weights == "ema"
     if adapters is not None and step.lora == "separate":
         base = run.job.model.path if isinstance(run.job.model, HuggingFace) else None
         overwrite = step.overwrite or step.path is None
-        return write_peft(src, path, adapters, base, overwrite=overwrite, trust=trusted, averaged=averaged)
+        return write_peft(
+            src, path, adapters, base, overwrite=overwrite, trust=trusted, averaged=averaged, judge=judge
+        )
     if step.format != "hf":
-        return export(src, path, trusted, averaged, adapters)
+        return export(src, path, trusted, averaged, adapters, judge)
     own = step.path is None  # a folder of this run, which a second start may write again
     return write_hf(
         src,
@@ -308,6 +328,7 @@ def _write(step: Export, run: RunFiles, path: Path) -> Report:
         averaged=averaged,
         adapters=adapters,
         split_as=split_as(step, run.job),
+        judge=judge,
     )
 
 

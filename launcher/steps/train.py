@@ -1,6 +1,8 @@
-"""``train``: optimizer steps up to ``train.steps``, going on from where the weights are."""
+"""``train``: ``train.steps`` optimizer steps, going on from where the weights are."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -17,9 +19,17 @@ from launcher.runtime.training.watched_metrics import Watched
 
 def run_on_ranks(step: Train, session: Session, job: Job) -> str:
     session.profile = _profiled(session, job)
+    training = replace(asked(session, job), until=_until(step, job, session.plan.sizes.steps))
     with torch.autograd.set_detect_anomaly(job.debug.anomaly):
-        loop.train(session, asked(session, job))
+        loop.train(session, training)
     return ""
+
+
+def _until(step: Train, job: Job, total: int) -> int:
+    """The optimizer step that this ``train`` goes up to; all of the request share ``total`` evenly."""
+    trains = [s for s in job.steps.values() if isinstance(s, Train)]
+    which = next(n for n, s in enumerate(trains, 1) if s is step)
+    return total * which // len(trains)
 
 
 def asked(s: Session, job: Job) -> loop.Loop:

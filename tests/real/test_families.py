@@ -141,3 +141,70 @@ def test_weights_are_read_into_parts_of_operators(dtype: str, tmp_path: Path) ->
     assert out.dtype == torch.float32
     weights = {name: w.float() for name, w in kept.state_dict().items()}
     assert all(torch.equal(w, weights[name]) for name, w in out.state_dict().items())
+
+
+OLD_KEYS: dict[str, dict[str, object]] = {
+    "llama": {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "gemma3_text": {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000},
+}
+"""Of the positions, as folders of earlier versions of transformers have them."""
+
+
+NEW_KEYS = [
+    "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "opt", "phi3", "qwen2", "qwen3"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "old"), [*((f, {}) for f in NEW_KEYS), *OLD_KEYS.items()],
+    ids=[*NEW_KEYS, *(f"{f} of old" for f in OLD_KEYS)],
+)  # fmt: skip
+def test_a_folder_of_overrides_reads_back_as_what_was_trained(
+    family: str, old: dict[str, object], tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    from tests.real.families import described
+
+    folder, run = described(family, tmp_path / "m"), tmp_path / "run"
+    if old:
+        data = json.loads((folder / "config.json").read_text())
+        del data["rope_parameters"]
+        (folder / "config.json").write_text(json.dumps(data | old))
+    x = torch.arange(32).reshape(2, 16)
+    save_file({"input0": x}, tmp_path / "x.safetensors")
+    words = ("model.weights=false", "model.config={num_hidden_layers: 2}", "train.steps=2", "optim.lr=0.1")
+    steps = ("steps=[train,save,predict,export]", f"steps.predict.inputs={tmp_path}/x.safetensors", "launch.nproc=1")
+    assert main([*typed(folder, run, *words), *steps]) == 0
+
+    (trained,) = load_file(run / "predictions.safetensors").values()
+    there = AutoModelForCausalLM.from_pretrained(run / "exports/hf", dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert torch.allclose(there(input_ids=x).logits, trained, rtol=0, atol=1e-5 * float(trained.abs().max()))
+
+
+def test_a_folder_that_reads_back_as_another_model_is_not_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from launcher.models import hugging_face
+    from tests.real.families import described
+
+    right = hugging_face.config_text
+    monkeypatch.setattr(hugging_face, "config_text", lambda *a: right(*a).replace('"rope_theta": ', '"rope_theta": 7'))
+    words = ("model.weights=false", "train.steps=1", "steps=[train,save,export]", "launch.nproc=1")
+    assert main(typed(described("llama", tmp_path / "m"), tmp_path / "run", *words)) == 1
+    assert "the config.json that was written reads back as another model: rope_parameters" in capsys.readouterr().err
+    assert [*(tmp_path / "run/exports").iterdir()] == []
+
+
+def test_more_layers_than_the_folder_describes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.real.families import described
+
+    folder = described("qwen2", tmp_path / "m")
+    words = ("model.weights=false", "model.config={num_hidden_layers: 6}", "steps=[train]")
+    assert main(typed(folder, tmp_path / "run", *words)) == 2
+    text = f"model.config.num_hidden_layers = 6: layer_types of {folder} says what 4 layers are; give one of 6"
+    assert text in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,10 +113,11 @@ def write_peft(
     overwrite: bool,
     trust: Trust = ANYONE,
     averaged: bool = False,
+    judge: Callable[[Path], None] | None = None,
 ) -> Report:
     """The adapters of ``src`` alone, as ``PeftModel.from_pretrained`` reads them; ``base``: of what model.
 
-    ``averaged``: their moving averages.
+    ``averaged``: their moving averages. ``judge``: as of ``write_hf``.
     """
     check_apart(src, folder)
     check_peft(folder, overwrite)
@@ -132,6 +133,8 @@ def write_peft(
         )
         write_text(new / CONFIG, config(adapters, modules(strategy), base))
         sync(new)
+        if judge is not None:
+            judge(new)
     return Report(folder, files=1, bytes_read=reader.bytes_read, bytes_written=done.size, peak=PEAK)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,6 +45,7 @@ def write_hf(
     averaged: bool = False,
     adapters: Adapters | None = None,
     split_as: object = None,
+    judge: Callable[[Path], None] | None = None,
 ) -> Report:
     """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
 
@@ -54,7 +55,7 @@ def write_hf(
     tokenizer) are copied along, ``texts`` are written by their names. ``trust`` says who must vouch for
     ``src``. ``averaged``: moving averages of weights in their place; ``adapters`` are added to the weights
     that they are beside. ``split_as``: a ``model_type`` whose experts are written one by one, as ``split``
-    has it. Raises as ``transform`` does.
+    has it. ``judge`` sees the folder first; what it raises leaves none. Raises as ``transform`` does.
     """
     # everything is checked first
     limit = size_in_bytes(max_shard_size)
@@ -70,7 +71,6 @@ def write_hf(
     read_from = sources(src, strategy, averaged)
     reader.check_headers()
 
-    # which tensor goes into which file
     files = named(shards({n: _spec(entries[name].spec, part) for n, (name, part) in ours.items()}, limit))
 
     def bytes_of(piece: str) -> Iterator[memoryview]:
@@ -86,9 +86,11 @@ def write_hf(
         _write_beside(new, beside, texts)
         behind.wait()
         sync(new)
+        if judge is not None:
+            judge(new)
 
-    done, left = len(files), table.unmatched
-    return Report(folder, done, bytes_read=reader.bytes_read, bytes_written=written, peak=PEAK, left=left)
+    read, left = reader.bytes_read, table.unmatched
+    return Report(folder, len(files), bytes_read=read, bytes_written=written, peak=PEAK, left=left)
 
 
 def _pieces(

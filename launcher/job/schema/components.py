@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from launcher.job.schema.base import Count, Flag, Fraction, Settings
 from launcher.job.schema.objectives import BCE, MSE, Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
 from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon
+from launcher.job.schema.run_paths import FilePath
 from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts, Linear, Polynomial
 
 
@@ -113,7 +114,7 @@ class HuggingFace(ModelSettings):
     """A model folder of transformers: its ``config.json``, and its weights in safetensors if it has any."""
 
     name: Literal["hf"]
-    path: str
+    path: FilePath
     weights: Flag = Field(True, description="train from the folder's; false: from new ones, drawn from seed")
     task: Literal["causal_lm", "image_classification"] = "causal_lm"
     config: dict[str, Any] = Field({}, description="what is to be otherwise than in config.json")
@@ -123,15 +124,15 @@ class Text(Settings):
     """Plain text cut into windows of ``seq_len`` tokens; the last ``val_fraction`` of it is held out."""
 
     name: Literal["text"]
-    path: str | None = Field(None, description="null: the text that ships with the launcher")
+    path: FilePath | None = Field(None, description="null: the text that ships with the launcher")
     tokenizer: Literal["bytes", "bpe", "file"] = "bytes"
-    tokenizer_file: str | None = Field(
+    tokenizer_file: FilePath | None = Field(
         None, description="of tokenizer=file: a tokenizer.json, as Hugging Face has it"
     )
     vocab_size: Annotated[int, Field(ge=256)] = 256
     seq_len: Count = 128
     val_fraction: Fraction = 0.1
-    cache: str | None = Field(
+    cache: FilePath | None = Field(
         None,
         min_length=1,
         description="folder that keeps the tokens; null: .tokens in runs, or beside run_dir",
@@ -160,7 +161,7 @@ class Idx(Settings):
     """Files in idx form (MNIST, Fashion-MNIST), plain or gzipped."""
 
     name: Literal["idx"]
-    root: str
+    root: FilePath
     size: Count = 28
     channels: Literal[1, 3] = 1
 
@@ -169,7 +170,7 @@ class Cifar10(Settings):
     """CIFAR-10 in its python or binary form; ``fallback`` names what to read when ``root`` does not exist."""
 
     name: Literal["cifar10"]
-    root: str
+    root: FilePath
     fallback: Literal["none", "mnist5k"] = "none"
 
 
@@ -191,8 +192,8 @@ class ImageFolder(Settings):
     """A folder of class folders of PNG or JPEG images; ``crop`` and ``flip`` are of training images only."""
 
     name: Literal["images"]
-    root: str
-    val: str | None = Field(None, description="another such folder; null: val_fraction of root")
+    root: FilePath
+    val: FilePath | None = Field(None, description="another such folder; null: val_fraction of root")
     val_fraction: Fraction = 0.1
     size: Count = Field(32, description="side in pixels of what the model is given")
     channels: Literal[1, 3] = 3
@@ -230,7 +231,7 @@ class RandomTokens(Settings):
     samples: Count = 4096
 
 
-Paths = str | tuple[str, ...]
+Paths = FilePath | tuple[FilePath, ...]
 
 
 class TokenSource(Settings):
@@ -281,8 +282,8 @@ class Chat(Settings):
     name: Literal["chat"]
     path: Paths | None = Field(None, description="null: the conversations that ship with the launcher")
     tokenizer: Literal["bytes", "file"] = "bytes"
-    tokenizer_file: str | None = Field(None, description="of tokenizer=file: a tokenizer.json")
-    template: str | None = Field(None, description="a .jinja file; null: the tokenizer's own")
+    tokenizer_file: FilePath | None = Field(None, description="of tokenizer=file: a tokenizer.json")
+    template: FilePath | None = Field(None, description="a .jinja file; null: the tokenizer's own")
     vocab_size: Count | None = Field(None, description="null: as many as the tokenizer has")
     seq_len: Count = 256
     packing: Literal["single", "best_fit"] = Field(
@@ -292,7 +293,7 @@ class Chat(Settings):
     on_bad: Literal["error", "skip"] = Field("error", description="a row that is none")
     val: Paths | None = Field(None, description="held-out conversations; null: the last val_fraction")
     val_fraction: Fraction = 0.1
-    cache: str | None = Field(None, min_length=1, description="folder that keeps the tokens")
+    cache: FilePath | None = Field(None, min_length=1, description="folder that keeps the tokens")
 
     @model_validator(mode="after")
     def _one_tokenizer(self) -> Self:

@@ -26,6 +26,7 @@ from launcher.job.schema.loggers import Logger
 from launcher.job.schema.objectives import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.profiler import Profiler
+from launcher.job.schema.run_paths import FilePath
 from launcher.job.schema.search import Search, lifted
 from launcher.job.schema.steps import Step, named
 from launcher.job.schema.sweep import Sweep
@@ -184,7 +185,7 @@ class Checkpoint(Settings):
         "stop", description="when there is no room for one while training"
     )
     accept_changes: tuple[str, ...] = ()
-    resume: str = "auto"
+    resume: FilePath = "auto"
 
 
 class Debug(Settings):
@@ -217,8 +218,8 @@ class Job(Settings):
     seed: Index = 0
     deterministic: Flag = False
     recipe: str | None = None
-    runs: str = "runs"
-    run_dir: str | None = None
+    runs: FilePath = "runs"
+    run_dir: FilePath | None = None
     show: Literal["config", "plan", "plan-full", "timeline", "search"] | None = None
     model: Model
     data: Data

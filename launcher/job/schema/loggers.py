@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from launcher.job.schema.base import Flag, Settings, Switch
 from launcher.job.schema.components import Target
+from launcher.job.schema.run_paths import FilePath
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -46,7 +47,9 @@ class Trackio(Settings):
 
     project: Name | None = Field(None, description="null: the run's name")
     name: Name | None = Field(None, description="of the run in it; null: the run's name and number")
-    dir: Name | None = Field(None, description="folder of its files; null: in the run folder")
+    dir: Annotated[FilePath, Field(min_length=1)] | None = Field(
+        None, description="folder of its files; null: in the run folder"
+    )
     space_id: Name | None = Field(None, description="a Space of Hugging Face, as user/name")
 
 

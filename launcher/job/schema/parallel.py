@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
-from launcher.job.schema.run_paths import RUN, checked
+from launcher.job.schema.run_paths import RUN, FilePath, checked
 
 Scheduler = Literal[
     "gpipe",
@@ -59,7 +59,7 @@ ShardSize = Annotated[int, Field(strict=True), AfterValidator(_positive)]
 NewPath = Annotated[str, Field(min_length=1), AfterValidator(checked)]
 NewJsonOrCkpt = Annotated[NewPath, AfterValidator(_either_form)]
 NewAbsoluteJson = Annotated[NewPath, AfterValidator(_operators)]
-OldPath = Annotated[str, Field(min_length=1), AfterValidator(_there)]
+OldPath = Annotated[FilePath, Field(min_length=1), AfterValidator(_there)]
 OldAbsoluteJson = Annotated[OldPath, AfterValidator(_operators)]
 
 
@@ -232,5 +232,5 @@ class Parallel(Settings):
     param_strategy: ParamStrategy = ParamStrategy()
     operator_strategy: OperatorStrategy = OperatorStrategy()
     group_file: NewJsonOrCkpt | None = None
-    transformer_opt: str | dict[str, Any] | None = None
+    transformer_opt: FilePath | dict[str, Any] | None = None
     deferred_init: Flag = True

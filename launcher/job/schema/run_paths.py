@@ -1,6 +1,14 @@
-"""Paths in the run folder, written ``run:NAME``: a request is made before the folder has a name."""
+"""Paths in a request: of this machine, or in the run folder, written ``run:NAME``.
+
+A request is made before the folder of its run has a name.
+"""
 
 from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 RUN = "run:"
 BEST = "best"
@@ -15,9 +23,28 @@ TAKEN = (
 """What a run and its steps themselves write there."""
 
 
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def local(path: str) -> str:
+    """``path``; ``ValueError`` for ``s3://`` and its like, which would become a folder of that name here."""
+    if (found := _SCHEME.match(path)) is None:
+        return path
+    if found[1] == "file":
+        raise ValueError(f"should be a path: write {path[len(found[0]) :]} without file://")
+    raise ValueError(
+        f"should be a path of this machine: {found[1]}:// is not read or written; "
+        "mount it, or copy the files, and name the folder"
+    )
+
+
+FilePath = Annotated[str, AfterValidator(local)]
+"""The type of every setting that names a file or a folder."""
+
+
 def checked(path: str) -> str:
     """``path``; ``ValueError`` where ``run:`` is followed by an invalid name, or one that the run uses."""
-    parts = path.removeprefix(RUN).split("/")
+    parts = local(path).removeprefix(RUN).split("/")
     if path.startswith(RUN):
         if any(not part or part.startswith(".") for part in parts):
             raise ValueError(f"should be {RUN}NAME, a name in the run folder")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from launcher.job.schema.base import Count, Index, Settings
+from launcher.job.schema.run_paths import FilePath
 
 AUTO = "auto"
 PARALLEL = "parallel"
@@ -45,7 +46,7 @@ class Search(Settings):
         0, description="the best so many run for a few steps; what they take decides, and refits the cluster"
     )
     steps: Count = Field(8, description="optimizer steps of each run that is measured")
-    best: str | None = Field(
+    best: FilePath | None = Field(
         "plan/best.yaml", description="recipe that show=search writes, beside it cluster.yaml; null: none"
     )
 

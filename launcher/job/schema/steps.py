@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from launcher.job.schema.base import Count, Flag, Settings
 from launcher.job.schema.components import Paths
-from launcher.job.schema.run_paths import RUN, checked
+from launcher.job.schema.run_paths import RUN, FilePath, checked
 
 
 class Train(Settings):
@@ -37,10 +37,10 @@ class Predict(Settings):
     """What the model makes of samples, in their order, in the layout of the run."""
 
     kind: Literal["predict"] = "predict"
-    inputs: str | None = Field(
+    inputs: FilePath | None = Field(
         None, description="safetensors file, a tensor an input of the model; null: held-out samples"
     )
-    to: str = Field("run:predictions.safetensors", description="the file, .safetensors or .jsonl")
+    to: FilePath = Field("run:predictions.safetensors", description="the file, .safetensors or .jsonl")
     batches: Count | None = Field(None, description="null: all samples")
 
     @field_validator("to")
@@ -61,7 +61,7 @@ class Save(Settings):
 
 class Load(Settings):
     kind: Literal["load"] = "load"
-    path: str | None = Field(
+    path: FilePath | None = Field(
         None, description="a checkpoint folder (step-NNNNNN) of any layout; null: the run's last"
     )
     broadcast: Flag = Field(False, description="each piece is read by one rank and broadcast to its replicas")
@@ -90,7 +90,7 @@ class Calibrate(Settings):
     """``to``: the file that is written, for ``cluster=``. ``seconds``: of measuring, at least five rounds."""
 
     kind: Literal["calibrate"] = "calibrate"
-    to: str = "run:here.yaml"
+    to: FilePath = "run:here.yaml"
     seconds: float = Field(90.0, gt=0)
     spread: float = Field(0.3, gt=0, description="largest one of a constant that is written")
 
@@ -106,8 +106,8 @@ class MergeStrategies(Settings):
     """``src`` is a folder with one file a stage, ours or MindSpore's; ``form`` is what is written."""
 
     kind: Literal["merge_strategies"] = "merge_strategies"
-    src: str | None = None
-    dst: str | None = None
+    src: FilePath | None = None
+    dst: FilePath | None = None
     form: Literal["same", "ours", "protobuf", "json"] = "same"
 
 
@@ -115,16 +115,16 @@ class Transform(Settings):
     """From the run's last checkpoint (or ``src``) to the layout of a strategy file, or of the sizes here."""
 
     kind: Literal["transform"] = "transform"
-    src: str | None = Field(None, description="a checkpoint, or what import reads")
-    src_strategy: str | None = None
-    dst: str | None = None
+    src: FilePath | None = Field(None, description="a checkpoint, or what import reads")
+    src_strategy: FilePath | None = None
+    dst: FilePath | None = None
     format: Literal["launcher", "safetensors", "ckpt"] = Field(
         "launcher", description="a checkpoint, or rank files"
     )
     prefix: str | None = Field(
         None, min_length=1, pattern=r"^[^/\\\x00]+$", description="of the names of rank files"
     )
-    strategy: str | None = None
+    strategy: FilePath | None = None
     nproc: Count = 1
     stages: Count = 1
     shard_size: Count = 1
@@ -143,15 +143,15 @@ class Export(Settings):
     """
 
     kind: Literal["export"] = "export"
-    src: str | None = None
+    src: FilePath | None = None
     weights: Weights = "trained"
-    path: str | None = None
+    path: FilePath | None = None
     format: Literal["safetensors", "hf"] | None = Field(
         None, description="null: hf of model=hf, else safetensors"
     )
     names: NameTable | None = Field(None, description="our names to theirs; null: as they are")
     max_shard_size: str = "5GB"
-    beside: tuple[str, ...] = ()
+    beside: tuple[FilePath, ...] = ()
     overwrite: Flag = False
     lora: Literal["merged", "separate"] = Field(
         "merged",
@@ -169,8 +169,10 @@ class Import(Settings):
     """Weights of another program as the checkpoint of step 0 of this run, in its layout."""
 
     kind: Literal["import"] = "import"
-    src: str = Field(description="a Hugging Face or torch DCP folder, MindSpore's rank folders, or one file")
-    strategy: str | None = None
+    src: FilePath = Field(
+        description="a Hugging Face or torch DCP folder, MindSpore's rank folders, or one file"
+    )
+    strategy: FilePath | None = None
     names: NameTable | None = Field(None, description="their names to ours; null: as they are")
     strict: Flag = True
 
@@ -179,14 +181,14 @@ class Verify(Settings):
     """Checks digests, and that the shards of every tensor are complete."""
 
     kind: Literal["verify"] = "verify"
-    src: str | None = None
+    src: FilePath | None = None
 
 
 class Inspect(Settings):
     """A table of the tensors that each rank holds."""
 
     kind: Literal["inspect"] = "inspect"
-    src: str | None = None
+    src: FilePath | None = None
 
 
 class Sample(Settings):
@@ -201,14 +203,14 @@ class Prepare(Settings):
 
     kind: Literal["prepare"] = "prepare"
     src: Paths = Field(description="a file, a folder of files, a pattern, or a list of them")
-    dst: str = Field(min_length=1, description="folder to make")
+    dst: FilePath = Field(min_length=1, description="folder to make")
     format: Literal["auto", "text", "jsonl", "parquet", "arrow"] = Field(
         "auto", description="of the files; auto: by their names"
     )
     field: str = Field("text", min_length=1, description="of a JSON object, or column, that has the text")
     documents: Literal["file", "line"] = Field("file", description="of plain text")
     tokenizer: Literal["file", "bpe", "bytes"] = "file"
-    tokenizer_file: str | None = Field(None, description="of tokenizer=file: a tokenizer.json")
+    tokenizer_file: FilePath | None = Field(None, description="of tokenizer=file: a tokenizer.json")
     vocab_size: Annotated[int, Field(ge=257, strict=True)] | None = Field(
         None, description="of tokenizer=bpe, which is trained on the first of the text"
     )

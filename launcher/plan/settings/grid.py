@@ -7,6 +7,7 @@ from math import gcd, lcm
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Pipeline
+from launcher.job.schema.steps import Train
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.settings import device_matrix, hsdp, operators, pipeline
@@ -67,13 +68,22 @@ def _chunks(pipe: Pipeline, v: bool) -> int:
 
 
 def _length(job: Job, notes: list[Note]) -> tuple[int, int | None]:
-    """Optimizer steps, which ``debug.limit`` may cut short, and the epochs that they are, if asked for."""
-    steps, limit = job.train.steps, job.debug.limit
+    """Optimizer steps, which ``debug.limit`` may cut short, and the epochs that they are, if asked for.
+
+    They are those of every ``train`` among the steps together.
+    """
+    steps, limit, epochs = job.train.steps, job.debug.limit, job.train.epochs
     assert steps is not None, "the planner works out how many train.epochs are"
-    if limit is None or limit >= steps:
-        return steps, job.train.epochs
-    notes.append(Note("train.steps", f"{steps} -> {limit}: debug.limit"))
-    return limit, None
+    if limit is not None and limit < steps:
+        notes.append(Note("train.steps", f"{steps} -> {limit}: debug.limit"))
+        steps, epochs = limit, None
+
+    times = sum(isinstance(step, Train) for step in job.steps.values())
+    if times > 1:
+        why = f"train is asked for {times} times, each goes on for so many"
+        notes.append(Note("train.steps", f"{steps} -> {steps * times}: {why}"))
+        steps, epochs = steps * times, None if epochs is None else epochs * times
+    return steps, epochs
 
 
 def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.foreign.hf_names import written
 from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, read_hf
-from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
-from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.components import Chat, HuggingFace, Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export
 
-OTHERS = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "chat_template.jinja", "chat_template.json",
+GENERATION = ("generation_config.json",)
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 """By the names that transformers reads; what else lies in a folder may be anything."""
-RUNNING = ("attn_implementation", "experts_implementation", "use_cache")
-"""Settings of a run and not of the model."""
 
 
 def settled(step: Export, job: Job) -> Export:
@@ -33,8 +29,24 @@ def settled(step: Export, job: Job) -> Export:
     if new["format"] == "hf" and step.names is None:
         new["names"] = _names(path, weights=job.model.weights)
     if new["format"] == "hf" and not step.beside:
-        new["beside"] = tuple(str(path / name) for name in OTHERS if (path / name).is_file())
+        new["beside"] = (*_there(path, GENERATION), *_tokenizer(path, job))
     return step.model_copy(update=new)
+
+
+def _there(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(folder / name) for name in names if (folder / name).is_file())
+
+
+def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
+    """The files of the tokenizer that the run has read text with; of ready tokens that of the model."""
+    if not isinstance(job.data, Text | Chat):
+        return _there(path, TOKENIZER)
+    if job.data.tokenizer_file is None:
+        return ()  # bytes, or bpe of the text: none that transformers reads
+    used = Path(job.data.tokenizer_file)
+    if used.name != "tokenizer.json" or (used.is_file() and used.parent.samefile(path)):
+        return _there(path, TOKENIZER)
+    return _there(used.parent, TOKENIZER)
 
 
 def _names(path: Path, *, weights: bool) -> Mapping[str, str] | None:
@@ -58,14 +70,22 @@ def split_as(step: Export, job: Job) -> object:
     return model_type(Path(job.model.path)) if own and isinstance(job.model, HuggingFace) else None
 
 
+def opens_by_itself(step: Export, job: Job) -> HuggingFace | None:
+    """The model that transformers makes of what is written; ``None`` where it is not to open it.
+
+    ``step`` as it was asked for: under names of the user's own nobody knows who reads them.
+    """
+    separate = job.model.lora is not None and step.lora == "separate"
+    full = settled(step, job)
+    if not isinstance(job.model, HuggingFace) or separate or full.format != "hf" or step.names is not None:
+        return None
+    return job.model
+
+
 def texts(step: Export, job: Job, dtype: str) -> dict[str, str]:
     """Files to be written: the settings of the model as it was trained, whose weights are ``dtype``."""
     if not isinstance(job.model, HuggingFace) or not told(step, job):
         return {}
-    path = Path(job.model.path) / CONFIG
-    data = dict(parsed(path, read_bytes(path)))
-    data |= {key: value for key, value in job.model.config.items() if key not in RUNNING}
-    data.pop("torch_dtype", None)  # its name before transformers 5
-    if "num_labels" in job.model.config:  # which says the same, of others
-        data.pop("id2label", None), data.pop("label2id", None)
-    return {CONFIG: json.dumps(data | {"dtype": dtype}, indent=2, sort_keys=True) + "\n"}
+    from launcher.models.hugging_face import config_text
+
+    return {CONFIG: config_text(job.model, dtype)}

@@ -1,0 +1,70 @@
+"""The tokenizer of a Hugging Face folder: the numbers of its model are those of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+
+from launcher.data.files import bpe
+from launcher.errors import Problem
+from launcher.job.schema.components import Chat, Data, HuggingFace, Model, Text
+
+TOKENIZER = "tokenizer.json"
+OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Of tokenizers that are not written in one file."""
+
+
+def check_tokenizer(model: Model, data: Data) -> Iterator[Problem]:
+    """Text that is read with another tokenizer than that of the folder, where it has one."""
+    if not isinstance(model, HuggingFace) or model.task != "causal_lm" or not isinstance(data, Text | Chat):
+        return
+    own = Path(model.path) / TOKENIZER
+    if data.tokenizer_file is not None:
+        yield from _another(own, Path(data.tokenizer_file))
+    elif own.is_file():
+        text = f"{data.tokenizer}: {own} is the tokenizer of the model, for which these tokens are other text"
+        yield Problem("data.tokenizer", text, _with_its_own(own, data))
+    elif older := next((n for n in OLDER if (Path(model.path) / n).is_file()), None):
+        text = (
+            f"{data.tokenizer}: the tokenizer of the model is {Path(model.path) / older}, which is not read"
+        )
+        yield Problem(
+            "data.tokenizer", f"{text}; save it as {TOKENIZER} first, as AutoTokenizer of transformers does"
+        )
+    elif model.weights:
+        text = f"{data.tokenizer}: the weights of {model.path} were trained on the tokens of some tokenizer, "
+        text += "and none is beside them; give its file, or start from new weights"
+        yield Problem("data.tokenizer", text, "model.weights=false")
+
+
+def _with_its_own(own: Path, data: Text | Chat) -> str:
+    """The overrides that read the text with the folder's own tokenizer."""
+    words = ["data.tokenizer=file", f"data.tokenizer_file={quote(str(own))}"]
+    vocab = _vocabulary(own)
+    if vocab is None:
+        return ""
+    if isinstance(data, Text) or data.vocab_size is not None:
+        words.append(f"data.vocab_size={1 + max(vocab.values(), default=0)}")
+    return " ".join(words)
+
+
+def _another(own: Path, used: Path) -> Iterator[Problem]:
+    """Tokens of the model that ``used`` gives other numbers; it may have more of them."""
+    if not own.is_file() or not used.is_file() or own.samefile(used):
+        return
+    ours, theirs = _vocabulary(own), _vocabulary(used)
+    if ours is None or theirs is None:
+        return
+    if unlike := [token for token, number in ours.items() if theirs.get(token) != number]:
+        text = f"{used}: it has other numbers for {len(unlike)} of the {len(ours)} tokens of {own}"
+        yield Problem("data.tokenizer_file", text, f"data.tokenizer_file={quote(str(own))}")
+
+
+def _vocabulary(file: Path) -> dict[str, int] | None:
+    """``None`` for a file that is no tokenizer, which is told where it is read."""
+    try:
+        found: dict[str, int] = bpe.load(file).get_vocab(with_added_tokens=True)
+    except (ValueError, OSError):
+        return None
+    return found

@@ -1,0 +1,57 @@
+"""Paths of other machines are refused by name, at every setting that takes a path."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.compose import compose
+from launcher.job.schema import schema_keys
+
+STEPS = schema_keys.kinds(schema_keys.at(("steps", "any"), {}))
+EVERY = dict(schema_keys.noted()) | {
+    f"steps.{kind}.{name}": schema_keys.typed(field)
+    for kind, step in STEPS.items()
+    for name, field in step.model_fields.items()
+}
+NO_PATHS = {
+    "checkpoint.best", "checkpoint.encrypt", "cluster.name", "data._target_", "launch.k8s.gpu", "launch.k8s.image",
+    "launch.k8s.python", "launch.slurm.account", "launch.slurm.container", "launch.slurm.partition",
+    "logger.mlflow.experiment", "logger.mlflow.name", "logger.mlflow.tracking_uri", "logger.trackio.name",
+    "logger.trackio.project", "logger.trackio.space_id", "logger.wandb.entity", "logger.wandb.group",
+    "logger.wandb.name", "logger.wandb.project", "loss._target_", "model._target_", "model.lora.modules",
+    "optim._target_",
+    "parallel.recompute.modules", "recipe", "schedule._target_", "steps.export.max_shard_size", "steps.import.prefix",
+    "steps.prepare.end_of_document", "steps.prepare.field", "steps.sample.prompt", "steps.transform.prefix",
+    "sweep.metric", "train.compile.backend", "train.compile.modules", "train.early_stop.metric",
+}  # fmt: skip
+"""Settings that take any text, and no path: a new one that is a path has the type ``FilePath``."""
+
+
+def takes_any_text(note):
+    return all(schema_keys.accepts(note, text) for text in ("plain", "s3://bucket/x.json"))
+
+
+def test_every_setting_that_takes_any_text_is_known_to_be_no_path():
+    assert {key for key, note in EVERY.items() if takes_any_text(note)} <= NO_PATHS
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "hf", "https", "abfss"])
+@pytest.mark.parametrize("key", ["runs", "run_dir", "data.path", "checkpoint.resume", "steps.export.path"])
+def test_it_is_refused_by_name(key, scheme):
+    with pytest.raises(RequestError) as caught:
+        compose(["steps=[train,save,export]", f"{key}={scheme}://bucket/x"])
+    (problem,) = caught.value.problems
+    why = f"should be a path of this machine: {scheme}:// is not read or written; mount it, or copy the files"
+    assert problem.key == key
+    assert problem.text.removeprefix(f"{scheme}://bucket/x: ").startswith(why)
+
+
+def test_an_item_of_a_list_is_refused():
+    with pytest.raises(RequestError, match=r"data\.path: s3://b/x: should be a path of this machine"):
+        compose(["data=tokens", "data.path=[a.bin,s3://b/x]"])
+
+
+def test_a_file_url_says_what_to_write():
+    with pytest.raises(RequestError, match="should be a path: write /tmp/x without file://"):
+        compose(["runs=file:///tmp/x"])
