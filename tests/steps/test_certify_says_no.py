@@ -158,7 +158,7 @@ def padding_counted(patch: Patch) -> None:
 
 
 def evaluated_in_training_mode(patch: Patch) -> None:
-    patch.setattr(pipeline, "evaluating", lambda models: nullcontext())
+    patch.setattr(parallel_model.ParallelModel, "evaluating", lambda self: nullcontext())
 
 
 def in_order(patch: Patch) -> None:
