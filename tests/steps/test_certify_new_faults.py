@@ -27,7 +27,8 @@ from tests.tiers import some
 
 Patch = pytest.MonkeyPatch
 IGNORING: dict[str, Any] = {
-    "data": {"_target_": "tests.steps.nets.Draws", "ignored": 3}, "loss": {"name": "cross_entropy", "ignore_index": -100},
+    "data": {"_target_": "tests.steps.nets.Draws", "ignored": 3},
+    "loss": {"name": "cross_entropy", "ignore_index": -100},
 }  # fmt: skip
 MOMENTUM: dict[str, Any] = {"optim": {"name": "sgd", "momentum": 0.9, "lr": 0.1}}
 
