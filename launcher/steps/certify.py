@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 import xxhash
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from launcher.checkpoint.export import export
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
@@ -44,6 +46,7 @@ from launcher.steps.model.shared_construction import Drawings
 
 FILE = "certificate.json"
 FOLDER = "certify"
+EXPORTED = "exported.safetensors"
 BUILDS = 2
 """Of the layout: to train, and to load what that has saved."""
 HALF = 0.5
@@ -156,6 +159,7 @@ def _compare(s: Setup, steps: int) -> None:
         live = _again(live, s)
         _draw_alike(live, drawing)
         _next_batch(live, judge)
+        _look(live)
         _step(live, s, clip)
         _next_batch(live, judge)
         _validate(live, judge, whole=drawing)
@@ -317,8 +321,20 @@ def _again(live: Session, s: Setup) -> Session:
     state.load(new, saved)
     got = gathered(s.plan, pieces(new.model, weights=True))
     if s.judge and got:
-        s.judge.loaded(got)
+        s.judge.loaded(got, _exported(saved, s.folder / EXPORTED, new))
     return new
+
+
+def _exported(saved: Path, path: Path, live: Session) -> Mapping[str, Tensor]:
+    """What an export of a checkpoint reads back as, by the library of the format: the writer is ours."""
+    export(saved, path, live.trust)
+    return load_file(path)
+
+
+def _look(live: Session) -> None:
+    """A validation before a step, which must not know of it."""
+    if len(live.feed.val) and not live.plan.observed.unsteady:
+        loop.validate(live, 1)
 
 
 def _next_batch(live: Session, judge: Judge | None) -> None:

@@ -287,6 +287,17 @@ class Factored(Net):
         return x @ self.u @ self.vh
 
 
+class Tall(Net):
+    """Two weights of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(WIDTH, WIDTH)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.c(x))
+
+
 class Tied(Net):
     """Two layers that share a weight."""
 

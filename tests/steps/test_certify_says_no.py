@@ -158,7 +158,7 @@ def padding_counted(patch: Patch) -> None:
 
 
 def evaluated_in_training_mode(patch: Patch) -> None:
-    patch.setattr(pipeline, "evaluating", lambda models: nullcontext())
+    patch.setattr(parallel_model.ParallelModel, "evaluating", lambda self: nullcontext())
 
 
 def in_order(patch: Patch) -> None:
@@ -326,7 +326,8 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
         padding_counted, TWO, of("Net"), r"step 4: the validation loss: \S+ from one process$",
     ),
     "validation in training mode": (
-        evaluated_in_training_mode, TWO, of("Normed"), r"step 4: the validation loss: \S+ from one process$",
+        evaluated_in_training_mode, TWO, of("Normed"),
+        r"step 4: the buffer of norm\.running_mean: \S+ from one process \(and",
     ),
     "samples in the order of the file": (
         in_order, TWO, of("Net"), r"step 1: the loss: \S+ from one process \(and",

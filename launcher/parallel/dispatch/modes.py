@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +25,16 @@ def in_training(build: Callable[[], nn.Module]) -> nn.Module:
     model = build()
     model.train()
     return model
+
+
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator draws random numbers: attention may, and does not where nothing is dropped."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for n, a in enumerate(func._schema.arguments):
+        if a.name in ("dropout", "dropout_p"):
+            return bool(args[n] if n < len(args) else kwargs.get(a.name, a.default_value))
+    return True
 
 
 def is_dropout(module: nn.Module) -> bool:

@@ -260,7 +260,7 @@ class _Product(Function):
 
 
 def _rows(t: Tensor) -> Tensor:
-    return t.reshape(-1, t.shape[-1])
+    return t.flatten(0, -2) if t.dim() > 1 else t[None]  # reshape(-1, 0) would not know how many
 
 
 def _gradient(leaf: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.dispatch.modes import Dispatch, is_dropout
+from launcher.parallel.dispatch.modes import Dispatch, draws, is_dropout
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.plan.values.facts import Change
 
@@ -157,7 +157,7 @@ class StateEffects(Dispatch):
 
         # what its results, and what it writes to, come from
         labels = self._of(_tensors((*args, *kwargs.values()))) | self._control[-1]
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if draws(func, args, kwargs):
             labels |= {DATA}
             self.draws[self.running()] = None
         if labels:

@@ -189,7 +189,8 @@ class Watch(TorchFunctionMode):
         if self._reentrant:
             return self._reentrant[-1]
         now = _saving()
-        return None if now is self._outside or now == self._outside else id(now[0])
+        inside = now is not None and now != self._outside  # within torch.func.grad there is none
+        return id(now[0]) if inside else None
 
     def recomputed(self) -> tuple[str, ...]:
         """The deepest module around the units of each checkpoint that has several."""

@@ -15,8 +15,8 @@ from launcher.runtime.code_versions import package_version
 
 DISTRIBUTIONS = {"launcher": "autoparallel-launcher", "torch": "torch", "numpy": "numpy"}
 PARTS = (
-    "loaded", "weights", "ties", "draws", "loss", "gradient", "norm", "rate", "update", "average", "buffer",
-    "statistics", "validation", "samples",
+    "loaded", "exported", "weights", "ties", "draws", "loss", "gradient", "norm", "rate", "update", "average",
+    "buffer", "statistics", "validation", "samples",
 )  # fmt: skip
 _WORDS = {
     "weights": "the weights at step 0", "loss": "the loss", "norm": "the global gradient norm",
@@ -24,6 +24,7 @@ _WORDS = {
     "samples": "the samples of the next batch", "rate": "the learning rate",
     "ties": "the reference's tie", "draws": "the random numbers", "statistics": "the statistics",
     "average": "the moving average", "validation": "the validation loss", "loaded": "what was loaded",
+    "exported": "what was exported",
 }  # fmt: skip
 
 

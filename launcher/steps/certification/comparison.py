@@ -169,9 +169,11 @@ class Judge:
         self._weights("update", got, want)
         self._weights("average", means, self.training.average(self.done - 1, want))
 
-    def loaded(self, got: Whole) -> None:
-        """Weights and buffers of a model that took them from a checkpoint of now."""
-        self._weights("loaded", got, self.training.again())
+    def loaded(self, got: Whole, exported: Mapping[str, Tensor]) -> None:
+        """Weights and buffers of a model that took them from a checkpoint of now, and what that exports."""
+        want = self.training.again()
+        self._weights("loaded", got, want)
+        self._weights("exported", Whole(dict(exported), ()), want)
 
     def validation(self, loss: float, samples: Callable[[Samples], Samples]) -> None:
         want = self.training.validate(samples) * self.plan.loss_terms

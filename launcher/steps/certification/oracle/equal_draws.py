@@ -39,7 +39,7 @@ class EqualDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not _draws(func, args, kwargs):
             return func(*args, **kwargs)
         self.drew = True
 
@@ -59,6 +59,16 @@ class EqualDraws(TorchDispatchMode):
         with torch.random.fork_rng(accelerators):
             torch.manual_seed(crc32(shape.encode()))
             return func(*args, **kwargs)
+
+
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Attention is among those that may, and does not where nothing is dropped."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for n, a in enumerate(func._schema.arguments):
+        if a.name in ("dropout", "dropout_p"):
+            return bool(args[n] if n < len(args) else kwargs.get(a.name, a.default_value))
+    return True
 
 
 def _leaves(value: Any) -> Iterator[Any]:

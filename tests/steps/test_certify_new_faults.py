@@ -1,0 +1,323 @@
+"""A certificate says no to what once passed it, and to twelve faults that nobody had made yet."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from launcher.parallel import parallel_model
+from launcher.parallel.deferred_init import fill, plain_build, record, replay
+from launcher.parallel.dispatch.modes import Modes
+from launcher.parallel.norms import grad_norm
+from launcher.parallel.replicas import fuse, tie
+from launcher.parallel.stages import split
+from launcher.plan.refusals import model_effects
+from launcher.runtime.training import batches, loop, pipeline, state
+from launcher.steps import certify
+from launcher.steps.certification.oracle import model as reference
+from tests.steps.certified import REPLICAS, SHARDED, STAGES, TWO, certificate, of
+from tests.tiers import some
+
+Patch = pytest.MonkeyPatch
+IGNORING: dict[str, Any] = {
+    "data": {"_target_": "tests.steps.nets.Draws", "ignored": 3},
+    "loss": {"name": "cross_entropy", "ignore_index": -100},
+}  # fmt: skip
+MOMENTUM: dict[str, Any] = {"optim": {"name": "sgd", "momentum": 0.9, "lr": 0.1}}
+
+
+# what once passed
+
+
+def draws_of_its_own(patch: Patch) -> None:
+    """Each rank drops what it likes, as in training."""
+    patch.setattr(certify, "_draw_alike", lambda live, drawing: None)
+
+
+def replayed_by_strides(patch: Patch) -> None:
+    """A view is taken where the recording says, wherever the numbers are; and no plan looks."""
+    patch.setattr(replay, "_laid_out", lambda t, recorded: t)
+    patch.setattr(plain_build, "differing", lambda *_: "")
+
+
+def never_in_training(patch: Patch) -> None:
+    """Nobody calls train(): modules stay in the mode that their maker left."""
+    patch.setattr(record, "in_training", lambda build: build())
+
+    @classmethod  # type: ignore[misc]
+    def as_they_are(cls: type[Modes], model: nn.Module) -> Modes:
+        return cls(tuple((m, m.training, False) for m in model.modules()))
+
+    def by_flags(self: Modes, parts: Any, training: bool) -> None:
+        for m, trains, _ in self.flags:
+            m.training = training and trains
+
+    patch.setattr(Modes, "of", as_they_are)
+    patch.setattr(Modes, "switch", by_flags)
+
+
+def statistics_of_one_rank(patch: Patch) -> None:
+    """A buffer that each rank makes of its own samples, and that the forward reads, is let through."""
+    patch.setattr(model_effects, "_changed", lambda *_: None)
+
+
+def exported_as_another(patch: Patch) -> None:
+    real = certify.export
+
+    def wrong(src: Any, path: Any, trust: Any) -> None:
+        real(src, path, trust)
+        read = certify.load_file(path)
+        save_file(read | {"b.weight": read["b.weight"].flip(0).contiguous()}, path)
+
+    patch.setattr(certify, "export", wrong)
+
+
+def reference_untied(patch: Patch) -> None:
+    """On some devices module.to() makes two tensors of one."""
+    real = reference.put
+
+    def wrong(model: nn.Module, *more: Any) -> nn.Module:
+        model = real(model, *more)
+        model.c.weight = nn.Parameter(model.a.weight.detach().clone())  # type: ignore[union-attr, assignment]
+        return model
+
+    patch.setattr(reference, "put", wrong)
+
+
+# what nobody had made yet
+
+
+def not_clipped(patch: Patch) -> None:
+    real = grad_norm.Norm.clip
+    patch.setattr(grad_norm.Norm, "clip", lambda self, found, limit, scaled=1.0: real(self, found, None, scaled))
+
+
+def states_swapped(patch: Patch) -> None:
+    """Two tensors of one shape get each other's momentum at a load."""
+    real = state.load
+
+    def wrong(s: Any, *args: Any, **more: Any) -> Any:
+        found = real(s, *args, **more)
+        states = s.optimizer.state
+        one, other = [p for p in states if p.dim() == 2 and p.shape[0] == p.shape[1]][:2]
+        states[one], states[other] = states[other], states[one]
+        return found
+
+    patch.setattr(state, "load", wrong)
+
+
+def buffers_not_loaded(patch: Patch) -> None:
+    real = state.load
+
+    def wrong(s: Any, *args: Any, **more: Any) -> Any:
+        found = real(s, *args, **more)
+        for b in (b for part in s.model.parts for b in part.module.buffers() if b.is_floating_point()):
+            b.zero_()
+        return found
+
+    patch.setattr(state, "load", wrong)
+
+
+def tie_without_gradient(patch: Patch) -> None:
+    patch.setattr(tie.Tied, "reduce", lambda self: None)
+
+
+def mean_for_sum(patch: Patch) -> None:
+    """Gradients of replicas are averaged, although each is a share of the sum."""
+    real = fuse.total
+
+    def wrong(tensors: Any, group: Any, dtype: Any = None) -> None:
+        real(tensors, group, dtype)
+        for t in tensors:
+            t.grad /= torch.distributed.get_world_size(group)
+
+    patch.setattr(fuse, "total", wrong)
+
+
+def asleep_after_a_validation(patch: Patch) -> None:
+    @contextmanager
+    def wrong(self: Any) -> Any:
+        self.modes.switch((p.module for p in self.parts), training=False)
+        yield
+
+    patch.setattr(parallel_model.ParallelModel, "evaluating", wrong)
+
+
+def gradients_kept(patch: Patch) -> None:
+    """Nobody clears gradients between two steps."""
+    real = loop.step
+
+    def wrong(s: Any, *args: Any, **more: Any) -> Any:
+        patch.setattr(s.optimizer, "zero_grad", lambda set_to_none=True: None)
+        return real(s, *args, **more)
+
+    patch.setattr(loop, "step", wrong)
+
+
+def last_sample_left_out(patch: Patch) -> None:
+    real = batches.Feed.batch
+
+    def wrong(self: Any, step: int) -> Any:
+        batch = real(self, step)
+        return replace(batch, inputs=batch.inputs and [torch.cat([x[:-1], x[:1]]) for x in batch.inputs])
+
+    patch.setattr(batches.Feed, "batch", wrong)
+
+
+def sent_in_fewer_bits(patch: Patch) -> None:
+    def wrong(part: Any, plan: Any, meshes: Any) -> list[fuse.Bucketed]:
+        return [fuse.Bucketed(b.tensors, b.group, torch.float32) for b in fuse.fuse(part, plan, meshes)]
+
+    patch.setattr(parallel_model, "fuse", wrong)
+
+
+def mean_of_means(patch: Patch) -> None:
+    """Each rank divides by the targets of its own batch."""
+
+    def wrong(self: Any, targets: Any) -> None:
+        self._whole = torch.zeros((), dtype=torch.float64) if targets is None else self._loss.count(targets) * 2
+
+    patch.setattr(pipeline._Count, "start", wrong)
+
+
+def cut_from_its_past(patch: Patch) -> None:
+    """What goes from one stage to the next takes no gradient back."""
+    patch.setattr(split, "boundary", lambda t, trains: t.detach().clone().requires_grad_(trains))
+
+
+def bias_not_trained(patch: Patch) -> None:
+    real = parallel_model.ParallelModel.trainable
+
+    def wrong(self: Any) -> Any:
+        return [(name, t) for name, t in real(self) if name != "a.bias"]
+
+    patch.setattr(parallel_model.ParallelModel, "trainable", wrong)
+
+
+def shards_of_the_next_rank(patch: Patch) -> None:
+    """Each rank fills its shard with the numbers one row further down."""
+    real = fill.cut
+    patch.setattr(fill, "cut", lambda whole, box: real(whole.roll(1, 0) if whole.dim() == 2 else whole, box))
+
+
+def rows_reversed(patch: Patch) -> None:
+    """Targets do not belong to the samples that they are beside."""
+    real = batches.Feed.batch
+
+    def wrong(self: Any, step: int) -> Any:
+        batch = real(self, step)
+        return replace(batch, targets=None if batch.targets is None else batch.targets.flip(0))
+
+    patch.setattr(batches.Feed, "batch", wrong)
+
+
+def rounded_at_a_save(patch: Patch) -> None:
+    """A checkpoint keeps fewer bits than the run has."""
+    real = state.load
+
+    def wrong(s: Any, *args: Any, **more: Any) -> Any:
+        found = real(s, *args, **more)
+        with torch.no_grad():
+            for _, t in s.model.named():
+                local = fill.local(t)
+                if local.is_floating_point():
+                    local.copy_(local.to(torch.bfloat16))
+        return found
+
+    patch.setattr(state, "load", wrong)
+
+
+Fault = tuple[Any, dict[str, Any], dict[str, Any], str]
+ONCE: dict[str, Fault] = {
+    "masks of each rank's own": (
+        draws_of_its_own, TWO, of("DropsAttentionInside"), r"step 1: the loss: \S+ from one process \(and",
+    ),
+    "a constructor that is replayed to other numbers": (
+        replayed_by_strides, TWO, of("Factored"),
+        r"the weights at step 0 of vh: is not what a plain construction makes of the same draws$",
+    ),
+    "a model that nobody puts into training mode": (
+        never_in_training, STAGES, of("HandedOutAsleep"), r"step 1: the loss: \S+ from one process \(and",
+    ),
+    "an overridden train() that nobody calls": (
+        never_in_training, STAGES, of("KeepsAsleep"), r"step 1: the loss: \S+ from one process \(and",
+    ),
+    "statistics of the first rank, which the loss reads": (
+        statistics_of_one_rank, TWO, of("Averaged", net_used=True),
+        r"step 1: the statistics of follower\.seen: the loss of a rank reads it, and the first rank's alone is kept",
+    ),
+    "an export that reads back as another model": (
+        exported_as_another, STAGES, of("Net"), r"step 3: what was exported of b\.weight: \S+ from one process$",
+    ),
+    "a reference whose ties are lost": (
+        reference_untied, STAGES, of("Tied"),
+        r"the reference's tie of a\.weight: it is one tensor as a\.weight there$",
+    ),
+}  # fmt: skip
+NEW: dict[str, Fault] = {
+    "gradients that are not clipped": (not_clipped, TWO, of("Net"), r"step 2: the gradient of \S+: \S+ from one"),
+    "momentum of another weight after a load": (
+        states_swapped, TWO, of("Tall", **MOMENTUM), r"step 4: the weights after the update of \S+: \S+ from one",
+    ),
+    "buffers that a load leaves out": (
+        buffers_not_loaded, TWO, of("Normed"), r"step 3: what was loaded of norm\.running_mean: \S+ from one process",
+    ),
+    "copies of a tie that never hear of each other": (
+        tie_without_gradient, STAGES, {"model__layers": 2}, r"step 1: the gradient of embed\.weight: copies differ on",
+    ),
+    "gradients of replicas averaged twice": (
+        mean_for_sum, REPLICAS, of("Net"), r"step 1: the gradient of \S+: 5\.0e-01 from one process",
+    ),
+    "evaluation mode that a validation leaves behind": (
+        asleep_after_a_validation, TWO, of("Normed"), r"step 4: the loss: \S+ from one process",
+    ),
+    "gradients that are never cleared": (gradients_kept, TWO, of("Net"), r"step 2: the gradient of \S+: \S+ from one"),
+    "a sample that is read twice": (last_sample_left_out, TWO, of("Net"), r"step 1: the loss: \S+ from one process"),
+    "gradients that are sent in fewer bits": (
+        sent_in_fewer_bits, REPLICAS, of("Net"), r"step 1: the gradient of \S+: \d\.\de-0[789] from one process",
+    ),
+    "a mean of means": (mean_of_means, TWO, of("Net", **IGNORING), r"step 1: the loss: \S+ from one process"),
+    "a stage that gets no gradient": (
+        cut_from_its_past, STAGES, of("Net"), r"step 1: the gradient of a\.\S+: there is none \(and",
+    ),
+    "a bias that the optimizer does not know": (
+        bias_not_trained, TWO, of("Net"), r"step 1: the weights after the update of a\.bias: \S+ from one process",
+    ),
+    "shards in another order": (
+        shards_of_the_next_rank, SHARDED, of("Net"),
+        r"the weights at step 0 of a\.weight: is not what a plain construction makes of the same draws",
+    ),
+    "targets of other samples": (rows_reversed, TWO, of("Net"), r"step 1: the loss: \S+ from one process"),
+    "a checkpoint of fewer bits": (
+        rounded_at_a_save, SHARDED, of("Net"), r"step 3: what was loaded of \S+: \d\.\de-03 from one process",
+    ),
+}  # fmt: skip
+
+
+def judged(patch: Patch, fault: Fault) -> None:
+    """It holds without the fault, and names what is off with it."""
+    break_it, parallel, changes, said = fault
+    if break_it is not statistics_of_one_rank:  # which is refused
+        fine = certificate(parallel, **changes)
+        assert fine.holds, fine.verdict()
+    break_it(patch)
+    c = certificate(parallel, **changes)
+    assert not c.holds
+    assert re.match(r"does not hold \(allowed 1e-12\): " + f"(?:{said})", c.verdict()), c.verdict()
+
+
+@pytest.mark.parametrize("case", some(ONCE, 7))
+def test_a_fault_that_once_passed_is_caught(monkeypatch: Patch, case: str) -> None:
+    judged(monkeypatch, ONCE[case])
+
+
+@pytest.mark.parametrize("case", some(NEW, 4))
+def test_a_new_fault_is_caught(monkeypatch: Patch, case: str) -> None:
+    judged(monkeypatch, NEW[case])
