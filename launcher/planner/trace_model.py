@@ -59,9 +59,11 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     """Without memory, as ``record`` leaves it. Raises ``RequestError`` for what no layout could train."""
     from launcher.parallel.deferred_init import fill
     from launcher.parallel.deferred_init.record import build_in_memory, record
+    from launcher.parallel.model_state.global_hooks import hooked_for_all
     from launcher.parallel.trace import model_facts
 
-    with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])):
+    dtype = model_facts.dtype_of(DTYPE[job.train.precision])
+    with model_facts.default_dtype(dtype), hooked_for_all() as for_all:
         with _owned(job.model, "model"):
             model, tape = record(build, job.seed)
         if foreign(job.model):
@@ -72,7 +74,8 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     names = {n: t.detach() for n, t in fill.tensors(model).items()}
     in_memory = (lambda: fill.tensors(build_in_memory(build, job.seed))) if tape.why else None
     first = fill.InitialTensors(tape, names, in_memory)
-    known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
+    traits = replace(known.traits, shared=tape.shared, computed=tape.computed, for_all=tuple(for_all))
+    known = replace(known, traits=traits)
     refuse((*model_effects.unfit(known), *misnamed(known)))
     known = model_folder.with_stored(job, known)
     why = tape.why if job.parallel.deferred_init else ""

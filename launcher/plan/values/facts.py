@@ -91,7 +91,8 @@ class ModelTraits:
     ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
     ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one
     another's memory; ``computed``: attributes made of weights; ``compiled``: modules that the model itself
-    has had compiled.
+    has had compiled. ``saying``: modules that say more of themselves (``get_extra_state``). ``for_all``:
+    functions by which the constructor has registered hooks for all modules of torch.
     """
 
     hooked: tuple[str, ...] = ()
@@ -101,6 +102,8 @@ class ModelTraits:
     shared: tuple[tuple[str, ...], ...] = ()
     computed: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
+    saying: tuple[str, ...] = ()
+    for_all: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,14 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """An attribute that is no tensor, and that each forward changes and reads; ``by_data``: by its inputs."""
+
+    name: str
+    by_data: bool
+
+
+@dataclass(frozen=True)
 class Inner:
     """Gradients that the forward takes itself while ``module`` runs.
 
@@ -237,7 +248,8 @@ class Effects:
     there. ``grads``: modules that look at the gradient that a backward has left on a parameter.
     ``evaluated``: what a forward in evaluation mode changes; ``mixed``: the modules that then normalize over
     the samples of their batch. ``world``: modules that ask for the processes that they run in, each with what
-    it asks; ``draws``: numbers come from Python's or numpy's global random stream.
+    it asks; ``draws``: numbers come from Python's or numpy's global random stream. ``kept``: what it
+    remembers in Python.
     """
 
     changes: tuple[Change, ...] = ()
@@ -251,6 +263,7 @@ class Effects:
     mixed: tuple[str, ...] = ()
     world: tuple[tuple[str, str], ...] = ()
     draws: bool = False
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True)
