@@ -186,16 +186,20 @@ OTHER = 1
 """The batch after the first, of those that a model is tried with."""
 
 
-def in_memory(model: nn.Module) -> nn.Module:
+def in_memory(module: nn.Module, path: str = "") -> nn.Module:
     """A copy with the numbers of the constructor, as far as they are known; zeros else."""
-    real = zeros(copied(model))
-    _filled(real, "")
+    real = zeros(copied(module))
+    _filled(real, path)
     return real
 
 
 def stand_ins(inputs: Sequence[torch.Tensor], batch: int) -> list[torch.Tensor]:
     """Numbers for the inputs of a model: those of a batch of the data, or drawn ones."""
-    known = SampleValues(inputs)
+    return drawn(inputs, batch, SampleValues(inputs))
+
+
+def drawn(inputs: Sequence[torch.Tensor], batch: int, known: SampleValues) -> list[torch.Tensor]:
+    """The numbers that are ``known`` of a batch, drawn ones for other floats, zeros for the rest."""
     stream = torch.Generator().manual_seed(batch)
     out = []
     for t in inputs:
