@@ -40,6 +40,7 @@ class ModelRead:
     ``lost``: why its weights cannot be made without the whole of it.
     ``marks``: Python attributes that its tensors had, with the names of those. ``flows``: how operators run
     in it, as far as that has been followed. ``initial``: the numbers that the constructor gives its tensors.
+    ``mixing``: whether samples of a batch depend on one another, as far as that has been tried.
     """
 
     make: Callable[[], nn.Module]
@@ -48,6 +49,7 @@ class ModelRead:
     marks: dict[str, tuple[str, ...]]
     flows: dict[tuple[tuple[Operator, ...], int, tuple[TensorSpec, ...]], Flow] = field(default_factory=dict)
     initial: InitialTensors | None = None
+    mixing: dict[tuple[TensorSpec, ...], bool | None] = field(default_factory=dict)
 
     @cached_property
     def module(self) -> nn.Module:

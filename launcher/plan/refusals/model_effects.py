@@ -12,7 +12,7 @@ from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
-from launcher.plan.values.text import listed
+from launcher.plan.values.text import listed, many
 
 KEY = "model"
 Why = tuple[str, str]
@@ -107,6 +107,12 @@ def _around(at: CutModel, graph: Graph) -> Iterator[Problem]:
     if graph.effects.draws and at.sizes.replicas > 1:
         text = "the forward draws numbers from Python's or numpy's random stream"
         yield Problem(KEY, f"{text}, which is another on every rank; draw with torch, inside a module")
+    if graph.effects.mixing and at.sizes.replicas * at.sizes.micros > 1:
+        text = "what its forward gives for a sample depends on the other samples of its batch"
+        parts = f"{many(at.sizes.micros, 'micro batch')} and {many(at.sizes.replicas, 'data-parallel rank')}"
+        why = f"a batch is cut over {parts}, so each layout would train another model"
+        cure = "let each sample be worked out by itself, or train on one rank and micro batch"
+        yield Problem(KEY, f"{text}; {why}: {cure}")
     for kept in graph.effects.kept:
         if kept.by_data and at.sizes.replicas > 1:
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
@@ -161,6 +167,14 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
         return []
     verb, them = ("stays", "it") if len(kept) == 1 else ("stay", "them")
     return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
+
+
+def mixed(graph: Graph) -> list[Note]:
+    """What every other cut of the batch would change."""
+    if not graph.effects.mixing:
+        return []
+    text = "what its forward gives for a sample depends on the other samples of its batch"
+    return [Note(KEY, f"{text}: another batch size, or a batch in parts, trains to other numbers")]
 
 
 def unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:

@@ -249,7 +249,8 @@ class Effects:
     ``evaluated``: what a forward in evaluation mode changes; ``mixed``: the modules that then normalize over
     the samples of their batch. ``world``: modules that ask for the processes that they run in, each with what
     it asks; ``draws``: numbers come from Python's or numpy's global random stream. ``kept``: what it
-    remembers in Python.
+    remembers in Python. ``mixing``: what comes of a sample depends on the others of its batch, BatchNorm
+    aside; ``None``: it was not tried.
     """
 
     changes: tuple[Change, ...] = ()
@@ -264,6 +265,7 @@ class Effects:
     world: tuple[tuple[str, str], ...] = ()
     draws: bool = False
     kept: tuple[Kept, ...] = ()
+    mixing: bool | None = None
 
 
 @dataclass(frozen=True)
