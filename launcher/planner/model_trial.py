@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.data.spec import input_specs, vocab
 from launcher.job.schema.components import Target, foreign
 from launcher.job.schema.job import Job
+from launcher.plan.values.facts import TensorSpec
 from launcher.planner.trace_model import ModelRead
 
 if TYPE_CHECKING:
@@ -24,6 +26,20 @@ def tried(job: Job, model: ModelRead) -> AbstractContextManager[None]:
     from launcher.parallel.trace.sample_values import Trial, tried_with
 
     return tried_with(Trial(batches(samples(job)), model.initial))
+
+
+def mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> bool | None:
+    """Whether what a user's own class gives for a sample depends on the others; ``None``: not known."""
+    if not isinstance(job.model, Target):
+        return None
+    from launcher.parallel.trace.mixing_samples import mixing
+    from launcher.parallel.trace.model_facts import meta
+
+    one = tuple(replace(s, shape=(1, *s.shape[1:])) for s in specs)
+    if one not in model.mixing:
+        with tried(job, model):
+            model.mixing[one] = mixing(model.module, meta(one))
+    return model.mixing[one]
 
 
 def samples(job: Job) -> tuple[Tensor, ...]:

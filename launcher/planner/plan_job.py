@@ -312,10 +312,13 @@ def _followed(
 
     dtype, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
     with model_facts.default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks):
+        mixing = model_trial.mixing(job, model, specs)
         if compute != dtype:
             narrow(model.module, compute)
         with leaving(model.module), model_trial.tried(job, model):
-            return follow(job, asked, model, whole=whole, specs=specs)
+            seen = follow(job, asked, model, whole=whole, specs=specs)
+    effects = replace(seen.graph.effects, mixing=mixing)
+    return replace(seen, graph=replace(seen.graph, effects=effects))
 
 
 def _shallow(

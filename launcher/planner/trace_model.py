@@ -40,6 +40,7 @@ class ModelRead:
     ``lost``: why its weights cannot be made without the whole of it.
     ``marks``: Python attributes that its tensors had, with the names of those. ``flows``: how operators run
     in it, as far as that has been followed. ``initial``: the numbers that the constructor gives its tensors.
+    ``mixing``: whether samples of a batch depend on one another, as far as that has been tried.
     """
 
     make: Callable[[], nn.Module]
@@ -48,6 +49,7 @@ class ModelRead:
     marks: dict[str, tuple[str, ...]]
     flows: dict[tuple[tuple[Operator, ...], int, tuple[TensorSpec, ...]], Flow] = field(default_factory=dict)
     initial: InitialTensors | None = None
+    mixing: dict[tuple[TensorSpec, ...], bool | None] = field(default_factory=dict)
 
     @cached_property
     def module(self) -> nn.Module:
@@ -59,9 +61,11 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     """Without memory, as ``record`` leaves it. Raises ``RequestError`` for what no layout could train."""
     from launcher.parallel.deferred_init import fill
     from launcher.parallel.deferred_init.record import build_in_memory, record
+    from launcher.parallel.model_state.global_hooks import hooked_for_all
     from launcher.parallel.trace import model_facts
 
-    with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])):
+    dtype = model_facts.dtype_of(DTYPE[job.train.precision])
+    with model_facts.default_dtype(dtype), hooked_for_all() as for_all:
         with _owned(job.model, "model"):
             model, tape = record(build, job.seed)
         lost = tape.why
@@ -75,7 +79,8 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     names = {n: t.detach() for n, t in fill.tensors(model).items()}
     in_memory = (lambda: fill.tensors(build_in_memory(build, job.seed))) if lost else None
     first = fill.InitialTensors(tape, names, in_memory)
-    known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
+    traits = replace(known.traits, shared=tape.shared, computed=tape.computed, for_all=tuple(for_all))
+    known = replace(known, traits=traits)
     refuse((*model_effects.unfit(known), *misnamed(known, job.launch.device)))
     known = model_folder.with_stored(job, known)
     why = lost if job.parallel.deferred_init else ""

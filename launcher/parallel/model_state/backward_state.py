@@ -1,7 +1,8 @@
-"""Finds state that a backward changes, as a counting hook does: a pipeline runs other forwards before it."""
+"""Finds state that passes between forwards and backwards: a pipeline runs them in another order."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any
@@ -12,7 +13,11 @@ from torch import nn
 from launcher.parallel.dispatch.containers import mapped
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.model_state.module_globals import contents_put_back, files, put_back
 from launcher.parallel.model_state.python_state import changed, held, library
+
+Batch = tuple[Any, Any]
+"""What a module is called with: arguments, and those by name."""
 
 HOOKING = frozenset({"apply", "register_hook", "register_multi_grad_hook", "register_prehook"})
 """Names in the code of a module that may have something of its own run in the backward."""
@@ -43,6 +48,77 @@ def moved(name: str, leaf: nn.Module, args: Any, kwargs: Any) -> list[str]:
         found += [at for at, version in _versions(leaf).items() if versions.get(at) != version]
         return [f"{name}.{at}" for at in dict.fromkeys(found)]
     return []
+
+
+def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]]) -> str:
+    """What comes out otherwise when another forward runs before the backward of ``leaf``; "" for nothing.
+
+    ``ready`` gives a copy of it with numbers, and two batches that it is called with; each time the same.
+    Nothing is known of one that fails for these numbers, or that never does the same twice.
+    """
+    if not any(map(_hooks, leaf.modules())):
+        return ""
+    with suppress(Exception), torch.random.fork_rng(devices=[]):
+        in_turn, again = _in_order(leaf, ready, False), _in_order(leaf, ready, False)
+        ahead = _in_order(leaf, ready, True)
+        if all(map(_equal, in_turn, again)):
+            return next(
+                (what for what, *two in zip(PARTS, in_turn, ahead, strict=True) if not _equal(*two)), ""
+            )
+    return ""
+
+
+PARTS = BACKWARD, FORWARD = "backward", "forward"
+
+
+def _in_order(
+    leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]], ahead: bool
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The gradients of a first forward, and what a second gives, which may run ``ahead`` of the backward."""
+    with put_back(files(*map(type, leaf.modules()))), contents_put_back(leaf):
+        one, first, second = ready()
+        given, out = _forward(one, first, 1)
+        if ahead:
+            _, after = _forward(one, second, 2)
+            return _backward(one, given, out), [t.detach() for t in after]
+        gradients = _backward(one, given, out)
+        return gradients, [t.detach() for t in _forward(one, second, 2)[1]]
+
+
+def _forward(leaf: nn.Module, batch: Batch, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Its inputs that have gradients, and the tensors that it gives."""
+    torch.manual_seed(seed)
+    given: list[torch.Tensor] = []
+
+    def asked(t: torch.Tensor) -> torch.Tensor:
+        if not t.is_floating_point():
+            return t.clone()
+        given.append(t.detach().clone().requires_grad_())
+        return given[-1].clone()  # it may be changed in place
+
+    args, kwargs = mapped(batch, asked)
+    made = tree_leaves(leaf(*args, **kwargs))
+    return given, [t for t in made if isinstance(t, torch.Tensor)]
+
+
+def _backward(leaf: nn.Module, given: list[torch.Tensor], made: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients of its inputs and weights."""
+    torch.manual_seed(3)
+    out = [t for t in made if t.requires_grad]
+    torch.autograd.backward(out, [torch.randn_like(t) for t in out])
+    return [t.grad.clone() for t in (*given, *leaf.parameters()) if t.grad is not None]
+
+
+def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    """But for roundings."""
+    same = zip(a, b, strict=False)
+    return len(a) == len(b) and all(x.shape == y.shape and bool(_close(x, y)) for x, y in same)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-9, equal_nan=True)
 
 
 def _hooks(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from launcher.parallel.model_state.deep_copy import cells
 from launcher.parallel.model_state.python_state import LIBRARIES, PythonState, library, parts
@@ -140,6 +141,36 @@ def put_back(names: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         before.restore()
+
+
+@contextmanager
+def contents_put_back(model: nn.Module) -> Iterator[None]:
+    """What runs meanwhile, on a copy too, leaves no trace in what the modules hold: containers, closures."""
+    values = [v for m in model.modules() for v in vars(m).values()]
+    closed = [(cell, cell.cell_contents) for cell in _cells(values)]
+    inside: dict[int, tuple[Any, Any]] = {}
+    for value in values:
+        _remember(value, inside)
+    try:
+        yield
+    finally:
+        for cell, value in closed:
+            cell.cell_contents = value
+        for value, held in inside.values():
+            _refill(value, held)
+
+
+def _cells(values: Iterable[Any]) -> Iterator[Any]:
+    """Those of the functions among ``values``, and in what these hold."""
+    stack, seen = [*values], set[int]()
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, FunctionType):
+            yield from (cell for _, cell in cells(value))
+        stack += [part for _, part in parts(value) or ()]
 
 
 def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:

@@ -144,6 +144,8 @@ def _mark(value: Any) -> Any:
         return repr(value.get_state())
     if isinstance(value, random.Random):
         return value.getstate()
+    if isinstance(value, torch.Generator) and value.device.type == "cpu":
+        return value.get_state().numpy().tobytes()
 
     # how far an iterator has come
     if isinstance(value, GeneratorType):

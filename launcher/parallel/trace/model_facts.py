@@ -30,6 +30,7 @@ from launcher.parallel.trace.fx_glue import (
     trace,
     trace_ours,
 )
+from launcher.parallel.trace.moving_state import moving
 from launcher.parallel.trace.param_roles import adapted, adds, param_roles
 from launcher.parallel.trace.specs import output_specs, spec, specs
 from launcher.parallel.trace.usage import Watch, watching
@@ -124,6 +125,7 @@ def _traits(model: nn.Module) -> ModelTraits:
         synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
         compiled=tuple(n for n, m in modules if _compiled(m)),
         twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
+        saying=tuple(n for n, m in modules if type(m).get_extra_state is not nn.Module.get_extra_state),
     )
 
 
@@ -166,7 +168,10 @@ def graph(
     """
     known = skeleton(model)
     traced = trace_ours if ours else trace
-    return facts(traced(model, leaves, meta(inputs), _loaded(known, model)), known)
+    tracer = traced(model, leaves, meta(inputs), _loaded(known, model))
+    moved = tracer.watch.moved and not ours
+    made = facts(tracer, known)
+    return _remembering(made, model, inputs) if moved else made
 
 
 def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
@@ -181,7 +186,7 @@ def one_sample_more(
     """What it returns of one sample more than ``inputs``; ``None`` where it cannot be run on so many."""
     more = [replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) for t in inputs]
     try:
-        made = _whole(model, skeleton(model), more) if leaves is None else piece(model, leaves, more)
+        made = _whole(model, skeleton(model), more)[0] if leaves is None else piece(model, leaves, more)
     except RequestError:
         return None
     return made.nodes[-1].out
@@ -332,19 +337,27 @@ def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
 def whole(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool = False) -> Graph:
     """The model as a single node, for one stage: any Python goes. ``ours``: as in ``graph``."""
     known = skeleton(model)
-    made = _whole(model, known, inputs)
+    made, moved = _whole(model, known, inputs)
     if ours and not modal(model):
         return _evaluated(made, made.effects)
+    if moved:
+        made = _remembering(made, model, inputs)
     with evaluating([model]):
         try:
-            other = _whole(model, known, inputs).effects
+            other = _whole(model, known, inputs)[0].effects
         except RequestError:  # it is not made for that; who asks for it will hear from it
             other = Effects()
     return _evaluated(made, other)
 
 
-def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> Graph:
-    """In the mode that ``model`` is in.
+def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
+    """``graph``, with what its forwards remember in Python."""
+    kept = moving(model, meta(inputs), bool(graph.looks))
+    return replace(graph, effects=replace(graph.effects, kept=kept))
+
+
+def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:
+    """In the mode that ``model`` is in; and whether anything in Python was other afterwards.
 
     One that looks at data is traced, for code may look only where it runs, or else run on
     zeros in memory, all of it.
@@ -358,12 +371,13 @@ def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> G
         traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known, model))
     except RequestError:
         return _single(model, known, inputs, lambda model, xs, seen: run_module(model, xs, {}, seen))
-    return _node(known, inputs, _returned(traced), meter=traced.meter, watch=traced.watch)
+    made = _node(known, inputs, _returned(traced), meter=traced.meter, watch=traced.watch)
+    return made, traced.watch.moved
 
 
 def _single(
     model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run: Callable[..., Any]
-) -> Graph:
+) -> tuple[Graph, bool]:
     model, xs = copied(model), meta(inputs)  # a forward may count or cache
     meter = Meter((*model.parameters(), *model.buffers()))
     with (
@@ -374,7 +388,7 @@ def _single(
         watching(model, _loaded(known, model), lambda: meter.saved, xs) as watch,
     ):
         value = run(model, xs, Observers(meter, watch))
-    return _node(known, inputs, value, meter=meter, watch=watch)
+    return _node(known, inputs, value, meter=meter, watch=watch), watch.moved
 
 
 def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: Meter, watch: Watch) -> Graph:

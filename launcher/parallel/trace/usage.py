@@ -86,7 +86,7 @@ class Watch(TorchFunctionMode):
     given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
     generator, whose code runs when they are over. Of what is around the model ``world``: modules that ask for
     the processes that they run in, and what for; ``global_draws``: whether numbers come from the global
-    streams of Python or numpy.
+    streams of Python or numpy; ``moved``: attributes of modules are other than before.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class Watch(TorchFunctionMode):
         self.grads: dict[str, None] = {}
         self.world: dict[tuple[str, str], None] = {}
         self.global_draws = False
+        self.moved = False
 
         # the model as it was before
         self._paths: dict[int, str] = {id(m): name for name, m in model.named_modules()}
@@ -392,7 +393,7 @@ def watching(
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
     forget()
     watch = Watch(model, units, saved, given)
-    streams = streams_now()
+    streams, before = streams_now(), held(model)
 
     # modules: by lambdas, which a copy of the module shares, and so tells this watch
     for name, module in model.named_modules():
@@ -419,6 +420,7 @@ def watching(
             yield watch
         watch.effects.settle()
         watch.global_draws = streams_now() != streams
+        watch.moved = bool(watch.counted or changed(before, held(model)))
     finally:
         del reentrant.apply
         watch.over = True

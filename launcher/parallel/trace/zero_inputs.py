@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.pytree import tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.capture import Uncuttable
-from launcher.parallel.trace.sample_values import FEW, initial, trying
+from launcher.parallel.trace.sample_values import FEW, SampleValues, initial, trying
 from launcher.parallel.trace.state_effects import StateEffects
 from launcher.parallel.trace.usage import Watch
 
@@ -180,6 +180,34 @@ def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_ze
         written = seen.meter.written
         written.update([storages[w] for w in written if w in storages])
     return _returned(out, given, made, effects)
+
+
+OTHER = 1
+"""The batch after the first, of those that a model is tried with."""
+
+
+def in_memory(module: nn.Module, path: str = "") -> nn.Module:
+    """A copy with the numbers of the constructor, as far as they are known; zeros else."""
+    real = zeros(copied(module))
+    _filled(real, path)
+    return real
+
+
+def stand_ins(inputs: Sequence[torch.Tensor], batch: int) -> list[torch.Tensor]:
+    """Numbers for the inputs of a model: those of a batch of the data, or drawn ones."""
+    return drawn(inputs, batch, SampleValues(inputs))
+
+
+def drawn(inputs: Sequence[torch.Tensor], batch: int, known: SampleValues) -> list[torch.Tensor]:
+    """The numbers that are ``known`` of a batch, drawn ones for other floats, zeros for the rest."""
+    stream = torch.Generator().manual_seed(batch)
+    out = []
+    for t in inputs:
+        value = known.of(t, batch)
+        if value is None and t.is_floating_point():
+            value = torch.randn(t.shape, generator=stream, device="cpu").to(t.dtype)
+        out.append(torch.zeros_like(t, device="cpu") if value is None else value)
+    return out
 
 
 @torch.no_grad()

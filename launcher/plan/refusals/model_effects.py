@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.errors import Problem
+from launcher.job.schema.job import Job
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
-from launcher.plan.values.text import listed
+from launcher.plan.values.text import listed, many
 
 KEY = "model"
 Why = tuple[str, str]
@@ -37,6 +38,10 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
             text = f"{together} lie in the same memory, and each would have its own on its rank"
             way_out = "keep one tensor, under one name or several, and take views of it in the forward"
             yield Problem(KEY, f"{text}; {way_out}")
+
+    for hook in skeleton.traits.for_all:
+        text = f"the constructor calls {hook}, for all modules of torch, once more each time that it runs"
+        yield Problem(KEY, f"{text}; register hooks on the modules of the model")
 
     if not any(p.trainable for p in skeleton.params):
         text = "none of its parameters requires a gradient, so there is nothing to train"
@@ -102,6 +107,19 @@ def _around(at: CutModel, graph: Graph) -> Iterator[Problem]:
     if graph.effects.global_draws and at.sizes.replicas > 1:
         text = "the forward draws numbers from Python's or numpy's random stream"
         yield Problem(KEY, f"{text}, which is another on every rank; draw with torch, inside a module")
+    if graph.effects.mixing and at.sizes.replicas * at.sizes.micros > 1:
+        text = "what its forward gives for a sample depends on the other samples of its batch"
+        parts = f"{many(at.sizes.micros, 'micro batch')} and {many(at.sizes.replicas, 'data-parallel rank')}"
+        why = f"a batch is cut over {parts}, so each layout would train another model"
+        cure = "let each sample be worked out by itself, or train on one rank and micro batch"
+        yield Problem(KEY, f"{text}; {why}: {cure}")
+    for kept in graph.effects.kept:
+        if kept.by_data and at.sizes.replicas > 1:
+            ranks = f"each of {at.sizes.replicas} data-parallel ranks"
+            text = (
+                f"the forward changes {kept.name}, by numbers that {ranks} has its own of, and then uses it"
+            )
+            yield Problem(KEY, f"{text}: they would train different models; use one data-parallel rank")
 
 
 def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
@@ -149,6 +167,33 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
         return []
     verb, them = ("stays", "it") if len(kept) == 1 else ("stay", "them")
     return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
+
+
+def mixed(graph: Graph) -> list[Note]:
+    """What every other cut of the batch would change."""
+    if not graph.effects.mixing:
+        return []
+    text = "what its forward gives for a sample depends on the other samples of its batch"
+    return [Note(KEY, f"{text}: another batch size, or a batch in parts, trains to other numbers")]
+
+
+def unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+    """What a run that goes on from a checkpoint begins anew: the forward keeps it where no checkpoint is."""
+    kinds = [step.kind for step in job.steps.values()]
+    if job.checkpoint.every is None and "save" not in kinds:
+        return []
+    persistent = {p.name for p in skeleton.params}
+    buffers = [c.name for c in graph.effects.changes if c.read and not persistent & {*c.names}]
+    kept = [n for n in (k.name for k in graph.effects.kept) if owner(n) not in skeleton.traits.saying]
+    out = []
+    for names, what, cure in (
+        (kept, "Python keeps it", "make a buffer of it, or return it from get_extra_state"),
+        (buffers, "persistent=False keeps it out of the state dict", "register it as a persistent buffer"),
+    ):
+        if names:
+            text = f"{listed(names)}: the forward changes and reads it, and {what}; no checkpoint has it"
+            out.append(Note("checkpoint", f"{text}, so a run that goes on begins it anew; {cure}"))
+    return out
 
 
 DTYPES = (

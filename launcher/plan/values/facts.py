@@ -91,7 +91,8 @@ class ModelTraits:
     ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
     ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one
     another's memory; ``computed``: attributes made of weights; ``compiled``: modules that the model itself
-    has had compiled.
+    has had compiled. ``saying``: modules that say more of themselves (``get_extra_state``). ``for_all``:
+    functions by which the constructor has registered hooks for all modules of torch.
     """
 
     hooked: tuple[str, ...] = ()
@@ -101,6 +102,8 @@ class ModelTraits:
     shared: tuple[tuple[str, ...], ...] = ()
     computed: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
+    saying: tuple[str, ...] = ()
+    for_all: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,14 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """An attribute that is no tensor, and that each forward changes and reads; ``by_data``: by its inputs."""
+
+    name: str
+    by_data: bool
+
+
+@dataclass(frozen=True)
 class Inner:
     """Gradients that the forward takes itself while ``module`` runs.
 
@@ -250,7 +261,9 @@ class Effects:
     the samples of their batch. ``draws``: modules that draw random numbers in training, by the use of a
     generator of torch; ``dropouts``: those of them that only draw dropout and can be told not to. ``world``:
     modules that ask for the processes that they run in, each with what it asks. ``global_draws``: whether
-    numbers come from the global random stream of Python or numpy.
+    numbers come from the global random stream of Python or numpy. ``kept``: what it remembers in Python.
+    ``mixing``: what comes of a sample depends on the others of its batch, BatchNorm aside; ``None``: it was
+    not tried.
     """
 
     changes: tuple[Change, ...] = ()
@@ -266,6 +279,8 @@ class Effects:
     dropouts: tuple[str, ...] = ()
     world: tuple[tuple[str, str], ...] = ()
     global_draws: bool = False
+    kept: tuple[Kept, ...] = ()
+    mixing: bool | None = None
 
 
 @dataclass(frozen=True)

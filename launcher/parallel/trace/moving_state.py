@@ -1,0 +1,87 @@
+"""Finds what each forward changes outside of parameters and buffers, and the next one reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.python_state import PythonState, changed, held, reading
+from launcher.parallel.trace.sample_values import FEW
+from launcher.parallel.trace.zero_inputs import OTHER, in_memory, stand_ins
+from launcher.plan.values.facts import Kept
+
+ROUNDS = 3
+"""Forwards: what is a cache is filled by the first, and a warm-up may be over in the next."""
+
+
+def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kept, ...]:
+    """Attributes of modules, each with whether its numbers come from the data; ``model`` stays what it is.
+
+    ``looks``: its Python looks at data, so that it can run only on numbers in memory. Nothing is known of a
+    model that is too large for that, or that fails for the numbers that it is tried with.
+    """
+    if looks and sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW:
+        return ()
+    with suppress(Exception), torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
+        return _found(model, inputs, looks)
+    return ()
+
+
+def _found(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kept, ...]:
+    # after the first forward, and after more
+    one, xs = _ready(model, inputs, looks, 0)
+    run = partial(_forward, one, xs, looks)
+    run()
+    before = held(one)
+    for _ in range(ROUNDS - 1):
+        run()
+    names = dict.fromkeys(name for name, _ in changed(before, held(one)) if not _tensor(one, name))
+    if not names:
+        return ()
+
+    # who reads it, and whether other data make something else of it
+    read: dict[str, None] = {}
+    with reading(one, names, lambda name: read.setdefault(name)):
+        run()
+    by_data: set[str] = set()
+    if looks:
+        by_data = {name for name, _ in changed(_after(model, inputs, 0), _after(model, inputs, OTHER))}
+    return tuple(Kept(name, name in by_data) for name in names if name in read)
+
+
+def _after(model: nn.Module, inputs: Sequence[Tensor], batch: int) -> PythonState:
+    """What a first forward leaves."""
+    one, xs = _ready(model, inputs, True, batch)
+    _forward(one, xs, True)
+    return held(one)
+
+
+def _ready(
+    model: nn.Module, inputs: Sequence[Tensor], looks: bool, batch: int
+) -> tuple[nn.Module, list[Tensor]]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if looks:
+            return in_memory(model), stand_ins(inputs, batch)
+    return copied(model), [torch.empty_like(x, device="meta") for x in inputs]
+
+
+def _forward(model: nn.Module, xs: Sequence[Tensor], looks: bool) -> None:
+    torch.manual_seed(0)
+    with torch.no_grad(), torch.device("cpu" if looks else "meta"):
+        model(*(x.clone() for x in xs))
+
+
+def _tensor(model: nn.Module, name: str) -> bool:
+    """Whether it is a parameter or buffer, which others see to."""
+    path, _, attr = name.rpartition(".")
+    with suppress(AttributeError):
+        owner = model.get_submodule(path)
+        return attr in owner._buffers or attr in owner._parameters
+    return False

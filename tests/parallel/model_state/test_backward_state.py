@@ -1,0 +1,59 @@
+"""A module whose backward and other forwards hang on each other is refused on stages, whose order is another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.planner.plan_job import plan_job
+from launcher.steps.certification.gather_full import error
+from tests.parallel.trace.test_state_effects import alone, trained
+from tests.parity import own, whole
+from tests.ranks import on_ranks
+
+USES = (
+    "model: the backward of middle uses what the last forward has left, and a pipeline runs other forwards before it; "
+    "keep what it needs with the call (ctx, or an argument of the hook's function)"
+)
+LEAVES = (
+    "model: the backward of middle leaves something that the next forward uses, and a pipeline runs other forwards "
+    "before it than one process; change it in the forward"
+)
+
+
+def net(how: str, stages: int, **more: Any) -> Job:
+    parallel = {"pipeline": {"stages": stages, "micro_batch_num": 2}}
+    model = {"_target_": "tests.parallel.entangled_nets.Net", "how": how}
+    return own("entangled_nets.Net", [6], stages=stages, model=model, parallel=parallel, **more)
+
+
+@pytest.mark.parametrize("how", ["function", "hook", "buffer", "closure", "class"])
+def test_a_backward_that_uses_what_the_last_forward_left_is_refused(how):
+    with pytest.raises(RequestError) as refused:
+        plan_job(net(how, 2))
+    assert USES in str(refused.value) or "which each process has its own of" in str(refused.value)
+
+
+def test_a_backward_that_leaves_something_for_the_next_forward_is_refused():
+    with pytest.raises(RequestError) as refused:
+        plan_job(net("leaves", 2))
+    assert LEAVES in str(refused.value)
+
+
+@pytest.mark.parametrize("how", ["function", "hook", "buffer", "closure", "leaves"])
+def test_in_one_stage_order_is_that_of_one_process(how):
+    plan_job(net(how, 1))
+
+
+@pytest.mark.parametrize("how", ["kept", "argument", "counts", "plain"])
+def test_what_is_kept_with_the_call_is_exact(how):
+    job = net(how, 2, optim={"name": "sgd", "lr": 0.5})
+    plan = plan_job(job)
+    ranks = [r[how] for r in on_ranks(2, trained, {how: (job, plan)}, timeout_s=120)]
+    loss, want = alone(job, plan)
+    got = whole(plan, [p for _, held in ranks for p in held])
+    assert abs(ranks[0][0] - loss) <= 1e-12 * abs(loss)
+    assert {n: e for n, w in want.items() if not (e := error(got[n], w)) <= 1e-12} == {}

@@ -1,0 +1,98 @@
+"""Modules that remember something outside of parameters and persistent buffers, and use it in the next forward."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+
+class Remembers(nn.Module):
+    """``kind`` of what it remembers, under the name ``kept``."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.lin = nn.Linear(6, 6)
+        start: dict[str, Any] = {
+            "number": 0, "list": [], "deque": deque(maxlen=3), "array": np.ones(2), "python": random.Random(0),
+            "numpy": np.random.default_rng(0), "torch": torch.Generator().manual_seed(0), "cache": None, "unread": 0,
+            "mean": 1.0, "seen": [],
+        }  # fmt: skip
+        if kind == "buffer":
+            self.register_buffer("kept", torch.ones(()), persistent=False)
+        else:
+            self.kept = start[kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.tanh(self.lin(x))
+        return out * self.scale(x.detach()) if self.training else out
+
+    def scale(self, x: Tensor) -> Any:
+        if self.kind == "unread":
+            self.kept = len(x)
+            return 1.0
+        if self.kind == "cache":
+            if self.kept is None:
+                self.kept = 2.0
+            return self.kept
+        if self.kind == "python":
+            return self.kept.random()
+        if self.kind == "numpy":
+            return float(self.kept.random())
+        if self.kind == "torch":
+            return torch.rand((), generator=self.kept, device="cpu").item()
+        return self.counted(x)
+
+    def counted(self, x: Tensor) -> Any:
+        if self.kind == "number":
+            self.kept += 1
+            return self.kept
+        if self.kind in ("list", "deque"):
+            self.kept.append(1 + len(self.kept) % 3)
+            return sum(self.kept)
+        if self.kind == "array":
+            self.kept *= 0.9
+            return float(self.kept.sum())
+        if self.kind == "mean":
+            self.kept = 0.5 * self.kept + 0.5 * float(x.abs().mean())
+            return self.kept
+        if self.kind == "seen":
+            self.kept.append(float(x.abs().max()))
+            return sum(self.kept[-3:])
+        self.kept = self.kept * 0.9
+        return self.kept
+
+
+class Told(Remembers):
+    def get_extra_state(self) -> Any:
+        return self.kept
+
+    def set_extra_state(self, state: Any) -> None:
+        self.kept = state
+
+
+class Net(nn.Module):
+    def __init__(self, kind: str, told: bool = False) -> None:
+        super().__init__()
+        self.a, self.middle, self.head = nn.Linear(6, 6), (Told if told else Remembers)(kind), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(torch.tanh(self.a(x))))
+
+
+class HookedForAll(nn.Module):
+    """Its constructor has every module of torch do something more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
+        register_module_forward_hook(lambda m, given, out: out * 1.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x))

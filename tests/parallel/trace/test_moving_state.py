@@ -1,0 +1,86 @@
+"""What a forward remembers in Python, or in buffers that no checkpoint has, the plan names; by data it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.parallel.model_state.global_hooks import hooked_for_all
+from launcher.planner.plan_job import plan_job
+from tests.parity import own
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {}, "replicas": {"grid": {"dp_replicate": 2}}, "stages": {"pipeline": {"stages": 2, "micro_batch_num": 2}},
+}  # fmt: skip
+
+
+def net(kind: str, layout: str = "one", told: bool = False, every: int | None = 2) -> Job:
+    model = {"_target_": "tests.parallel.remembering_nets.Net", "kind": kind, "told": told}
+    more = {"model": model, "parallel": LAYOUTS[layout], "checkpoint": {"every": every}}
+    return own("remembering_nets.Net", [6], stages=1, **more)
+
+
+def said(job: Job) -> list[str]:
+    return [n.text for n in plan_job(job).notes if n.key == "checkpoint"]
+
+
+KEPT = (
+    "middle.kept: the forward changes and reads it, and Python keeps it; no checkpoint has it, so a run that goes on "
+    "begins it anew; make a buffer of it, or return it from get_extra_state"
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["number", "list", "deque", "array", "python", "numpy"])
+def test_what_python_keeps_is_named(kind, layout):
+    assert said(net(kind, layout)) == [KEPT]
+
+
+@pytest.mark.parametrize("kind", ["torch", "mean", "seen"])
+def test_it_is_named_where_the_model_looks_at_data(kind):
+    assert said(net(kind)) == [KEPT]
+
+
+def test_a_buffer_outside_the_state_dict_is_named():
+    assert said(net("buffer")) == [
+        "middle.kept: the forward changes and reads it, and persistent=False keeps it out of the state dict; no "
+        "checkpoint has it, so a run that goes on begins it anew; register it as a persistent buffer"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["cache", "unread"])
+def test_what_is_filled_once_or_never_read_is_not(kind):
+    assert said(net(kind)) == []
+
+
+def test_what_get_extra_state_says_is_saved_and_so_is_what_no_checkpoint_is_asked_of():
+    assert said(net("number", told=True)) == []
+    assert said(net("number", every=None)) == []
+
+
+@pytest.mark.parametrize("kind", ["mean", "seen"])
+def test_a_number_of_each_ranks_own_batch_is_refused(kind):
+    with pytest.raises(RequestError) as refused:
+        plan_job(net(kind, "replicas"))
+    assert str(refused.value) == (
+        "model: the forward changes middle.kept, by numbers that each of 2 data-parallel ranks has its own of, and "
+        "then uses it: they would train different models; use one data-parallel rank"
+    )
+
+
+def test_hooks_for_all_modules_are_refused_and_taken_off():
+    with hooked_for_all():  # to take off those of this process
+        job = own("remembering_nets.HookedForAll", [6], stages=1)
+    with pytest.raises(RequestError) as refused:
+        plan_job(job)
+    assert str(refused.value) == (
+        "model: the constructor calls register_module_forward_hook, for all modules of torch, once more each time that "
+        "it runs; register hooks on the modules of the model"
+    )
+    x = torch.ones(1)
+    assert nn.Identity()(x) is x
