@@ -1,4 +1,4 @@
-"""Ranks of these tests are children of one clean server: pytest's own process plans, which a device does not survive."""
+"""Ranks of these tests are children of a clean server: the process of pytest plans, which no device survives."""
 
 from __future__ import annotations
 
