@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
@@ -22,11 +21,12 @@ from launcher.checkpoint.manifest import (
     write_manifest,
 )
 from launcher.checkpoint.manifest_mac import authentic
-from launcher.checkpoint.tensorfile.durable import publish, remove, sync, write_text
+from launcher.checkpoint.tensorfile.durable import clear, publish, remove, sync, write_text
 from launcher.checkpoint.tensorfile.encryption import check_key
 from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.checkpoint.write import RankRecord
 from launcher.plan.values.trust import ANYONE, Trust
+from launcher.untrusted.links import LINK
 
 STATE = "state.json"
 
@@ -208,9 +208,12 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
     if keep < 1:
         raise ValueError(f"keep: {keep} would delete the checkpoint just written; keep at least 1")
 
+    if checkpoints.is_symlink():
+        raise ValueError(f"{checkpoints}: {LINK}")
+
     # what killed runs have left
     for trash in checkpoints.glob("step-*.trash"):
-        shutil.rmtree(trash)
+        clear(trash)
     for torn in checkpoints.glob(f".{LATEST}.*"):  # of a run that was killed while it renamed
         torn.unlink()
 

@@ -368,7 +368,7 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
         progress(run.job.logger.progress) as bar,
         viewers(run.folder, run.job, record.overrides, read(path)) as shown,
     ):
-        hear: execute.Hear = partial(_hear, run.folder, bar, metrics, shown)
+        hear: execute.Hear = partial(_hear, run.folder, folder.identity(run.folder), bar, metrics, shown)
         if run.plan.drill is not None:
             hear = drill_report.watching(run.folder, run.plan.drill, hear)
         for phase in left:
@@ -378,9 +378,17 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
         say(line)
 
 
-def _hear(run: Path, bar: SilentProgress, metrics: Metrics, shown: Viewers, rank: int, news: object) -> None:
+def _hear(
+    run: Path,
+    began: tuple[int, int] | None,
+    bar: SilentProgress,
+    metrics: Metrics,
+    shown: Viewers,
+    rank: int,
+    news: object,
+) -> None:
     assert isinstance(news, dict)
-    folder.still_there(run)
+    folder.still_there(run, began)
     try:
         bar.feed(news)
     except BrokenPipeError:

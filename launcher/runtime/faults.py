@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
 import time
@@ -18,6 +19,7 @@ from launcher.checkpoint.tensorfile.disk_space import unwritten
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import INTERRUPTED, REQUEUE, RunError
 from launcher.runtime.cluster import flight_recorder
+from launcher.untrusted.links import open_below
 
 _log = logging.getLogger(__name__)
 
@@ -302,7 +304,8 @@ def write(fault: Fault, folder: Path) -> None:
     fields = json.dumps(asdict(fault), indent=2) + "\n"
     with _if_possible(log):
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with open(open_below(folder, log.relative_to(folder), flags), "a", encoding="utf-8") as file:
             file.write(text)
     with _if_possible(error):
         error.parent.mkdir(parents=True, exist_ok=True)

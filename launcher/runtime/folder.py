@@ -16,6 +16,7 @@ from launcher.checkpoint.tensorfile.disk_space import FULL, Unwritten, told
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.errors import Problem, RequestError, RunError
 from launcher.untrusted.files import TEXT, RefusedFile
+from launcher.untrusted.links import LINK, links, open_below
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ def check_writable(root: Path, key: str = "runs", what: str = "a run folder") ->
     return None
 
 
+_NEW = os.O_WRONLY | os.O_CREAT
 STATUS, NEXT_STATUS = "status.json", ".status.json"
 STATUS_ROOM = 16 << 10  # bytes; one with many figures has a few thousand
 FOLDERS = (
@@ -43,17 +45,33 @@ FOLDERS = (
 FILES = (
     ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "drill.json",
     "job.sbatch", "job.yaml", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt",
-    "report.html", "request.yaml", "sky.yaml", STATUS, "timeline.json", "timeline.svg", "versions.json",
+    "report.html", "request.yaml", "sky.yaml", STATUS, NEXT_STATUS, "timeline.json", "timeline.svg",
+    "versions.json",
 )  # fmt: skip
+
+OTHERS = ("loggers",)
+"""Folders in which other libraries write, with links of their own."""
 
 
 def check_entries(run: Path) -> Problem | None:
     """What stands in ``run`` in the place of something that a run writes there."""
     folders = [run / name for name in FOLDERS if os.path.lexists(run / name)]
     files = [run / name for name in FILES if os.path.lexists(run / name)]
+    found = list(dict.fromkeys(link for path in (*folders, *files) for link in _links(path)))
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        listed = ", ".join(map(str, found[:3]))
+        return Problem("run_dir", f"{run} is no folder of a run: {listed}{more}: {LINK}")
     wrong = [f"{path} is not a folder" for path in folders if not path.is_dir()]
     wrong += [f"{path} is not a file" for path in files if not path.is_file()]
     return Problem("run_dir", f"{run} is no folder of a run: {'; '.join(wrong)}") if wrong else None
+
+
+def _links(path: Path) -> Iterator[Path]:
+    if path.name not in OTHERS:
+        yield from links(path)
+    elif path.is_symlink():
+        yield path
 
 
 def make(root: Path, name: str) -> Path:
@@ -86,8 +104,10 @@ def write_command(run: Path, argv: Sequence[str]) -> None:
     """``command.txt``: a line for each start, to paste into a shell; later ones resumed the first."""
     path = run / "command.txt"
     line = shlex.join(argv) + "\n"
-    with _refused("run_dir", run), told(path, len(line)), path.open("a", encoding="utf-8") as file:
-        file.write(line)
+    with _refused("run_dir", run), told(path, len(line)):
+        fd = open_below(run, path.name, _NEW | os.O_APPEND)
+        with open(fd, "a", encoding="utf-8") as file:
+            file.write(line)
 
 
 def write_status(run: Path, **fields: Any) -> None:
@@ -98,7 +118,7 @@ def write_status(run: Path, **fields: Any) -> None:
     new = run / NEXT_STATUS
     data = (json.dumps(_digested(fields), indent=2) + "\n").encode()
     try:
-        with told(run / STATUS, len(data)), open(os.open(new, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+        with told(run / STATUS, len(data)), open(open_below(run, NEXT_STATUS, _NEW), "wb") as file:
             file.write(data)
             file.truncate()
     except OSError:
@@ -109,7 +129,7 @@ def write_status(run: Path, **fields: Any) -> None:
 
 def reserve_status(run: Path) -> None:
     """Reserve room for the next status, or what there is: a full disk too must tell how the run ended."""
-    with suppress(OSError), (run / NEXT_STATUS).open("wb") as file:
+    with suppress(OSError), open(open_below(run, NEXT_STATUS, _NEW | os.O_TRUNC), "wb") as file:
         file.write(bytes(STATUS_ROOM))
 
 
@@ -153,9 +173,21 @@ def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"version": 2, **json.loads(json.dumps(fields)), "digest": digest}
 
 
-def still_there(run: Path) -> None:
-    """Raises ``RunError`` when somebody has deleted or moved the folder of a run that is at work there."""
-    if not run.is_dir():
+def identity(run: Path) -> tuple[int, int] | None:
+    """What stays the same of a folder for as long as it is this one; ``None`` where there is none."""
+    try:
+        about = os.stat(run)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return about.st_dev, about.st_ino
+
+
+def still_there(run: Path, began: tuple[int, int] | None) -> None:
+    """Raises ``RunError`` when somebody has deleted or moved the folder of a run that is at work there.
+
+    ``began``: its ``identity`` when the run began; ranks may have made another in its place since.
+    """
+    if not run.is_dir() or identity(run) != began:
         raise RunError(f"{run}: the run folder was deleted or moved while the run was at work there")
 
 

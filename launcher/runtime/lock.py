@@ -16,6 +16,8 @@ from typing import TextIO
 from launcher.checkpoint.tensorfile.disk_space import told
 from launcher.errors import Problem, RequestError
 from launcher.runtime.processes.fork_server import holding
+from launcher.untrusted.files import RefusedFile
+from launcher.untrusted.links import open_below
 
 NAME = ".lock"
 PATIENCE_S = 5.0  # for ranks that their launcher's death is just ending
@@ -33,7 +35,7 @@ def locked(run: Path) -> Iterator[None]:
     path = run / NAME
     mine = f"{os.getpid()} {socket.gethostname()}\n".encode()
     with told(path, len(mine)):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = _opened(run)
     with open(fd, encoding="utf-8") as file:
         if _taken(file):
             _wait_for_the_dead(file, run)
@@ -49,12 +51,19 @@ def at_work(run: Path, patience_s: float) -> str | None:
     if not (run / NAME).is_file():
         return None
     end = time.monotonic() + patience_s
-    with (run / NAME).open("r+", encoding="utf-8") as file:
+    with open(open_below(run, NAME, os.O_RDWR), "r+", encoding="utf-8") as file:
         while _taken(file):
             if time.monotonic() > end:
                 return _who(file)
             time.sleep(0.05)
     return None
+
+
+def _opened(run: Path) -> int:
+    try:
+        return open_below(run, NAME, os.O_RDWR | os.O_CREAT)
+    except RefusedFile as error:
+        raise RequestError((Problem("run_dir", str(error)),)) from error
 
 
 def _who(file: TextIO) -> str:

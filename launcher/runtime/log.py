@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import TextIO
@@ -13,6 +14,7 @@ from typing import TextIO
 from launcher.checkpoint.tensorfile.disk_space import BROKEN, FULL
 from launcher.runtime.faults import log_file
 from launcher.runtime.stdio import lossy
+from launcher.untrusted.links import open_below
 
 
 class Relay(QueueHandler):
@@ -40,10 +42,19 @@ class Console(logging.StreamHandler[TextIO]):
 class LogFile(logging.FileHandler):
     """Loses what a full disk has no room for: no reason to end a run, nor to print a traceback a line."""
 
+    def _open(self) -> TextIOWrapper:
+        fd = _opened(Path(self.baseFilename), os.O_APPEND if self.mode == "a" else os.O_TRUNC)
+        return TextIOWrapper(open(fd, f"{self.mode}b"), encoding=self.encoding, errors=self.errors)
+
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN):
             super().handleError(record)
+
+
+def _opened(path: Path, how: int) -> int:
+    """For writing; neither the file nor the folder that it is in is a link."""
+    return open_below(path.parent.parent, Path(path.parent.name, path.name), os.O_WRONLY | os.O_CREAT | how)
 
 
 def console() -> None:
@@ -74,7 +85,7 @@ def _redirect(path: Path) -> None:
     """Standard output and error, native code's too, go to the end of ``path``; standard input is empty."""
     sys.stdout.flush()
     sys.stderr.flush()
-    with path.open("ab") as file, open(os.devnull, "rb") as nothing:
+    with open(_opened(path, os.O_APPEND), "ab") as file, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.errors import RunError, users_frame
+from launcher.untrusted.files import RefusedFile
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE)
@@ -33,7 +34,7 @@ def told(path: Path, needed: int) -> Iterator[None]:
     """An ``OSError`` of the block is ``Unwritten`` of ``path``; of a full disk, with the bytes ``needed``."""
     try:
         yield
-    except Unwritten:
+    except (Unwritten, RefusedFile):
         raise
     except OSError as error:
         raise _of(error, path, needed) from error

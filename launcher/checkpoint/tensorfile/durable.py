@@ -23,7 +23,9 @@ def write_bytes(path: Path, data: bytes) -> None:
     """As ``write_text``."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with told(path, len(data)), new.open("wb") as file:
+        new.unlink(missing_ok=True)  # of a process of this number that was killed, or a link
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with told(path, len(data)), open(os.open(new, flags, 0o666), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -64,26 +66,27 @@ def publish(new: Path, final: Path) -> None:
     swapped = os.path.lexists(final) and _swapped(new, final)
     if not swapped:
         if os.path.lexists(final):
-            _clear(trash)
+            clear(trash)
             final.rename(trash)
         new.rename(final)
     sync(final.parent)
-    _clear(trash)
+    clear(trash)
     if swapped:
-        _clear(new)  # what was there before
+        clear(new)  # what was there before
 
 
 def remove(folder: Path) -> None:
     """Delete a folder; what a crash leaves of it is called ``.trash`` and is never mistaken for the whole."""
-    _clear(_trash(folder))
-    _clear(folder.rename(_trash(folder)))
+    clear(_trash(folder))
+    clear(folder.rename(_trash(folder)))
 
 
 def _trash(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.trash")
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
+    """Delete a folder; of a link, the link."""
     if folder.is_symlink():
         folder.unlink()  # what it leads to is somebody's
     elif folder.exists():

@@ -16,7 +16,7 @@ from functools import partial
 
 from launcher.runtime.cluster.flight_recorder import nccl_file, written
 from launcher.runtime.faults import Fault, aborted, died, hung, root, signal_name
-from launcher.runtime.folder import still_there
+from launcher.runtime.folder import identity, still_there
 from launcher.runtime.preemption import STOPS, StopFlag
 from launcher.runtime.processes.hang import ASK, culprits, stopped
 from launcher.runtime.processes.rank_processes import Child
@@ -129,6 +129,7 @@ class _Supervisor:
         self._began = time.time_ns()
         self._flag = StopFlag()
         self._folder_gone = False
+        self._home = None if self._task.folder is None else identity(self._task.folder)
 
     def run(self) -> AttemptOutcome:
         with selectors.DefaultSelector() as ready:
@@ -159,7 +160,7 @@ class _Supervisor:
 
         # folders that somebody has deleted
         if self._task.folder is not None:
-            still_there(self._task.folder)
+            still_there(self._task.folder, self._home)
         meeting_place = self._task.rendezvous.folder
         if not self._folder_gone and not meeting_place.is_dir():
             self._folder_gone = True

@@ -16,6 +16,7 @@ from typing import Any, Self
 from launcher.checkpoint.tensorfile.disk_space import BLOCK, Unwritten, told
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.plan.settings.checkpoint import AVERAGED
+from launcher.untrusted.links import open_below
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +35,12 @@ class Metrics:
     def __init__(
         self, path: Path, first_step: int = 0, table: Path | None = None, patient: bool = False
     ) -> None:
-        if path.exists():
-            os.truncate(path, _kept(path, (first_step, False, 0)))
         self._path = path
         self._table = table
         self._patient = patient
         with told(path, BLOCK):
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._fd = open_below(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.ftruncate(self._fd, _kept(path, (first_step, False, 0)))
         self._last = max((_place(row) for row in read(path)), default=(0, False, 0))
         self._waiting = bytearray()
 
@@ -66,7 +66,7 @@ class Metrics:
         at = _place(row)
         if at <= self._last:
             self._flush()
-            os.truncate(self._path, _kept(self._path, at))
+            os.ftruncate(self._fd, _kept(self._path, at))
         self._last = at
 
         # a full disk gets the rows that wait when it has room

@@ -1,0 +1,57 @@
+"""Files that are written below a folder that somebody else may have made, and never through a link."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.untrusted.files import RefusedFile
+
+LINK = "a link, which is not followed: what it leads to may be somebody's; remove it"
+
+
+def open_below(folder: Path, name: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+    """A descriptor of the file ``name`` of ``folder``, which may itself be reached through links.
+
+    Raises ``RefusedFile`` for a link in the place of the file, or on the way from ``folder`` to it.
+    """
+    path = Path(name)
+    *above, last = path.parts
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    at = folder
+    try:
+        for part in above:
+            at /= part
+            fd, outer = _opened(at, part, os.O_RDONLY | os.O_DIRECTORY, fd), fd
+            os.close(outer)
+        return _opened(folder / path, last, flags, fd, mode)
+    finally:
+        os.close(fd)
+
+
+def _opened(path: Path, name: str, flags: int, folder: int, mode: int = 0o666) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
+            raise RefusedFile(path, LINK) from error
+        error.filename = str(path)
+        raise
+
+
+def links(folder: Path) -> Iterator[Path]:
+    """Links in ``folder`` and below; it itself, if it is one."""
+    if folder.is_symlink():
+        yield folder
+        return
+    try:
+        entries = [*os.scandir(folder)]
+    except NotADirectoryError:
+        return
+    for entry in entries:
+        if entry.is_symlink():
+            yield Path(entry.path)
+        elif entry.is_dir(follow_symlinks=False):
+            yield from links(Path(entry.path))
