@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -21,10 +22,10 @@ NAME = "versions.json"
 PACKAGES = {"launcher": "autoparallel-launcher", "torch": "torch"}
 UNINSTALLED = "not installed: run from a checkout"
 PATIENCE_S = 20.0  # of git, on a folder that many machines share
-STATUS = (
-    "git", "-c", "core.fsmonitor=false", "--no-optional-locks",
-    "status", "--porcelain=v2", "--branch", "--untracked-files=no",
-)  # fmt: skip
+STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=all")
+FILTERS = ("config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$")
+OFF = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "protocol.allow": "never"}
+"""What a repository may have git run, and may not here: it may be a stranger's."""
 SHORT = 10
 """Digits of a commit or a digest that tell it apart."""
 
@@ -83,15 +84,40 @@ def of_a_rank() -> dict[str, str]:
 
 def _commit(folder: Path) -> tuple[str | None, bool | None]:
     """That git knows, and whether there are changes since; a run needs no git."""
-    try:
-        done = subprocess.run(STATUS, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
-    except (OSError, subprocess.TimeoutExpired):
+    filters = _git(folder, FILTERS, OFF)
+    if filters is None or filters.returncode not in (0, 1):  # 1: it has none
         return None, None
-    lines = done.stdout.splitlines()
+    off = {name: "false" if name.endswith(".required") else "" for name in filters.stdout.split("\0") if name}
+    done = _git(folder, STATUS, {**OFF, **off})
+    lines = [] if done is None or done.returncode else done.stdout.splitlines()
     oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)
-    if done.returncode or oid is None or oid == "(initial)":
+    if oid is None or oid == "(initial)":
         return None, None
     return oid, any(not line.startswith("#") for line in lines)
+
+
+def _git(
+    folder: Path, words: Sequence[str], settings: Mapping[str, str]
+) -> subprocess.CompletedProcess[str] | None:
+    """What git says; ``settings`` count over those of the repository. ``None`` where there is no git."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_CONFIG_")}
+    env |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+    env["GIT_CONFIG_COUNT"] = str(len(settings))  # names of filters may have what -c takes apart
+    for n, (name, value) in enumerate(settings.items()):
+        env |= {f"GIT_CONFIG_KEY_{n}": name, f"GIT_CONFIG_VALUE_{n}": value}
+    try:
+        return subprocess.run(
+            ("git", *words),
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=PATIENCE_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:

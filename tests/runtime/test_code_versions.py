@@ -41,6 +41,31 @@ def test_a_commit_and_whether_it_is_what_is_there(repository: Path) -> None:
     assert (found.commit, found.dirty) == (head, True)
 
 
+@pytest.mark.parametrize("name", ["evil", "e.v=i l"])
+@pytest.mark.parametrize("required", ["true", "false"])
+def test_nothing_of_a_repository_is_run(repository: Path, name: str, required: str) -> None:
+    """It may be a stranger's: its filters, its monitor of files and its hooks are programs of its own."""
+    ran = repository.parent / "ran"
+    evil = f"touch {ran}; cat"
+    for words in (
+        [f"filter.{name}.clean", evil], [f"filter.{name}.smudge", evil], [f"filter.{name}.process", evil],
+        [f"filter.{name}.required", required], ["core.fsmonitor", evil], ["diff.external", evil],
+    ):  # fmt: skip
+        git("config", *words, cwd=repository)
+    (repository / ".git/info/attributes").write_text(f"* filter={name}\n" if " " not in name else "* filter=x\n")
+    for hook in ("post-index-change", "reference-transaction", "query-watchman"):
+        file = repository / ".git/hooks" / hook
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{evil}\n")
+        file.chmod(0o755)
+    (repository / "model.py").write_text("a = 3\n")
+    head = git("rev-parse", "HEAD", cwd=repository)
+    ran.unlink(missing_ok=True)
+    found = code_versions(repository, [])
+    assert (found.commit, found.dirty) == (head, True)
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize("began", [False, True], ids=["no repository", "no commit"])
 def test_a_folder_without_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: bool) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

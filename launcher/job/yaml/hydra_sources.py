@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -94,5 +97,21 @@ def _loaded(path: Path) -> Container:
 
 def register() -> None:
     """Register the schemes with Hydra; a second call changes nothing."""
-    Plugins.instance().register(RecipeSource)
-    Plugins.instance().register(OptionSource)
+    with _no_plugins():
+        plugins = Plugins.instance()
+    plugins.register(RecipeSource)
+    plugins.register(OptionSource)
+
+
+@contextmanager
+def _no_plugins() -> Iterator[None]:
+    """Hydra would import all of a package ``hydra_plugins``, also that of the current folder."""
+    name = "hydra_plugins"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # as Python has it of what may not be imported
+    try:
+        yield
+    finally:
+        del sys.modules[name]

@@ -138,16 +138,19 @@ def _counted(ranking: Ranking) -> Iterator[str]:
 
 def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
     """Why there is no layout: none fits, or none can be. ``other``: what helps most, and its bytes."""
-    key = next(iter(ranking.question.job.search.over))
+    over = ranking.question.job.search.over
+    key, what = next(iter(over), "show"), "auto" if over else "nothing is left open"
     if not ranking.found:
         why = "; ".join(f"{n:,} x {text}" for text, n in ranking.refused.most_common(REASONS))
-        return Problem(key, f"auto: none of {many(ranking.layouts, 'layout')} can be: {why}")
+        return Problem(key, f"{what}: none of {many(ranking.layouts, 'layout')} can be: {why}")
     assert ranking.question.room is not None
     least = min(ranking.found, key=lambda one: (one.nbytes, one.layout.order))
     alone = len(least.ranks) == 1
     who = f"rank{'' if alone else 's'} {spans(least.ranks)}"
     needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on {who}"
-    text = f"auto: none of {many(ranking.layouts, 'layout')} fits; the leanest that was planned needs {needs}"
+    text = (
+        f"{what}: none of {many(ranking.layouts, 'layout')} fits; the leanest that was planned needs {needs}"
+    )
     text = f"{text}: {layout(least)}"
     if other is None or other[1] >= least.nbytes:
         return Problem(key, text)

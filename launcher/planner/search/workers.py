@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Protocol, TypeVar
 
+from launcher.errors import RunError
 from launcher.planner.search.evaluate import Question
 from launcher.planner.search.layout import Trace
 from launcher.planner.traces import Traces
@@ -63,7 +64,8 @@ class Workers:
             for n, (line, has) in enumerate(given.items(), 1):
                 while open_ and len(has) < (AHEAD if len(open_) > AHEAD else 1):
                     has.append(self._next(n, tasks, open_))
-                    line.send((do, tasks[has[-1]]))
+                    with _alive():
+                        line.send((do, tasks[has[-1]]))
             if open_:
                 mine = self._next(0, tasks, open_)
                 found[mine] = do(self.asked, tasks[mine], self.traces)
@@ -71,7 +73,8 @@ class Workers:
             busy = [line for line, has in given.items() if has]
             ready = wait(busy, 0 if open_ else None) if busy else ()
             for line in (one for one in busy if one in ready):
-                answer = line.recv()
+                with _alive():
+                    answer = line.recv()
                 if isinstance(answer, BaseException):
                     raise answer
                 found[given[line].popleft()] = answer
@@ -83,6 +86,16 @@ class Workers:
         open_.remove(chosen)
         self.knows[worker].add(tasks[chosen].trace)
         return chosen
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Around words with another process. Raises ``RunError`` when it has ended."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        text = "a process that plans layouts for this search has ended: somebody or the system has killed it"
+        raise RunError(f"{text} (out of memory? see dmesg)") from error
 
 
 @contextmanager
@@ -108,12 +121,16 @@ def _serve(line: Connection, asked: Question, keeps_messages: bool | None, shall
         while True:
             try:
                 do, task = line.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):
                 return
             try:
-                line.send(do(asked, task, traces))
+                answer = do(asked, task, traces)
             except Exception as error:  # told to who asked
-                line.send(error)
+                answer = error
+            try:
+                line.send(answer)
+            except ConnectionError:  # who asked has been killed
+                return
 
 
 @contextmanager
