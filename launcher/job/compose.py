@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.errors import Problem, RequestError
-from launcher.job import candidates
+from launcher.job import candidates, recipe_trust
 from launcher.job.cures.group_override import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
@@ -37,12 +37,16 @@ _JOB = TypeAdapter(Job)  # unlike Job(...), it raises pydantic's error, which is
 
 @dataclass(frozen=True)
 class Request:
-    """``data``: the resolved configuration as dicts and lists, ``overrides``: the command line as typed."""
+    """``data``: the resolved configuration as dicts and lists, ``overrides``: the command line as typed.
+
+    ``code``: lines that say what code its files bring, and which of them allows it.
+    """
 
     job: Job
     data: dict[str, Any]
     origins: Origins
     overrides: tuple[str, ...]
+    code: tuple[str, ...] = ()
 
 
 class Depth(IntEnum):
@@ -118,7 +122,11 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     data = _data(composed, found)
     origins = gather((*of_files(composed.files), *places), data)
 
-    # the schema judges what came out
+    # what files of strangers may not ask for, then the schema judges what came out
+    files = [path for path, _ in composed.files]
+    raw = OmegaConf.to_container(composed.cfg, resolve=False)
+    found += recipe_trust.problems(raw, data, origins, files, config_dir)
+    recipe_trust.forget(data)
     found += _idle(origins)
     found = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in found]
     job = _validated(data, origins, found)
@@ -129,7 +137,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     if job is None or found:
         relevant = _relevant(found, misspelt)
         raise BadRequest(with_group_cures(relevant, typed, origins), origins)
-    return Request(job, data, origins, tuple(overrides))
+    return Request(job, data, origins, tuple(overrides), tuple(recipe_trust.code(data, origins)))
 
 
 def _config_files(

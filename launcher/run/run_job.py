@@ -67,8 +67,10 @@ class RunRequest:
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
     if request.job.show not in (None, "search"):
-        say("\n".join(show.shown(request.job, request.overrides)))
+        say("\n".join((*request.code, *show.shown(request.job, request.overrides))))
         return DONE
+    if request.code:
+        say("\n".join(request.code))
     try:
         if request.job.show == "search":
             with stoppable(), serving():

@@ -205,7 +205,10 @@ class Debug(Settings):
 
 
 class Security(Settings):
+    """``recipe`` auto: files of the current folder and of --config-dir are trusted, others are not."""
+
     allow: tuple[str, ...] = ()
+    recipe: Literal["auto", "trusted", "untrusted"] = "auto"
 
 
 class Job(Settings):

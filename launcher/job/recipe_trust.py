@@ -1,0 +1,124 @@
+"""What files of a request may ask for: those that the user names are trusted, those of strangers are not.
+
+Whoever types the command is trusted with everything. A recipe of the working tree, or of ``--config-dir``, is
+trusted as the user's own. One from elsewhere, or with ``security.recipe=untrusted``, may choose among what
+the launcher has, and may not bring code, start a program, or read the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.yaml.origins import Origins
+from launcher.job.yaml.shipped import CONF, RECIPES
+
+SETTING = "security.recipe"
+PROGRAMS = {
+    "security.allow": "it has Python packages imported",
+    "launch.slurm.setup": "its lines are run by bash",
+    "launch.slurm.extra": "options of sbatch can run programs",
+    "launch.slurm.container": "ranks run in this image",
+    "launch.k8s.setup": "its lines are run by bash",
+    "launch.k8s.image": "pods run this image",
+    "launch.k8s.python": "it is the program that pods run",
+    "launch.k8s.env": "it is the environment of programs",
+    "launch.k8s.env_from": "it is the environment of programs",
+}
+"""Settings that bring code or start a program, and why."""
+FROZEN = "request.yaml"
+"""The request that is frozen in a run folder: it was checked when it was asked for."""
+_RESOLVER = re.compile(r"\$\{[^{}]*(:|\$\{)")
+
+
+def problems(
+    raw: Any, data: Mapping[str, Any], origins: Origins, files: Sequence[Path], own: Path | None
+) -> Iterator[Problem]:
+    """What ``files`` ask for and may not.
+
+    ``raw``: the configuration before interpolation; ``own``: the folder of --config-dir.
+    """
+    said = origins.of(SETTING)
+    if said is not None and not said.typed and not said.shipped:
+        yield Problem(SETTING, f"{said.value}: a file cannot say whether it is trusted; the command line can")
+        return
+    why = _stranger(data, files, own)
+    if not why:
+        return
+    cure = "" if _value(data, SETTING) == "untrusted" else f"{SETTING}=trusted"
+    for key, reason in PROGRAMS.items():
+        value = _value(data, key)
+        if value and _of_file(origins, key):
+            yield Problem(key, f"{value}: {reason}, and {why}", cure)
+    for key, text in _texts(raw):
+        if _RESOLVER.search(text) and _of_file(origins, key):
+            yield Problem(key, f"{text}: it may read the environment, and {why}", cure)
+
+
+def forget(data: dict[str, Any]) -> None:
+    """The word of this command counts for its own files, and for none that is written of it."""
+    security = data.get("security")
+    if isinstance(security, dict) and security.get("recipe") in ("trusted", "untrusted"):
+        security["recipe"] = "auto"
+
+
+def _stranger(data: Mapping[str, Any], files: Sequence[Path], own: Path | None) -> str:
+    """Why files are not trusted; "" where they are."""
+    said = _value(data, SETTING)
+    if said == "trusted":
+        return ""
+    if said == "untrusted":
+        return "the recipe is not trusted (security.recipe=untrusted)"
+    trusted = [Path.cwd().resolve(), CONF.resolve(), RECIPES.resolve()]
+    trusted += [own.resolve()] if own is not None else []
+    for file in files:
+        real = file.resolve()
+        if not any(real.is_relative_to(folder) for folder in trusted) and not _frozen(data, real):
+            return f"{file} is outside of the current folder"
+    return ""
+
+
+def _frozen(data: Mapping[str, Any], file: Path) -> bool:
+    run = data.get("run_dir")
+    here = file.name == FROZEN and isinstance(run, str) and file.parent == Path(run).resolve()
+    return here and file.stat().st_uid == os.geteuid()
+
+
+def code(data: Mapping[str, Any], origins: Origins) -> Iterator[str]:
+    """A line for what code the files of the request bring, and where that is allowed."""
+    for key, _ in PROGRAMS.items():
+        value = _value(data, key)
+        if value and _of_file(origins, key):
+            origin = origins.of(key)
+            assert origin is not None
+            where = origin.where.rpartition(":")[0]
+            named = ", ".join(map(str, value)) if key == "security.allow" else key
+            yield f"code: {named}, allowed by {where}"
+
+
+def _of_file(origins: Origins, key: str) -> bool:
+    """Whether a file that is not one of the launcher's own has set it."""
+    origin = origins.of(key)
+    return origin is not None and not origin.typed and not origin.shipped
+
+
+def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(node, str):
+        yield key, node
+    elif isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list | tuple):
+        for i, value in enumerate(node):
+            yield from _texts(value, f"{key}.{i}")
+
+
+def _value(data: Mapping[str, Any], key: str) -> Any:
+    node: Any = data
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
