@@ -94,13 +94,13 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     ):
         todo = replace(todo, drill=run.plan.drill, undisturbed=_undisturbed(run, todo))
 
-    if run.trial and run.start.mode == "external":
-        return _tried(run, todo, hear)
+    if run.start.mode == "external":
+        gc_thresholds.as_usual()
+        return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
     if run.start.mode == "spawn":
         return _spawned(run, todo, hear)
     gc_thresholds.as_usual()
-    how = {"external": _external, "inproc": _inproc}[run.start.mode]
-    return how(run, partial(on_ranks.work, todo=todo), hear)
+    return _inproc(run, partial(on_ranks.work, todo=todo), hear)
 
 
 def _undisturbed(run: Run, todo: RankSteps) -> RankSteps:
@@ -155,13 +155,13 @@ def _spawned(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     return done[0]
 
 
-def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
+def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     from launcher.run.outer_ranks.leader import Order
 
     assert run.others is not None
     launch = run.job.launch
     order = Order(
-        work,
+        todo,
         folder=run.folder,
         device=run.start.device,
         backend=run.start.backend,
@@ -179,20 +179,13 @@ def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     assert run.others is not None
     launch = run.job.launch
     trial = Trial(
-        partial(_in_folder, todo),
+        todo,
         device=run.start.device,
         backend=run.start.backend,
         timeout_s=launch.timeout_s,
         threads=launch.threads,
     )
     return run.others.try_out(trial, partial(hear, 0))
-
-
-def _in_folder(todo: RankSteps, folder: Path, world: World) -> dict[str, Any]:
-    """That of rank 0 is on another machine."""
-    from launcher.steps import on_ranks
-
-    return on_ranks.work(world, replace(todo, folder=folder))
 
 
 def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,7 +12,16 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, RunError, printable
-from launcher.run.outer_ranks.leader import PATIENCE_S, TELL_S, Order, carry_out, corner, here, whereabouts
+from launcher.run.outer_ranks.leader import (
+    PATIENCE_S,
+    TELL_S,
+    Order,
+    Word,
+    carry_out,
+    corner,
+    here,
+    whereabouts,
+)
 from launcher.run.outer_ranks.questions import Question, about
 from launcher.run.outer_ranks.trial import Trial, obey
 from launcher.runtime import gc_thresholds
@@ -22,6 +30,8 @@ from launcher.runtime.cluster.interruptible import interruptible
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.network import Network, network
 from launcher.runtime.cluster.outer_rendezvous import SAY_S, Asked, Seconds, open_store
+from launcher.runtime.cluster.signed_messages import Messages, secret
+from launcher.runtime.cluster.typed_json import decode
 from launcher.runtime.cluster.world import among
 from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
 from launcher.runtime.preemption import heard
@@ -44,7 +54,7 @@ def follow(timeout_s: Seconds) -> int:
             with _answered(at, used):
                 whole = open_store(at, timeout_s, tell, look, where=used.here())
                 used.use()
-                own = corner(whole, at)
+                own = Messages(whole, secret(at)).within(corner(at))
                 own.set(f"size{at.rank}", str(at.size))
                 own.set(f"about{at.rank}", about(used))
                 own.set(f"here{at.rank}", whereabouts())
@@ -71,7 +81,7 @@ def _answered(at: Place, used: Network) -> Iterator[None]:
         raise RunError(f"rank {at.rank}: rank 0, or what has started it, has ended: {why}") from error
 
 
-def _hear(own: Store, at: Place, used: Network, look: Callable[[], None]) -> Order | int:
+def _hear(own: Messages, at: Place, used: Network, look: Callable[[], None]) -> Order | int:
     """Rank 0's last word; tries layouts, and answers questions, as often as it asks."""
     for turn in count():
         word = _word(own, at, turn, used, look)
@@ -85,9 +95,7 @@ def _hear(own: Store, at: Place, used: Network, look: Callable[[], None]) -> Ord
     raise AssertionError("counting ended")
 
 
-def _word(
-    own: Store, at: Place, turn: int, used: Network, look: Callable[[], None]
-) -> Question | Trial | Order | int:
+def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[], None]) -> Word:
     """What rank 0 says next."""
     asked = Asked(own, f"word{turn}")
 
@@ -100,13 +108,13 @@ def _word(
         if not interruptible(partial(asked.wait, PATIENCE_S), watch):
             raise RunError(f"rank {at.rank}: rank 0 has said nothing for {PATIENCE_S:.0f} s")
 
-    word: Question | Trial | Order | int = pickle.loads(own.get(f"word{turn}"))
+    word: Word = decode(own.get(f"word{turn}"), Word)
     own.set(f"heard{turn}.{at.rank}", "")
     return word
 
 
 @contextmanager
-def _left(own: Store, at: Place, turn: int) -> Iterator[None]:
+def _left(own: Messages, at: Place, turn: int) -> Iterator[None]:
     """A rank that is asked to stop will not hear the word of ``turn``: rank 0 need not wait for that."""
     try:
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import pickle
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError
@@ -43,10 +42,13 @@ from launcher.runtime.cluster.outer_rendezvous import (
     open_store,
     ranks_text,
 )
+from launcher.runtime.cluster.signed_messages import VARIABLE, Messages, secret
+from launcher.runtime.cluster.typed_json import encode
 from launcher.runtime.cluster.world import World, among, connect, never
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.preemption import STOPS, heard
 from launcher.runtime.processes.blame import failed
+from launcher.steps.on_ranks import RankSteps, work
 
 PATIENCE_S = 3600.0  # of the others, while rank 0 plans and does the steps before theirs
 TELL_S = 0.5  # of a rank that was stopped, to tell the others
@@ -57,13 +59,16 @@ _log = logging.getLogger(__name__)
 class Order:
     """What rank 0 tells every other to do."""
 
-    work: Callable[[World], dict[str, Any]]
+    todo: RankSteps
     folder: Path
     device: str
     backend: str | None
     timeout_s: float
     threads: int
     polls: bool
+
+
+Word = SeesFile | ListensAt | Reaches | Trial | Order | int
 
 
 class Others:
@@ -76,7 +81,8 @@ class Others:
         self.notes: tuple[str, ...] = ()
         self._at = at
         self._whole = whole
-        self._own = corner(whole, at)
+        self._signed = Messages(whole, secret(at))
+        self._own = self._signed.within(corner(at))
         self._network = network
         self._turn = 0
         self._over = False
@@ -86,13 +92,13 @@ class Others:
 
     def folder(self) -> Path | None:
         """Where the attempt before this one was at work, if the outer launcher has restarted us."""
-        if not self._at.attempt or not self._whole.check(["launcher.folder"]):
+        if not self._at.attempt or not self._signed.check(["launcher.folder"]):
             return None
-        return Path(self._whole.get("launcher.folder").decode())
+        return Path(self._signed.get("launcher.folder").decode())
 
     def went_to(self, folder: Path) -> None:
         """What ``folder`` tells the next attempt."""
-        self._whole.set("launcher.folder", str(folder))
+        self._signed.set("launcher.folder", str(folder))
 
     def gather(self, timeout_s: float) -> None:
         """Until every rank is here, with the same versions, and every node reaches every other.
@@ -202,7 +208,7 @@ class Others:
             self._tell(code)
 
     def _tell(self, word: Question | Trial | Order | int) -> None:
-        self._own.set(f"word{self._turn}", pickle.dumps(word))  # type: ignore[arg-type]
+        self._own.set(f"word{self._turn}", encode(word, Word))
         late = self._wait(f"heard{self._turn}.")
         self._turn += 1
         if late and not isinstance(word, int):
@@ -219,6 +225,11 @@ class Others:
         if late:  # their launcher sees to them
             _log.warning("%s: not heard of within %.0f s", ranks_text(late), within_s)
             self._absent += late
+        try:
+            for rank in sorted({*ranks} - {*late}):
+                self._own.get(f"{what}{rank}")
+        except RunError as error:  # how the run ends is told already
+            _log.warning("%s", error)
         return late
 
 
@@ -226,6 +237,10 @@ class Others:
 def leading(at: Place | None = None) -> Iterator[Others]:
     """Whatever becomes of the block, no other rank is left waiting."""
     at = at or here()
+    found = secret(at)
+    if found.derived and at.size > 1:
+        text = f"messages between ranks are signed with a key that others can derive: {found.why}"
+        _log.info("%s; %s, the same for all ranks, gives them a secret", text, VARIABLE)
     with network(at) as used:
         others = Others(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
 
@@ -261,7 +276,7 @@ def here() -> Place:
 def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network) -> dict[str, Any]:
     """One rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
     mine = replace(among(at, order.device, order.backend), send=world.send)
-    own = corner(whole, at)
+    own = Messages(whole, secret(at)).within(corner(at))
 
     # A store may be too busy, or gone, when it is needed: rank 0, which tells of all, asks it at the start,
     # and the others ask it for rank 0, which may take it along.
@@ -298,7 +313,7 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
                     joining.attend,
                 )
             )
-            return order.work(replace(mine, told=told))
+            return work(replace(mine, told=told), order.todo)
         except Preempted:
             raise
         except BaseException as error:
@@ -322,6 +337,6 @@ def _told(order: Order, world: World) -> Iterator[Callable[[], int]]:
     yield never
 
 
-def corner(store: Store, at: Place) -> Store:
+def corner(at: Place) -> str:
     """Keys of this attempt only."""
-    return PrefixStore(f"launcher{at.attempt}", store)
+    return f"launcher{at.attempt}"

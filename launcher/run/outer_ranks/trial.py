@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import RunError
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.outer_rendezvous import await_ranks, ranks_text
+from launcher.runtime.cluster.signed_messages import Messages
+from launcher.runtime.cluster.typed_json import decode, encode
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, Interrupted, Preempted, failed, hung, raised, signal_name, silent
 from launcher.runtime.processes.start import run_outer_rank
 from launcher.runtime.scratch import scratch
+from launcher.steps.on_ranks import RankSteps, work
 
 LAST_WORD_S = 60.0  # of rank 0, until a rank that hangs has ended its child
 
@@ -27,7 +27,7 @@ LAST_WORD_S = 60.0  # of rank 0, until a rank that hangs has ended its child
 class Trial:
     """What a child of every rank does, each with a folder of its own, which is deleted behind it."""
 
-    work: Callable[[Path, World], dict[str, Any]]
+    todo: RankSteps
     device: str
     backend: str | None
     timeout_s: float
@@ -47,7 +47,7 @@ class Ended:
     insisted: bool = False
 
 
-def lead(trial: Trial, turn: int, at: Place, own: Store, send: Callable[[object], None]) -> dict[str, Any]:
+def lead(trial: Trial, turn: int, at: Place, own: Messages, send: Callable[[object], None]) -> dict[str, Any]:
     """Rank 0's part; returns its figures once every child has ended, and was fine.
 
     Raises ``RanksFailed`` with the root cause, ``Interrupted`` if a rank was asked to stop, ``RunError``
@@ -73,21 +73,21 @@ def lead(trial: Trial, turn: int, at: Place, own: Store, send: Callable[[object]
     return result
 
 
-def obey(trial: Trial, turn: int, at: Place, own: Store) -> None:
+def obey(trial: Trial, turn: int, at: Place, own: Messages) -> None:
     """The part of any other rank, which is told to rank 0. Raises ``Preempted`` if it was asked to stop."""
     keys = _keys(turn, own)
     mine = _child(trial, turn, at, keys, lambda _: None)
-    keys.set(f"ended{at.rank}", pickle.dumps(mine))  # type: ignore[arg-type]
+    keys.set(f"ended{at.rank}", encode(mine, Ended))
     if mine.signum:
         raise Preempted(mine.signum)
 
 
-def _child(trial: Trial, turn: int, at: Place, keys: Store, send: Callable[[object], None]) -> Ended:
+def _child(trial: Trial, turn: int, at: Place, keys: Messages, send: Callable[[object], None]) -> Ended:
     """The part of this rank's child. A failure of it is known to all other ranks when this returns."""
     try:
         with scratch() as folder:
             out = run_outer_rank(
-                partial(trial.work, folder),
+                partial(_in_folder, trial.todo, folder),
                 at,
                 f"trial{at.attempt}.{turn}",
                 folder=folder,
@@ -111,7 +111,12 @@ def _child(trial: Trial, turn: int, at: Place, keys: Store, send: Callable[[obje
     return ended
 
 
-def _others(trial: Trial, at: Place, keys: Store) -> Iterator[Ended]:
+def _in_folder(todo: RankSteps, folder: Path, world: World) -> dict[str, Any]:
+    """The folder of rank 0 is on another machine."""
+    return work(world, replace(todo, folder=folder))
+
+
+def _others(trial: Trial, at: Place, keys: Messages) -> Iterator[Ended]:
     """What all but rank 0 have told; one that does not end when the others have is made to."""
     ranks = range(1, at.size)
     late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, what="did not end this layout yet")
@@ -123,21 +128,21 @@ def _others(trial: Trial, at: Place, keys: Store) -> Iterator[Ended]:
     if late:
         raise RunError(f"{ranks_text(late)}: no answer within {LAST_WORD_S:g} s: dead, or cut off")
     for rank in ranks:
-        one: Ended = pickle.loads(keys.get(f"ended{rank}"))
+        one: Ended = decode(keys.get(f"ended{rank}"), Ended)
         yield one
 
 
-def _tell(keys: Store, fault: Fault) -> None:
-    keys.set("failed", pickle.dumps(fault))  # type: ignore[arg-type]
+def _tell(keys: Messages, fault: Fault) -> None:
+    keys.set("failed", encode(fault, Fault))
 
 
-def _told(keys: Store) -> Fault | None:
+def _told(keys: Messages) -> Fault | None:
     """The fault of some rank, once one has failed."""
     if not keys.check(["failed"]):
         return None
-    fault: Fault = pickle.loads(keys.get("failed"))
+    fault: Fault = decode(keys.get("failed"), Fault)
     return fault
 
 
-def _keys(turn: int, own: Store) -> Store:
-    return PrefixStore(f"trial{turn}", own)
+def _keys(turn: int, own: Messages) -> Messages:
+    return own.within(f"trial{turn}")

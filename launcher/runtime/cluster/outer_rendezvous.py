@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache, partial
+from ipaddress import ip_address
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
@@ -16,6 +17,7 @@ from launcher.errors import Problem, RequestError, RunError
 from launcher.runtime.cluster.interfaces import endpoint
 from launcher.runtime.cluster.interruptible import interruptible, nothing
 from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.signed_messages import Messages
 
 SAY_S = 10.0  # until it is said who is waited for
 AGENT_S = 30.0  # of a store that was there before its ranks were started
@@ -56,17 +58,43 @@ def join_store(
 
 
 def _hosted(place: Place) -> Store:
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+    family, address = _interface(place)
     try:
-        listener = socket.create_server(("", place.port), backlog=4096, family=family, dualstack_ipv6=both)
+        both = family == socket.AF_INET6 and not address
+        listener = socket.create_server(
+            (address, place.port), backlog=4096, family=family, dualstack_ipv6=both
+        )
     except OSError as error:
         why = os.strerror(error.errno or 0)
         text = f"rank 0 cannot listen on port {place.port}: {why}; MASTER_PORT chooses another"
         raise RequestError((Problem("", text),)) from error
     with listener:
         own = os.dup(listener.fileno())  # the store closes the descriptor it is given
-    return TCPStore("localhost", place.port, is_master=True, wait_for_workers=False, master_listen_fd=own)
+    at = address or "localhost"
+    return TCPStore(at, place.port, is_master=True, wait_for_workers=False, master_listen_fd=own)
+
+
+def _interface(place: Place) -> tuple[socket.AddressFamily, str]:
+    """The address that MASTER_ADDR names, where rank 0 listens; "" for every interface.
+
+    It is every one where the name is none of this machine's addresses, as behind a translation of addresses,
+    or is one that other nodes do not reach: Debian gives a machine's own name 127.0.1.1.
+    """
+    any_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    try:
+        found = socket.getaddrinfo(place.host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # others may know it by this name all the same
+        return any_family, ""
+    for family, _, _, _, (address, *_) in found:
+        loopback = ip_address(str(address).partition("%")[0]).is_loopback
+        if loopback and place.size > place.local_size:
+            continue
+        try:
+            socket.create_server((address, 0), family=family).close()
+        except OSError:
+            continue
+        return family, str(address)
+    return any_family, ""
 
 
 def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None], node: str) -> None:
@@ -105,7 +133,7 @@ def _try(place: Place) -> None:
 class Asked:
     """A key of the store that is waited for in a thread; the wait ends with the block."""
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: Messages, key: str) -> None:
         self._store = store
         self._key = key
         self._answered = time.monotonic()
@@ -132,7 +160,7 @@ class Asked:
 
 
 def await_ranks(
-    store: Store, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str
+    store: Messages, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str
 ) -> list[int]:
     """Waits for ``<prefix><rank>`` of each rank; returns those whose key has not come within ``timeout_s``.
 

@@ -12,6 +12,7 @@ from launcher.run.outer_ranks.follower import follow
 from launcher.run.outer_ranks.leader import leading
 from launcher.runtime.cluster.launch_env import Place, again, job, place, rank
 from launcher.runtime.cluster.outer_rendezvous import open_store
+from launcher.runtime.cluster.signed_messages import Messages, secret
 from tests.ports import free_port
 from tests.runtime.cluster.test_world import SRUN, TORCHRUN
 
@@ -140,9 +141,10 @@ def test_a_rank_0_that_dies_before_its_last_word_is_told(monkeypatch):
 def test_a_rank_that_knows_of_another_world_is_told():
     port = free_port()
     with leading(Place(0, 2, 0, 2, 0, "localhost", port)) as others:
-        store = open_store(Place(1, 3, 1, 3, 0, "localhost", port), lambda: 60.0, print)
+        other = Place(1, 3, 1, 3, 0, "localhost", port)
+        own = Messages(open_store(other, lambda: 60.0, print), secret(other)).within("launcher0")
         for name, value in (("size1", "3"), ("here1", "there 1"), ("heard0.1", "")):
-            store.set(f"launcher0/{name}", value)
+            own.set(name, value)
         with pytest.raises(RequestError) as refused:
             others.gather(60.0)
     text = "rank 1 was told that there are 3 ranks, rank 0 that there are 2"

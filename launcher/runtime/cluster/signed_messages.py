@@ -1,0 +1,157 @@
+"""Messages between ranks through a store that anybody may write to, signed with a secret of the job."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from launcher.errors import Problem, RequestError, RunError
+from launcher.runtime.cluster.launch_env import Place
+
+VARIABLE = "LAUNCHER_SECRET"
+"""Of the environment: a text that is the same for all ranks of a job, and for nobody else."""
+_MAC = hashlib.sha256().digest_size
+_NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "smb", "afs", "panfs", "orangefs")
+
+
+@dataclass(frozen=True)
+class Secret:
+    """``derived``: from what others may know too; ``why`` says what was wanting for a better one."""
+
+    key: bytes
+    derived: bool = False
+    why: str = ""
+
+
+class Messages:
+    """A store as ranks use it: what is read was written by one who knows the secret, or is refused.
+
+    ``corner``: the prefix that ``store`` adds to keys: a message counts in its place only.
+    """
+
+    def __init__(self, store: Store, secret: Secret, corner: str = "") -> None:
+        self._store = store
+        self._corner = corner
+        self._secret = secret
+
+    def set(self, name: str, body: bytes | str = b"") -> None:
+        body = body.encode() if isinstance(body, str) else body
+        self._store.set(name, self._mac(name, body) + body)  # type: ignore[arg-type]
+
+    def get(self, name: str) -> bytes:
+        """Waits for it. Raises ``RunError`` unless it is signed."""
+        message = bytes(self._store.get(name))
+        mac, body = message[:_MAC], message[_MAC:]
+        if not hmac.compare_digest(mac, self._mac(name, body)):
+            raise RunError(
+                f"{name} in the store of this job is not signed with its secret: another program has written "
+                f"it, or ranks have other secrets; {VARIABLE}, the same for all ranks, gives them one"
+            )
+        return body
+
+    def within(self, corner: str) -> Messages:
+        """Messages under keys of their own."""
+        return Messages(PrefixStore(corner, self._store), self._secret, f"{self._corner}/{corner}")
+
+    def check(self, names: Sequence[str]) -> bool:
+        """Whether all of them are there, signed or not."""
+        return bool(self._store.check(list(names)))
+
+    def _mac(self, name: str, body: bytes) -> bytes:
+        return hmac.digest(self._secret.key, f"{self._corner}/{name}\0".encode() + body, "sha256")
+
+
+def secret(at: Place, env: Mapping[str, str] = os.environ) -> Secret:
+    """The secret of the job that ``at`` belongs to, the same for all of its ranks.
+
+    From the environment; else from a file that this user alone can read, where all ranks see one home: on one
+    node, or on a network file system. Raises ``RequestError`` for a file that others can read or have made.
+    """
+    if env.get(VARIABLE):
+        return Secret(_of_job(env[VARIABLE].encode(), at))
+    why = f"{VARIABLE} is not set"
+    home = _state_folder(env)
+    if home is None:
+        why += ", nor is HOME"
+    elif at.size == at.local_size or _on_network(home):
+        try:
+            return Secret(_of_job(_of_user(home / "secret"), at))
+        except OSError as error:
+            why += f", and {home / 'secret'} cannot be written ({error.strerror})"
+    else:
+        why += f", and {home} is not known to be one folder for all nodes"
+    return Secret(_of_job(str(os.geteuid()).encode(), at), derived=True, why=why)
+
+
+def _of_job(text: bytes, at: Place) -> bytes:
+    return hmac.digest(hashlib.sha256(text).digest(), f"{at.host}:{at.port}".encode(), "sha256")
+
+
+def _state_folder(env: Mapping[str, str]) -> Path | None:
+    if env.get("XDG_STATE_HOME"):
+        return Path(env["XDG_STATE_HOME"], "launcher")
+    return Path(env["HOME"], ".local", "state", "launcher") if env.get("HOME") else None
+
+
+def _of_user(file: Path) -> bytes:
+    """The text in ``file``, which is made where there is none, whole at once."""
+    try:
+        return _read(file)
+    except FileNotFoundError:
+        pass
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(secrets.token_hex(32).encode())
+            out.flush()
+            os.fsync(out.fileno())
+        with suppress(FileExistsError):  # another rank was faster
+            os.link(new, file)
+    finally:
+        new.unlink(missing_ok=True)
+    return _read(file)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refused(file, "it is a link") from error
+        raise
+    with open(descriptor, "rb") as opened:
+        about = os.fstat(opened.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+            raise _refused(file, "others can read it, or have made it")
+        text = opened.read(65)
+    if len(text) != 64:
+        raise _refused(file, "it is no secret of the launcher")
+    return text
+
+
+def _refused(file: Path, why: str) -> RequestError:
+    return RequestError((Problem("", f"{file}: {why}; remove it, and a new one is made"),))
+
+
+def _on_network(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether ``folder`` is on a file system that several nodes share."""
+    try:
+        lines = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
+    except OSError:
+        return False
+    real = folder.resolve()
+    above = [(len(at), kind) for _, at, kind, *_ in lines if real.is_relative_to(at)]
+    kind = max(above, default=(0, ""))[1].removeprefix("fuse.")
+    return kind.startswith(_NETWORK)

@@ -1,0 +1,144 @@
+"""Ranks read from their store what somebody with the secret of the job has written, and nothing else."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from launcher.errors import RequestError, RunError
+from launcher.runtime.cluster import outer_rendezvous, signed_messages
+from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.signed_messages import Messages, Secret, secret
+
+ONE = Place(0, 2, 0, 2, 0, "localhost", 23456)
+TWO = replace(ONE, size=4)
+
+
+def test_what_is_signed_is_read():
+    store = HashStore()
+    Messages(store, Secret(b"k")).within("launcher0").set("word0", b"body")
+    other = Messages(store, Secret(b"k")).within("launcher0")
+    assert other.check(["word0"])
+    assert other.get("word0") == b"body"
+
+
+def of_another_job(store):
+    Messages(store, Secret(b"other")).within("launcher0").set("word0", b"body")
+
+
+def moved(store):
+    Messages(store, Secret(b"k")).within("launcher0").set("word1", b"body")
+    store.set("launcher0/word0", store.get("launcher0/word1"))
+
+
+def of_another_attempt(store):
+    Messages(store, Secret(b"k")).within("launcher1").set("word0", b"body")
+    store.set("launcher0/word0", store.get("launcher1/word0"))
+
+
+def short(store):
+    store.set("launcher0/word0", b"")
+
+
+@pytest.mark.parametrize("write", [of_another_job, moved, of_another_attempt, short])
+def test_any_other_is_refused(write):
+    store = HashStore()
+    write(store)
+    with pytest.raises(RunError) as caught:
+        Messages(store, Secret(b"k")).within("launcher0").get("word0")
+    assert str(caught.value) == (
+        "word0 in the store of this job is not signed with its secret: another program has written it, or ranks have "
+        "other secrets; LAUNCHER_SECRET, the same for all ranks, gives them one"
+    )
+
+
+def test_the_environment_has_a_secret():
+    env = {"LAUNCHER_SECRET": "a", "HOME": "/nowhere"}
+    assert secret(ONE, env) == secret(replace(ONE, rank=1, local_rank=1), env)
+    assert secret(ONE, env) != secret(ONE, {**env, "LAUNCHER_SECRET": "b"})
+    assert secret(ONE, env) != secret(replace(ONE, port=23457), env)  # another job
+    assert not secret(TWO, env).derived
+
+
+def test_ranks_of_a_node_share_a_file_that_nobody_else_can_read(tmp_path):
+    env = {"HOME": str(tmp_path)}
+    one = secret(ONE, env)
+    file = tmp_path / ".local/state/launcher/secret"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [p.name for p in file.parent.iterdir()] == ["secret"]
+    assert secret(replace(ONE, rank=1, local_rank=1), env) == one
+    assert not one.derived
+    file.unlink()
+    assert secret(ONE, env) != one
+
+
+def test_a_file_that_others_can_read_or_that_leads_elsewhere_is_refused(tmp_path):
+    env = {"HOME": str(tmp_path)}
+    secret(ONE, env)
+    file = tmp_path / ".local/state/launcher/secret"
+    file.chmod(0o640)
+    with pytest.raises(RequestError) as caught:
+        secret(ONE, env)
+    assert str(caught.value) == f"{file}: others can read it, or have made it; remove it, and a new one is made"
+    file.chmod(0o600)
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RequestError, match="it is a link"):
+        secret(ONE, env)
+    file.unlink()
+    file.write_text("short")
+    file.chmod(0o600)
+    with pytest.raises(RequestError, match="it is no secret of the launcher"):
+        secret(ONE, env)
+
+
+def test_nodes_that_may_not_share_a_home_say_that_they_derive_it(tmp_path):
+    found = secret(TWO, {"HOME": str(tmp_path)})
+    home = tmp_path / ".local/state/launcher"
+    assert (found.derived, found.why) == (
+        True, f"LAUNCHER_SECRET is not set, and {home} is not known to be one folder for all nodes",
+    )  # fmt: skip
+    assert not home.exists()
+    assert secret(ONE, {}).why == "LAUNCHER_SECRET is not set, nor is HOME"
+
+
+def test_nodes_with_a_home_on_the_network_share_its_file(tmp_path):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"rootfs / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n")
+    assert signed_messages._on_network(tmp_path / "a", mounts)
+    mounts.write_text(f"server:/ / nfs rw 0 0\ntmpfs {tmp_path} tmpfs rw 0 0\n")
+    assert not signed_messages._on_network(tmp_path / "a", mounts)
+
+
+@pytest.mark.parametrize(
+    ("host", "spans", "address"),
+    [
+        ("127.0.0.1", False, "127.0.0.1"),
+        ("localhost", False, None),
+        ("127.0.0.1", True, ""),
+        ("192.0.2.1", True, ""),
+        ("no.such.name.invalid", False, ""),
+    ],
+    ids=["one node", "by name", "a loopback that other nodes do not reach", "not this machine's", "no name"],
+)
+def test_rank_0_listens_at_the_address_of_the_rendezvous(host, spans, address):
+    found = outer_rendezvous._interface(replace(TWO if spans else ONE, host=host))[1]
+    assert found == address if address is not None else found in ("127.0.0.1", "::1")
+
+
+def test_a_store_of_one_node_listens_on_the_loopback_alone():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    at = replace(ONE, host="127.0.0.1", port=port)
+    store = outer_rendezvous.open_store(at, lambda: 5, print)
+    tables = [Path(f"/proc/self/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
+    listening = [line.split()[1] for table in tables for line in table if line.split()[3] == "0A"]
+    assert f"0100007F:{port:04X}" in listening
+    assert not [one for one in listening if one.endswith(f":{port:04X}") and not one.startswith("0100007F")]
+    assert store.check(["nothing"]) is False
