@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -33,6 +34,10 @@ APART = (
     "qwen2", "qwen3",
 )  # fmt: skip
 """Families whose documents are exactly as if each were alone, which ``tests/real`` proves of each."""
+MOST = 10_000
+"""Layers, experts, or values in a list; published models have some hundreds."""
+_COUNT = re.compile(r"(num|n)_\w*(blocks?|experts)|\w*layers?|depth")
+LISTED = ("id2label", "label2id", "vocab")
 UNSAID = ("LABEL_0", "LABEL_1")
 """Labels of a config that has none."""
 
@@ -79,6 +84,9 @@ def _config(
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         yield Problem(KEY, f"{path}: it has no model_type, so nothing says what model it is")
         return
+    if wrong := [*_beyond(data | model.config)]:
+        yield from (Problem(KEY, f"{path}: {text}") for text in wrong)
+        return
     if documents is not None:
         yield from _mixed(data | model.config, documents)
     rows = (data | model.config).get("vocab_size")
@@ -89,6 +97,23 @@ def _config(
     if model.task == "image_classification" and classes is not None and labels < classes:
         text = f"{path}: {labels} labels are too few for the {classes} classes of the data"
         yield Problem(KEY, text, f"model.config.num_labels={classes}")
+
+
+def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Numbers that no model has, and transformers would build, and kernels that it would fetch."""
+    for name, value in config.items():
+        key = f"{above}{name}"
+        if isinstance(value, int) and _COUNT.fullmatch(name) and abs(value) > MOST:
+            yield f"{key} is {value}; at most {MOST} are built"
+        elif isinstance(value, int) and abs(value) >= 1 << 40:
+            yield f"{key} is {value}, which is no size of a model"
+        elif isinstance(value, list | tuple) and len(value) > MOST:
+            if name not in LISTED:
+                yield f"{key} lists {len(value)} values; at most {MOST} are read"
+        elif "attn_implementation" in name and "/" in str(value):
+            yield f"{key} is {value}: a kernel that is fetched from elsewhere is not run"
+        elif isinstance(value, Mapping) and name not in LISTED:
+            yield from _beyond(value, f"{key}.")
 
 
 def _mixed(config: Mapping[str, Any], documents: Apart) -> Iterator[Problem]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ from launcher.run.cluster_jobs.k8s import write
 from launcher.run.cluster_jobs.slurm import array_file, cluster
 from launcher.runtime import folder
 from launcher.runtime.lock import at_work
-from launcher.untrusted.files import read_json
+from launcher.untrusted.files import opened, parsed, read_json
 
+FIGURES = ("loss", "step", "steps", "step_ms", "tokens_per_s")
+LAST = 1 << 20
+"""Bytes at the end of metrics.jsonl that are looked at: a row has a few hundred."""
 LINES = 40
 """Of a log: a page."""
 ALIVE = ("submitted", "running", "preempted")
@@ -56,7 +59,11 @@ def progress(run: Path) -> Iterator[str]:
     if row is not None:
         speed = "".join(scaled(row["tokens_per_s"])) + " tokens/s, " if "tokens_per_s" in row else ""
         took = seconds_text(row.get("step_ms", 0.0) / 1e3)
-        yield f"step {row['step']} of {row.get('steps', '?')}, loss {row['loss']:.4f}, {speed}{took} a step"
+        yield f"step {row['step']} of {row.get('steps', '?')}, loss {_loss(row)}, {speed}{took} a step"
+
+
+def _loss(row: Mapping[str, Any]) -> str:
+    return "nan" if row["loss"] is None else f"{row['loss']:.4f}"
 
 
 def cancellable(run: Path) -> str | None:
@@ -148,11 +155,21 @@ def _asked(number: str) -> str:
 def _last_row(path: Path) -> dict[str, Any] | None:
     """The last whole row of a step."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with opened(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST))
+            text = file.read(LAST)
     except OSError:
         return None
-    for line in reversed(text[: text.rfind("\n") + 1].splitlines()):
-        row: dict[str, Any] = json.loads(line)
-        if "loss" in row and "step" in row:
+    for line in reversed(text[: text.rfind(b"\n") + 1].splitlines()):
+        try:
+            row = parsed(line)
+        except ValueError:  # a part of one, or none
+            continue
+        if isinstance(row, dict) and "loss" in row and all(_number(row, name) for name in FIGURES):
             return row
     return None
+
+
+def _number(row: Mapping[str, Any], name: str) -> bool:
+    """Whether it is one where it is there; losses that are none are ``null``."""
+    return isinstance(row.get(name, 0), int | float) or (name == "loss" and row[name] is None)

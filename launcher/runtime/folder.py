@@ -145,6 +145,8 @@ def read_status(run: Path) -> dict[str, Any] | None:
         return None
     except RefusedFile as error:
         raise RequestError((Problem("run_dir", str(error)),)) from error
+    except OSError as error:
+        raise RequestError((Problem("run_dir", f"{path}: {error.strerror}"),)) from error
     except ValueError as error:
         text = f"{path}: damaged: it does not say which steps are done; without the file all are done again"
         raise RequestError((Problem("run_dir", text),)) from error

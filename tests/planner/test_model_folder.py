@@ -96,3 +96,39 @@ def test_transformers_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(model_folder, "find_spec", lambda name: None)
     text = "model: hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
     assert problems(folder(tmp_path / "m")) == [text]
+
+
+BEYOND = {
+    "layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; at most 10000 are built"),
+    "nested": ({"text_config": {"n_layer": 20_000}}, "text_config.n_layer is 20000; at most 10000 are built"),
+    "experts": ({"num_local_experts": -(10**6)}, "num_local_experts is -1000000; at most 10000 are built"),
+    "a size": ({"hidden_size": 2**41}, "hidden_size is 2199023255552, which is no size of a model"),
+    "a list": ({"layer_types": ["a"] * 10_001}, "layer_types lists 10001 values; at most 10000 are read"),
+    "a kernel": (
+        {"attn_implementation": "someone/kernel"},
+        "attn_implementation is someone/kernel: a kernel that is fetched from elsewhere is not run",
+    ),
+    "a kernel, as saved": (
+        {"_attn_implementation": "someone/kernel@v1"},
+        "_attn_implementation is someone/kernel@v1: a kernel that is fetched from elsewhere is not run",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "text"), BEYOND.values(), ids=BEYOND)
+def test_what_no_model_has_is_refused_before_it_is_built(tmp_path: Path, config: dict[str, object], text: str) -> None:
+    there = folder(tmp_path / "m", {"model_type": "llama"} | config)
+    assert problems(there) == [f"model.path: {there}/config.json: {text}"]
+
+
+def test_sizes_of_published_models_are_none_of_these(tmp_path: Path) -> None:
+    there = folder(
+        tmp_path / "m",
+        {
+            "model_type": "llama",
+            "shared_expert_intermediate_size": 20480,
+            "block_size": 131072,
+            "max_window_layers": 80,
+        },
+    )
+    assert problems(there) == []

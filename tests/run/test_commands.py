@@ -131,3 +131,34 @@ def test_what_is_no_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert answer([name], capsys) == (2, f"{wrong}  {name}: takes one run folder, as launcher {name} runs/NAME/0001\n")
     text = f"{name} {tmp_path}: is no folder of a run: there is no status.json"
     assert answer([name, str(tmp_path)], capsys) == (2, f"{wrong}  {text}\n")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "status.json"])
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "noise", "rows of other things"])
+def test_a_folder_that_somebody_made_is_answered_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, what: str
+) -> None:
+    run_folder = tmp_path / "theirs"
+    run_folder.mkdir()
+    write_status(run_folder, status="done")
+    (run_folder / name).unlink(missing_ok=True)
+    match what:
+        case "pipe":
+            os.mkfifo(run_folder / name)
+        case "device":
+            (run_folder / name).symlink_to("/dev/zero")
+        case "folder":
+            (run_folder / name).mkdir()
+        case "noise":
+            (run_folder / name).write_bytes(bytes(range(256)) * 99 + b"\n")
+        case _:
+            (run_folder / name).write_text('[]\n{"loss": "a", "step": 1}\n{"loss": 1, "step": [2]}\n1\n')
+    code, said = answer(["status", str(run_folder)], capsys)
+    assert code == (2 if name == "status.json" else 0)
+    assert said == f"{run_folder}: done\n" if name == "metrics.jsonl" else "Traceback" not in said
+
+
+def test_a_loss_that_is_no_number_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(tmp_path, status="done")
+    (tmp_path / "metrics.jsonl").write_text('{"loss": null, "step": 3, "steps": 9}\n')
+    assert answer(["status", str(tmp_path)], capsys)[1] == f"{tmp_path}: done\nstep 3 of 9, loss nan, 0.0 us a step\n"

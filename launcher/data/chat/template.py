@@ -11,11 +11,15 @@ from typing import Any
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from launcher.data.chat.conversations import ASSISTANT, BadRow, Conversation, Message
+from launcher.untrusted.bounded import TooLong, bounded
 
+SECONDS, ROOM = 2.0, 128 << 20
+"""What a template may take of one conversation: real ones take milliseconds and kilobytes."""
+LARGE = 1000
 START, END = "\ufdd0", "\ufdd1"
 """Around what is generated, while a template is rendered: code points that no text has."""
 
@@ -39,6 +43,31 @@ class _Generation(Extension):
         return f"{START}{caller()}{END}" if self.marks else str(caller())
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Without products that one operation makes as large as it likes: nothing bounds its time."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (_small(left) and _small(right)):
+            raise TemplateError("a power of large numbers")
+        if operator == "*" and not (_small(left) or _small(right)):
+            raise TemplateError("a product of large values")
+        return super().call_binop(context, operator, left, right)
+
+
+def _small(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) <= LARGE
+
+
+def _beyond(error: BaseException) -> str:
+    if isinstance(error, TooLong):
+        return f"more than {SECONDS:g} s"
+    if isinstance(error, MemoryError):
+        return f"more than {ROOM >> 20} MiB"
+    return "nested too deeply"
+
+
 class ChatTemplate:
     """``special``: texts of special tokens by name, as ``bos_token``.
 
@@ -47,19 +76,23 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         self.source, self._special = source, special
+        self._endless = ""
 
     @cached_property
     def _compiled(self) -> tuple[Template, _Generation]:
         """Raises ``ValueError`` for what is no template."""
-        env = ImmutableSandboxedEnvironment(
+        env = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
         env.filters["tojson"] = _as_json
         env.globals["raise_exception"] = _refuse
         try:
-            template = env.from_string(self.source)
+            with bounded(SECONDS, ROOM):
+                template = env.from_string(self.source)
         except TemplateError as error:
             raise ValueError(f"no template: {error.message}") from error
+        except (RecursionError, MemoryError, TooLong, SyntaxError, OverflowError) as error:
+            raise ValueError(f"no template: {_beyond(error)}") from error
         generation = env.extensions[_Generation.identifier]
         assert isinstance(generation, _Generation)
         return template, generation
@@ -116,16 +149,22 @@ class ChatTemplate:
         self, said: Conversation, messages: Sequence[Message], *, prompt: bool = False, marks: bool = False
     ) -> str:
         """``messages`` of ``said``, with its tools."""
+        if self._endless:
+            raise BadRow(self._endless)
         template, generation = self._compiled
         generation.marks = marks
         try:
-            return template.render(
-                messages=messages,
-                add_generation_prompt=prompt,
-                tools=said.tools,
-                documents=None,
-                **self._special,
-            )
+            with bounded(SECONDS, ROOM):
+                return template.render(
+                    messages=messages,
+                    add_generation_prompt=prompt,
+                    tools=said.tools,
+                    documents=None,
+                    **self._special,
+                )
+        except (RecursionError, MemoryError, TooLong) as error:
+            self._endless = f"the template does not end: {_beyond(error)}"  # nor on any other: time is lost
+            raise BadRow(self._endless) from error
         except Exception as error:  # of code that is not ours, which raises what it will
             raise BadRow(f"the template refuses it: {error or type(error).__name__}") from error
 

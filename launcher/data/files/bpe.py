@@ -36,11 +36,14 @@ def train_on(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ())
 def load(path: Path) -> Tokenizer:
     """A ``tokenizer.json``. Raises ``ValueError`` naming it when it is none."""
     try:
-        return Tokenizer.from_buffer(read_bytes(path, LONGEST))
+        found = Tokenizer.from_buffer(read_bytes(path, LONGEST))
     except OSError as error:
         raise ValueError(f"{path}: not a tokenizer: {error.strerror}") from error
     except Exception as error:  # tokenizers raises nothing more precise
         raise ValueError(f"{path}: not a tokenizer: {error}") from error
+    if not found.get_vocab_size():
+        raise ValueError(f"{path}: not a tokenizer: it has no tokens")
+    return found
 
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:

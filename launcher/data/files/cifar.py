@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import pickle
+import pickletools
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.data.files.bad_file import BadFile
-from launcher.untrusted.files import irregular, opened, stands
+from launcher.untrusted.files import irregular, opened, read_bytes, stands
 
 RECORD = 1 + 3 * 32 * 32
 LONGEST = 64 << 20  # bytes of a batch; the published ones have half as much
 FORMS = (("", "cifar-10-batches-py"), (".bin", "cifar-10-batches-bin"))
+NAMES = (
+    "numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct", "numpy ndarray",
+    "numpy dtype", "_codecs encode",
+)  # fmt: skip
+"""What a pickle of arrays names."""
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = ("test_batch",)
 
@@ -50,6 +56,20 @@ def whole(file: Path, binary: bool) -> None:
         raise BadFile(f"cut off: {size} bytes are no whole number of records of {RECORD}")
     if not binary and _last_byte(file) != pickle.STOP:
         raise BadFile(f"cut off: a pickle does not end as these {size} bytes do")
+    if not binary:
+        _check_names(file)
+
+
+def _check_names(file: Path) -> None:
+    """Raises ``BadFile`` for a pickle that names something else than arrays; nothing of it is built."""
+    try:
+        codes = pickletools.genops(read_bytes(file, LONGEST))
+        named = [str(name) for code, name, _ in codes if code.name == "GLOBAL"]
+    except (ValueError, IndexError, OverflowError) as error:
+        raise BadFile(f"not a CIFAR-10 batch: no pickle of plain data ({error})") from error
+    wrong = next((name for name in named if name not in NAMES), None)
+    if wrong is not None:
+        raise BadFile(f"not a CIFAR-10 batch: {wrong.replace(' ', '.')} is not allowed")
 
 
 def _last_byte(file: Path) -> bytes:

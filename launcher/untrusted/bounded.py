@@ -1,0 +1,56 @@
+"""Bounds of time and memory around what a stranger's text has this process do."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+
+class TooLong(Exception):
+    """The time is up."""
+
+
+@contextmanager
+def bounded(seconds: float, nbytes: int) -> Iterator[None]:
+    """The block may take so long, and so much more memory than there is now.
+
+    Raises ``TooLong`` and ``MemoryError``. Time is bounded in the main thread, between operations of Python:
+    one that takes long by itself must be refused otherwise.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = _address_space() + nbytes
+    if soft == resource.RLIM_INFINITY or most < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    try:
+        with _alarm(seconds):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _late(_: int, __: FrameType | None) -> None:
+    raise TooLong
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * resource.getpagesize()

@@ -1,0 +1,53 @@
+"""Templates of strangers: each ends in a line, soon, and in little memory."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import time
+
+import pytest
+
+from launcher.data.chat.conversations import BadRow, Conversation
+from launcher.data.chat.template import ChatTemplate
+
+SAID = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), 1)
+LOOP = "{% for a in range(90000) %}"
+ENDLESS = {
+    "loops": LOOP * 3 + "{% endfor %}" * 3,
+    "a text that doubles": "{% set n = namespace(x='aaaaaaaa') %}" + LOOP + "{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "a list that doubles": "{% set n = namespace(x=[1]) %}" + LOOP + "{% set n.x = n.x + n.x %}{% endfor %}",
+    "a power": "{{ 10 ** 10 ** 9 }}",
+    "a power of powers": "{{ ((999 ** 999) ** 999) ** 999 }}",
+    "a product": "{{ 'a' * 10000000000 }}",
+    "a product of a list": "{{ [0] * 10000000000 }}",
+    "a wide format": "{{ '%10000000000d' % 1 }}",
+    "blanks": "{{ 'a'.center(10000000000) }}",
+    "a filter": "{{ 'a' | center(10000000000) }}",
+    "a macro of itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+}
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_one_without_end_is_a_bad_row(source):
+    limits, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
+    template = ChatTemplate(source, {})
+    began = time.monotonic()
+    for _ in range(50):  # as many rows as are looked at
+        with pytest.raises(BadRow):
+            template.spans(SAID)
+    assert time.monotonic() - began < 60  # 2 s of an idle machine, once
+    assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == (limits, handler)
+
+
+@pytest.mark.parametrize("source", ["{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}", "{{ " + "-" * 50_000 + "1 }}"])
+def test_one_that_is_nested_too_deeply_is_no_template(source):
+    with pytest.raises(ValueError, match="no template: nested too deeply"):
+        ChatTemplate(source, {}).compile()
+
+
+def test_small_products_are_fine():
+    assert (
+        ChatTemplate("{{ '-' * 20 }}{{ 2 ** 10 }}{{ 0.5 * 4 }}", {})._rendered(SAID, SAID.messages)
+        == "-" * 20 + "10242.0"
+    )
