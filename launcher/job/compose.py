@@ -37,10 +37,7 @@ _JOB = TypeAdapter(Job)  # unlike Job(...), it raises pydantic's error, which is
 
 @dataclass(frozen=True)
 class Request:
-    """``data``: the resolved configuration as dicts and lists, ``overrides``: the command line as typed.
-
-    ``code``: lines that say what code its files bring, and which of them allows it.
-    """
+    """``data``: the resolved configuration, ``overrides``: as typed, ``code``: what code its files bring."""
 
     job: Job
     data: dict[str, Any]
@@ -123,9 +120,8 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     origins = gather((*of_files(composed.files), *places), data)
 
     # what files of strangers may not ask for, then the schema judges what came out
-    files = [path for path, _ in composed.files]
     raw = OmegaConf.to_container(composed.cfg, resolve=False)
-    found += recipe_trust.problems(raw, data, origins, files, config_dir)
+    found += recipe_trust.problems(raw, data, origins, composed.files, config_dir)
     recipe_trust.forget(data)
     found += _idle(origins)
     found = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in found]

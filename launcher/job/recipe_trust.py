@@ -36,7 +36,7 @@ _RESOLVER = re.compile(r"\$\{[^{}]*(:|\$\{)")
 
 
 def problems(
-    raw: Any, data: Mapping[str, Any], origins: Origins, files: Sequence[Path], own: Path | None
+    raw: Any, data: Mapping[str, Any], origins: Origins, files: Sequence[tuple[Path, str]], own: Path | None
 ) -> Iterator[Problem]:
     """What ``files`` ask for and may not.
 
@@ -46,7 +46,7 @@ def problems(
     if said is not None and not said.typed and not said.shipped:
         yield Problem(SETTING, f"{said.value}: a file cannot say whether it is trusted; the command line can")
         return
-    why = _stranger(data, files, own)
+    why = _stranger(data, [path for path, _ in files], own)
     if not why:
         return
     cure = "" if _value(data, SETTING) == "untrusted" else f"{SETTING}=trusted"

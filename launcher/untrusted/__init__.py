@@ -1,3 +1,3 @@
 """Files that somebody else may have made: regular ones alone, of bounded size and depth, executed never."""
 
-__all__ = ["files", "pickles"]
+__all__ = ["bounded", "files", "links", "pickles"]
