@@ -21,6 +21,9 @@ GLOO = "gloo"
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 """The variable by which a process is given some of a machine's devices."""
 
+EXPANDABLE = {"cuda": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}
+"""The variable by which the allocator of a kind of device joins free pieces."""
+
 
 def accelerator() -> str | None:
     """The kind of accelerator that torch has been built for or has loaded, which this machine need not have.

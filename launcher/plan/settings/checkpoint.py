@@ -68,7 +68,7 @@ def misnamed(skeleton: Skeleton, device: str) -> list[Problem]:
     names = [p.name for p in skeleton.params]
     states = [(name, _state_of(name, learning)) for name in names]
     found = [_misnamed(name, state) for name, state in states if state is not None]
-    return [*found, *streams_misnamed(names, ("cpu", device))]
+    return [*found, *streams_misnamed(names, ("cpu", "python", "numpy", device))]
 
 
 def streams_misnamed(names: Iterable[str], kinds: Collection[str]) -> list[Problem]:

@@ -87,7 +87,6 @@ def activities(device: torch.device) -> Sequence[Any]:
     from torch.profiler import ProfilerActivity
 
     supported = torch.profiler.supported_activities()
-    kinds = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU, "mtia": ProfilerActivity.MTIA}
-    kind = kinds.get(device.type, ProfilerActivity.PrivateUse1)
+    kind = getattr(ProfilerActivity, device.type.upper(), ProfilerActivity.PrivateUse1)
     wanted = [ProfilerActivity.CPU] + ([] if device.type == "cpu" else [kind])
     return [a for a in wanted if a in supported]

@@ -21,11 +21,11 @@ from launcher.plan.cost.memory import Memory
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import GB, bytes_text
 from launcher.planner.plan_job import plan_job
+from launcher.runtime import device as devices
 from launcher.runtime import free_memory
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import OutOfMemory
 
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 PATIENCE_S = 30.0
 """No lighter layout is planned any more after it: the other ranks wait for this message."""
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -66,7 +66,7 @@ class InUse:
 
     def __str__(self) -> str:
         """
-        >>> print(InUse("cuda:1", 80 << 30, 1 << 30, 70 << 30, 4 << 30, 2 << 30))
+        >>> print(InUse("npu:1", 80 << 30, 1 << 30, 70 << 30, 4 << 30, 2 << 30))
         of 80.0 GB its tensors held 70.0 GB, its allocator kept 4.0 GB, others held 5.0 GB; 1.0 GB were free
         """
         if not self.total:
@@ -141,8 +141,9 @@ def _message(at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool) -> 
         lines.append(
             "no lighter layout of these ranks makes room: take more ranks or a smaller train.batch_size"
         )
-    if at.device.startswith("cuda") and at.asked and at.kept > at.asked:
-        lines.append(f"its allocator kept more than that, in pieces: {EXPANDABLE} joins them")
+    joins = devices.EXPANDABLE.get(torch.device(at.device).type)
+    if joins is not None and at.asked and at.kept > at.asked:
+        lines.append(f"its allocator kept more than that, in pieces: {joins} joins them")
     return lines
 
 

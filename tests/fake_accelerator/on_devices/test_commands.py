@@ -58,9 +58,6 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     assert not run.exists()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="CPU ranks are forked after the planner's backward, which started a thread a device"
-)
 @pytest.mark.parametrize("asked", ["launch.device=cpu", "launch.nproc=8"], ids=["asked for", "too few devices"])
 def test_the_cpu_trains_on_a_machine_with_devices(asked: str, tmp_path: Path) -> None:
     done = launched(*TINY, "train.steps=2", asked, folder=tmp_path / "run")

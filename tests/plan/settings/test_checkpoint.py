@@ -18,9 +18,9 @@ def test_a_weight_with_the_name_of_another_ones_state_is_refused():
 
 def test_a_buffer_with_the_name_of_a_random_stream_is_refused():
     text = "is called what checkpoints call a random stream, and one would overwrite the other"
-    cpu, npu = (f"rng.{kind} {text}; give its module another name" for kind in ("cpu", "npu"))
+    cpu, numpy, npu = (f"rng.{kind} {text}; give its module another name" for kind in ("cpu", "numpy", "npu"))
     assert told("a.w", "rng.cpu") == [cpu]
-    assert told("a.w", "rng.cpu", "rng.npu", device="npu") == [cpu, npu]
+    assert told("a.w", "rng.numpy", "rng.npu", device="npu") == [numpy, npu]
     assert told("a.w", "rng.npu", device="cpu") == []
 
 

@@ -12,8 +12,9 @@ from launcher.job.compose import compose
 from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
+from launcher.runtime.device import EXPANDABLE
 from launcher.runtime.faults import OutOfMemory, failed, raised
-from launcher.steps.model.out_of_memory import EXPANDABLE, InUse, cure, explained
+from launcher.steps.model.out_of_memory import InUse, cure, explained
 from tests.parity import job
 
 HERE = World(0, 1, 0, 1, 0, "cpu", "gloo")
@@ -121,7 +122,7 @@ def test_ranks_that_ran_out_of_memory_too_are_one_line() -> None:
 def test_an_allocator_that_keeps_pieces_is_told_how_to_join_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.steps.model.out_of_memory.in_use", lambda device, message: FULL)
     asked = job()
-    assert EXPANDABLE in _with_plan(asked)
+    assert EXPANDABLE["cuda"] in _with_plan(asked)
 
 
 def _with_plan(asked: object) -> str:

@@ -55,8 +55,9 @@ class EqualDraws(TorchDispatchMode):
         # the default generators, whatever it was to draw from
         args, kwargs = _without_generators(args), _without_generators(kwargs)
         device = kwargs.get("device") or next((a.device for a in leaves if isinstance(a, Tensor)), "cpu")
-        accelerators = [torch.device(device)] if torch.device(device).type == "cuda" else []
-        with torch.random.fork_rng(accelerators):
+        at = torch.device(device)
+        devices, kind = ([at], at.type) if _own_streams(at) else ([], None)
+        with torch.random.fork_rng(devices, device_type=kind or "cpu"):
             torch.manual_seed(crc32(shape.encode()))
             return func(*args, **kwargs)
 
@@ -69,6 +70,11 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
         if a.name in ("dropout", "dropout_p"):
             return bool(args[n] if n < len(args) else kwargs.get(a.name, a.default_value))
     return True
+
+
+def _own_streams(device: torch.device) -> bool:
+    """Whether a kind of device has random streams of its own, beside the CPU's."""
+    return device.type not in ("cpu", "meta")
 
 
 def _leaves(value: Any) -> Iterator[Any]:
