@@ -13,6 +13,7 @@ from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.facts import COMPUTE, Graph
 
 KEY = "launch.device"
+CUDA = "cuda"
 _on_cuda = ContextVar("planned_on_cuda", default=False)
 
 
@@ -30,7 +31,8 @@ def counted(job: Job, size: int) -> Iterator[None]:
     there = accelerators(job) or _here(job, -(-size // job.launch.nnodes))
     before = _on_cuda.set(there)
     try:
-        with fused_norms(there), grouped_heads(there and not over_device_matrix(job)):
+        cuda = there and job.launch.device in ("auto", CUDA)
+        with fused_norms(there), grouped_heads(cuda and not over_device_matrix(job)):
             yield
     finally:
         _on_cuda.reset(before)
@@ -47,8 +49,8 @@ def notes(job: Job, graph: Graph) -> Iterator[Note]:
 
 def _why(job: Job) -> str:
     """Why the plan is for CUDA devices."""
-    if job.launch.device == "cuda":
-        return "cuda"
+    if job.launch.device != "auto":
+        return job.launch.device
     if job.cluster.links is not None:
         return f"auto, on devices of {job.cluster.name or 'the cluster'}"
     return "auto -> cuda, a device of this machine for each rank"
@@ -66,7 +68,8 @@ def _here(job: Job, ranks: int) -> bool:
 
 
 def devices() -> int:
-    """The CUDA devices of this machine."""
+    """The CUDA devices of this machine, of which none is touched."""
     import torch
 
-    return torch.cuda.device_count()
+    kind = torch.accelerator.current_accelerator()
+    return torch.accelerator.device_count() if kind is not None and kind.type == CUDA else 0
