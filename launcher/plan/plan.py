@@ -9,8 +9,7 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Ema, Job
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan import certify_copy, settings, step_order
-from launcher.plan.cost import gather_order
-from launcher.plan.cost.compiled_graph import compiled_graphs
+from launcher.plan.cost import compiled_graph, gather_order
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
 from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
@@ -223,13 +222,9 @@ def plan(
     """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
     cut, balanced = pipeline_stage_config.cut(job, asked, model, StateSize.of(job, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
-
     at = _layout(job, model, cut, order)
     compilation, wrong = compile.resolve(job, model, at)
-    joined = compilation if compilation is not None and compilation.joins else None
-    at = replace(
-        at, graphs=compiled_graphs(at.graphs, joined), loss_compiled=joined is not None and joined.loss
-    )
+    at = compiled_graph.joined(at, compilation)
     fused = _fused(job, model, at, order, compilation)
     refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, at.sizes, fused), *wrong])
     return Plan(
@@ -265,7 +260,7 @@ def plan(
         evaluation=schedules.forward_only(at.sizes.places, at.sizes.micros),
         phases=step_order.phases(job.steps),
         settings=tuple(settings.rows(job, at.sizes, fused, model.recomputed)),
-        notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at, compilation)),
+        notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
         deferred=job.parallel.deferred_init and model.built_whole is None,
         ema=job.train.ema,
         gradients_mean=job.parallel.gradients_mean,
@@ -388,7 +383,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
     )
 
 
-def _late(job: Job, model: TracedModel, at: CutModel, compilation: Compilation | None) -> list[Note]:
+def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
     """What the finished plan has to say."""
     return [
         *([model.built_whole] if model.built_whole else []),
@@ -403,5 +398,5 @@ def _late(job: Job, model: TracedModel, at: CutModel, compilation: Compilation |
         *steps.idle(job, at.sizes.steps),
         *certify_copy.notes(job, at.sizes),
         *random_draws.notes(job, model.graph.effects, at.sizes),
-        *compile.notes(job, compilation),
+        *compile.notes(at.compilation),
     ]

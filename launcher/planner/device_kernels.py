@@ -13,12 +13,13 @@ from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.facts import COMPUTE, Graph
 
 KEY = "launch.device"
-_on_cuda = ContextVar("planned_on_cuda", default=False)
+CUDA = "cuda"
+_on_device = ContextVar("planned_on_device", default=False)
 
 
-def on_cuda() -> bool:
-    """Whether the plan that is being made is for CUDA devices."""
-    return _on_cuda.get()
+def on_device() -> bool:
+    """Whether the plan that is being made is for devices of their own."""
+    return _on_device.get()
 
 
 @contextmanager
@@ -28,17 +29,19 @@ def counted(job: Job, size: int) -> Iterator[None]:
     from launcher.parallel.cost.fused_kernels import fused_norms
 
     there = accelerators(job) or _here(job, -(-size // job.launch.nnodes))
-    before = _on_cuda.set(there)
+    before = _on_device.set(there)
     try:
-        with fused_norms(there), grouped_heads(there and not over_device_matrix(job)):
+        cuda = there and job.launch.device in ("auto", CUDA)
+        with fused_norms(there), grouped_heads(cuda and not over_device_matrix(job)):
             yield
     finally:
-        _on_cuda.reset(before)
+        _on_device.reset(before)
 
 
 def notes(job: Job, graph: Graph) -> Iterator[Note]:
     """Which attention is counted; of CPUs, what each torch has, nothing is said."""
-    if not on_cuda() or not any(n.operations.attention for n in graph.nodes):
+    known = job.launch.device in ("auto", CUDA)
+    if not known or not on_device() or not any(n.operations.attention for n in graph.nodes):
         return
     half = COMPUTE[job.train.precision] in ("bfloat16", "float16")
     kernel = "cuDNN's or flash's kernel" if half else "the memory-efficient kernel"
@@ -47,8 +50,8 @@ def notes(job: Job, graph: Graph) -> Iterator[Note]:
 
 def _why(job: Job) -> str:
     """Why the plan is for CUDA devices."""
-    if job.launch.device == "cuda":
-        return "cuda"
+    if job.launch.device != "auto":
+        return job.launch.device
     if job.cluster.links is not None:
         return f"auto, on devices of {job.cluster.name or 'the cluster'}"
     return "auto -> cuda, a device of this machine for each rank"
@@ -66,7 +69,8 @@ def _here(job: Job, ranks: int) -> bool:
 
 
 def devices() -> int:
-    """The CUDA devices of this machine."""
+    """The CUDA devices of this machine, of which none is touched."""
     import torch
 
-    return torch.cuda.device_count()
+    kind = torch.accelerator.current_accelerator()
+    return torch.accelerator.device_count() if kind is not None and kind.type == CUDA else 0

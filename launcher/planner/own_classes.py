@@ -1,11 +1,21 @@
-"""Classes of the user's own that a request names: whether they are there, and which modules they are from."""
+"""Classes of the user's own that a request names: whether they exist, where they are from, what they take."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING
+
 from launcher.errors import Problem
-from launcher.job.schema.components import Target
+from launcher.job.schema.components import ModelTarget, Target, apart
 from launcher.job.schema.job import Job
 from launcher.job.targets import absent, there
+
+if TYPE_CHECKING:
+    from launcher.planner.trace_model import ModelRead
+
+NAME = "documents"
+PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def nowhere(job: Job) -> list[Problem]:
@@ -27,3 +37,16 @@ def files(job: Job) -> list[str]:
     from launcher.parallel.model_state import module_globals as modules
 
     return modules.files(factory(job.model.target, job.security.allow, nn.Module, key="model._target_"))
+
+
+def untaken(job: Job, read: ModelRead) -> Iterator[Problem]:
+    """A model whose second input is no documents: it would be wrong without a word."""
+    asked = apart(job.data)
+    if asked is None or not isinstance(job.model, ModelTarget):
+        return
+    takes = [p.name for p in signature(read.module.forward).parameters.values() if p.kind in PLACED]
+    if takes[1:2] != [NAME]:
+        text = f"{asked.value}: the forward of {job.model.target} takes ({', '.join(takes)})"
+        text = f"{text}, and no documents to keep"
+        cure = f"let it be forward(self, tokens, {NAME}), whose attention stays within documents"
+        yield Problem(asked.key, f"{text} apart; {cure}", asked.cure)

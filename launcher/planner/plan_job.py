@@ -34,7 +34,6 @@ from launcher.plan.values.text import listed
 from launcher.planner import (
     callbacks,
     device_kernels,
-    documents,
     epochs,
     equal_layers,
     loggers,
@@ -210,7 +209,7 @@ def _cut(job: Job, asked: Asked, traces: Traces | None = None) -> Plan:
     """The plan, with stacks of blocks in one piece where they cannot be cut."""
     reading = read if traces is None else traces.read
     model = reading(job, builder(job))
-    refuse([*documents.untaken(job, model)])
+    refuse([*own_classes.untaken(job, model)])
     job = shared(job, model.skeleton, asked.sizes.grid)
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
@@ -350,7 +349,6 @@ def _planned(
     traces: Traces | None = None,
 ) -> Plan:
     """The plan with the modules ``whole`` in one piece each; ``model`` is cut and cannot be planned again."""
-    from launcher.models.attention import grouped_heads
     from launcher.parallel.model_state.references import unmarked
 
     specs = inputs(job, asked.sizes.micro_batch)
@@ -368,8 +366,7 @@ def _planned(
     fallback = resolve_data(job.data)[1]
     if fallback:
         notes.append(Note(*fallback.split(" ", 1)))
-    vocabulary = vocabulary_note(job)
-    if vocabulary:
+    if vocabulary := vocabulary_note(job):
         notes.append(Note(*vocabulary.split(" ", 1)))
     if job.debug.onerank:
         text = "true: parallel and launch.nproc are left out, micro batches kept"
@@ -397,7 +394,7 @@ def _planned(
     drawn = drawn_graph(job, model, whole, specs, seen.graph)
     made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
     if over_device_matrix(job):
-        with unmarked(model.marks), grouped_heads(False):  # ranks record operators without a device
+        with unmarked(model.marks):
             made = shard_operators(job, made, model, specs)
     if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))

@@ -36,8 +36,11 @@ def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[Tens
     operators, wrong = unwrapped(job.parallel.operators, model.skeleton)
     refuse(wrong)
     job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
+    from launcher.models.attention import grouped_heads  # torch
+
     ours = not foreign(job.model)
-    graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
+    with grouped_heads(False):  # ranks record operators without a device, too
+        graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
     terms = _terms(job, made)
     sharding = resolve(job, graphs, rule_of, terms, _known(job, made, model))
     return onto(job, made, sharding, _measured(made, sharding, terms.class_dim))

@@ -18,6 +18,8 @@ MAY_NAME = {
     "launcher.job.schema.job": "words that launch.device, launch.backend and train.compile.mode are known to take",
     "launcher.job.overrides.intended_value": "what people call a GPU",
     "launcher.plan.settings.compile": "torch's name of a mode of compilation, which records CUDA graphs",
+    "launcher.models.attention": "which kernels of attention read groups of heads",
+    "launcher.planner.device_kernels": "whose kernels a plan counts",
     "launcher.runtime.faults": "texts of NCCL's own errors",
     "launcher.runtime.cluster.flight_recorder": "variables and files of NCCL's watchdog",
     "launcher.runtime.processes.supervise": "the file of NCCL's watchdog",

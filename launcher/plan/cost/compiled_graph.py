@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
+from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.facts import Compiled, Graph, Node, Segment
 from launcher.plan.values.operations import total
 
 
-def compiled_graphs(graphs: Sequence[Graph], plan: Compilation | None) -> tuple[Graph, ...]:
-    """The graphs of a model with the kernels and the bytes of compiled modules.
+def joined(model: CutModel, plan: Compilation | None) -> CutModel:
+    """The model with what is compiled of it, and where kernels are joined their bytes.
 
     A node, or a segment, that only has compiled modules inside stays as it is in eager code.
     """
-    if plan is None:
-        return tuple(graphs)
-    return tuple(_compiled(g, plan.modules) for g in graphs)
+    graphs = model.graphs
+    if plan is not None and plan.joins:
+        graphs = tuple(_compiled(g, plan.modules) for g in graphs)
+    return replace(model, graphs=graphs, compilation=plan)
 
 
 def _compiled(graph: Graph, modules: tuple[str, ...]) -> Graph:

@@ -14,6 +14,7 @@ from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stages import Crossing, Stage, covers
 from launcher.plan.schedule.actions import Schedule
 from launcher.plan.schedule.schedules import RULES
+from launcher.plan.values.compilation import Compilation
 from launcher.plan.values.facts import Graph
 from launcher.plan.values.precision import Precision
 
@@ -23,8 +24,8 @@ class CutModel:
     """``graphs``: of whole micro batches, or one a piece of so many ``lengths`` positions.
 
     ``boundaries[s]``: what leaves stage s for the next. ``hsdp``: ``None`` too where one rank has all shards.
-    ``tp``: operators are cut over it. ``keeps_messages``: as ``TracedModel`` has it.
-    ``loss_compiled``: as ``Compilation.loss``.
+    ``tp``: operators are cut over it. ``keeps_messages``: as ``TracedModel`` has it. ``compilation``:
+    what torch compiles.
     """
 
     sizes: Sizes
@@ -42,7 +43,12 @@ class CutModel:
     visits: tuple[tuple[Visit, ...], ...]
     tp: bool
     keeps_messages: bool
-    loss_compiled: bool = False
+    compilation: Compilation | None = None
+
+    @property
+    def loss_compiled(self) -> bool:
+        """Whether the loss takes logits as they are, in few kernels."""
+        return self.compilation is not None and self.compilation.joins and self.compilation.loss
 
     @cached_property
     def named(self) -> Mapping[str, Placed]:

@@ -114,7 +114,7 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
     return made, found
 
 
-def notes(job: Job, made: Compilation | None) -> Iterator[Note]:
+def notes(made: Compilation | None) -> Iterator[Note]:
     """What its bytes and times suppose."""
     if made is None:
         return

@@ -62,9 +62,8 @@ def plan(*overrides: str) -> Plan:
     return plan_job(asked("model=lm", "cluster=h100_sxm", *overrides))
 
 
-@pytest.mark.parametrize("stages", ["", "parallel.pipeline.stages=2"])
-def test_a_compiled_plan_takes_less_time_and_memory(stages: str) -> None:
-    more = [stages] if stages else []
+@pytest.mark.parametrize("more", [[], ["parallel.pipeline.stages=2", "launch.nproc=2"]], ids=["one stage", "two"])
+def test_a_compiled_plan_takes_less_time_and_memory(more: list[str]) -> None:
     eager, graph = plan(*more), plan("train.compile={}", *more)
     other = plan("train.compile={backend: aot_eager}", *more)
     assert graph.estimate.memory[0].activations < eager.estimate.memory[0].activations
