@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.device import synchronize
-from launcher.runtime.training.kernel_times import KernelTimes, activities, kernel_times, shortened
+from launcher.runtime import device as launcher_device
+from launcher.runtime.training.kernel_times import KernelTimes, kernel_times, shortened
 
 # names of NVIDIA's libraries, of inductor's, and of torch's operators on a CPU
 GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -32,14 +32,22 @@ def group(name: str) -> str:
 
 
 def profiled(one: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Kernels of one more step, of the device alone: events of the CPU would slow it."""
-    kinds = activities(device)
+    """Kernels of one more step, of the device alone: events of the CPU would slow it.
+
+    Where the profiler sees nothing of the device, the CPU's operators in another step.
+    """
+    kinds = launcher_device.profiled(device)
+    times = _profiled(one, device, kinds[-1:])
+    return told(times if times.rows else _profiled(one, device, kinds[:1]))
+
+
+def _profiled(one: Callable[[], object], device: torch.device, kinds: Sequence[Any]) -> KernelTimes:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*Profiler clears events")
-        with torch.profiler.profile(activities=kinds[-1:]) as trace:
+        with torch.profiler.profile(activities=kinds) as trace:
             one()
-            synchronize(device)
-    return told(kernel_times(trace))
+            launcher_device.synchronize(device)
+    return kernel_times(trace)
 
 
 def told(times: KernelTimes) -> dict[str, Any]:

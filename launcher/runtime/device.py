@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity
 
 CPU = "cpu"
 GLOO = "gloo"
@@ -21,8 +22,11 @@ GLOO = "gloo"
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 """The variable by which a process is given some of a machine's devices."""
 
-EXPANDABLE = {"cuda": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}
-"""The variable by which the allocator of a kind of device joins free pieces."""
+JOINED = {
+    "cuda": "PYTORCH_ALLOC_CONF=expandable_segments:True",
+    "npu": "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
+}
+"""The variable by which the allocator of a kind of device joins free pieces of memory."""
 
 
 def accelerator() -> str | None:
@@ -105,6 +109,27 @@ def peak_memory(device: torch.device) -> tuple[int, int]:
     """The most bytes so far that torch's allocator gave, and that it took from an accelerator."""
     module = _module(device.type)
     return int(module.max_memory_allocated(device)), int(module.max_memory_reserved(device))
+
+
+def memory_in_use(device: torch.device) -> tuple[int, int, int, int]:
+    """An accelerator's bytes: all, free, and the most that this process's tensors had and allocator kept."""
+    free, total = _module(device.type).mem_get_info(device)
+    tensors, reserved = peak_memory(device)
+    return int(total), int(free), tensors, max(0, reserved - tensors)
+
+
+def memory_history(device: torch.device) -> Any:
+    """What records allocations, with ``_record_memory_history`` and ``_dump_snapshot``; ``None``: nothing."""
+    found = getattr(_module(device.type), "memory", None) if is_accelerator(device) else None
+    return found if hasattr(found, "_record_memory_history") else None
+
+
+def profiled(device: torch.device) -> list[ProfilerActivity]:
+    """What torch's profiler can record of a process on ``device``: its CPU first, then its kernels."""
+    kinds = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU, "mtia": ProfilerActivity.MTIA}
+    kind = kinds.get(device.type, ProfilerActivity.PrivateUse1)
+    wanted = [ProfilerActivity.CPU, *([kind] if is_accelerator(device) else [])]
+    return [activity for activity in wanted if activity in torch.profiler.supported_activities()]
 
 
 def name(device: torch.device) -> str:

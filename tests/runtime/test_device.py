@@ -27,9 +27,7 @@ MAY_NAME = {
     "launcher.runtime.torch_private.selftest": "torch's name of a default timeout",
     "launcher.runtime.cluster.network": "NCCL's variable for the interface",
     "launcher.run.outer_ranks.joining": "NCCL's variable for the interface",
-    "launcher.planner.device_kernels": "kernels of CUDA, which plans count with",
     "launcher.planner.traces": "kernels of CUDA, which plans count with",
-    "launcher.models.attention": "kernels of CUDA, which plans count with",
 }
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch._C._autograd import DeviceType
 
 NAME_WIDTH = 80
@@ -80,13 +78,3 @@ def shortened(name: str) -> str:
     """
     short = _NAMESPACES.sub("", name)
     return short if len(short) <= NAME_WIDTH else f"{short[: NAME_WIDTH - 3]}..."
-
-
-def activities(device: torch.device) -> Sequence[Any]:
-    """What a profile records of a rank: its CPU, and its device where torch's profiler knows that kind."""
-    from torch.profiler import ProfilerActivity
-
-    supported = torch.profiler.supported_activities()
-    kind = getattr(ProfilerActivity, device.type.upper(), ProfilerActivity.PrivateUse1)
-    wanted = [ProfilerActivity.CPU] + ([] if device.type == "cpu" else [kind])
-    return [a for a in wanted if a in supported]

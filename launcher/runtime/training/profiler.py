@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from launcher.runtime.training.kernel_times import KernelTimes, activities, kernel_times, table
+from launcher.runtime.device import is_accelerator, memory_history, profiled, synchronize
+from launcher.runtime.training.kernel_times import KernelTimes, kernel_times, table
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +52,10 @@ class ProfileWindow:
         if self._trace is not None or self._written or not self._within(step):
             return
         self._first = step
-        self._synchronize()
+        synchronize(self.device)
         self._record_memory()
         self._trace = torch.profiler.profile(
-            activities=activities(self.device), profile_memory=self.memory and self.device.type == "cpu"
+            activities=profiled(self.device), profile_memory=self.memory and not is_accelerator(self.device)
         )
         with warnings.catch_warnings():
             # torch 2.11 and 2.12: events of earlier cycles are lost, and there is only one cycle
@@ -93,7 +94,7 @@ class ProfileWindow:
 
     def _stopped(self) -> Any:
         trace, self._trace = self._trace, None
-        self._synchronize()
+        synchronize(self.device)
         trace.stop()
         self._save_memory()
         return trace
@@ -105,24 +106,17 @@ class ProfileWindow:
             head = head.replace("of kernels", "in operators")
         return [head, *(f"  {line}" for line in table(times, MOST))]
 
-    def _synchronize(self) -> None:
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-
     @property
     def _memory(self) -> Any:
         """The module of the device that records allocations; ``None`` where torch has none."""
-        if not self.memory or self.device.type == "cpu":
-            return None
-        found = getattr(torch.get_device_module(self.device), "memory", None)
-        return found if hasattr(found, "_record_memory_history") else None
+        return memory_history(self.device) if self.memory else None
 
     def _record_memory(self) -> None:
         if self._memory is not None:
             self._memory._record_memory_history(max_entries=ENTRIES)
         elif self.memory and self.say is not None:
             kind = self.device.type
-            there = "; the trace says what its allocator gave" if kind == "cpu" else ""
+            there = "" if is_accelerator(self.device) else "; the trace says what its allocator gave"
             self.say(f"debug.profiler.memory: torch takes no snapshot of the memory of {kind}{there}")
 
     def _save_memory(self) -> None:

@@ -21,9 +21,9 @@ from launcher.plan.cost.memory import Memory
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import GB, bytes_text
 from launcher.planner.plan_job import plan_job
-from launcher.runtime import device as devices
 from launcher.runtime import free_memory
 from launcher.runtime.cluster.world import World
+from launcher.runtime.device import JOINED, is_accelerator, memory_in_use
 from launcher.runtime.faults import OutOfMemory
 
 PATIENCE_S = 30.0
@@ -109,15 +109,12 @@ def in_use(device: str, message: str) -> InUse:
     """What the device has and who holds it; ``message`` is the allocator's, which says what was asked for."""
     found = _ASKED.search(message)
     asked = round(float(found[1]) * UNITS[found[2]]) if found else 0
-    if device == "cpu":
+    if not is_accelerator(device):
         there = free_memory.ram()
         own = getrusage(RUSAGE_SELF).ru_maxrss << 10
         return InUse(device, 0, there.ram if there else 0, own, 0, asked)
-    at = torch.device(device)
-    module = torch.get_device_module(at)
-    free, total = module.mem_get_info(at)
-    tensors = module.max_memory_allocated(at)
-    return InUse(device, total, free, tensors, max(0, module.memory_reserved(at) - tensors), asked)
+    total, free, tensors, kept = memory_in_use(torch.device(device))
+    return InUse(device, total, free, tensors, kept, asked)
 
 
 def _message(at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool) -> list[str]:
@@ -141,9 +138,9 @@ def _message(at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool) -> 
         lines.append(
             "no lighter layout of these ranks makes room: take more ranks or a smaller train.batch_size"
         )
-    joins = devices.EXPANDABLE.get(torch.device(at.device).type)
-    if joins is not None and at.asked and at.kept > at.asked:
-        lines.append(f"its allocator kept more than that, in pieces: {joins} joins them")
+    joined = JOINED.get(at.device.partition(":")[0])
+    if joined is not None and at.asked and at.kept > at.asked:
+        lines.append(f"its allocator kept more than that, in pieces: {joined} joins them")
     return lines
 
 
