@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from launcher.errors import RunError
 from launcher.runtime.cluster import outer_rendezvous
+from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.blame import _silent
 from tests.run.launching import TINY, checkpoints, reached, status, until
@@ -46,19 +48,32 @@ def test_who_is_waited_for_is_said_once_after_a_while(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("host", "why"),
-    [("localhost", "Connection refused"), ("nowhere.invalid", None)],
+    ("host", "here", "why"),
+    [("127.0.0.1", " (lo, 127.0.0.1)", "Connection refused"), ("nowhere.invalid", "", None)],
     ids=["nobody there", "no such host"],
 )
-def test_a_rank_that_cannot_find_rank_0_says_where_it_has_looked(host, why, tmp_path):
+def test_a_rank_that_cannot_find_rank_0_says_where_it_has_looked(host, here, why, tmp_path):
     env = {"MASTER_ADDR": host, "MASTER_PORT": "9"}
     with tasks(2, *TWO, f"runs={tmp_path}/runs", "launch.timeout_s=2", only=[1], env=env) as [second]:
         code, said = end(second)
     assert code == 1
     assert len(said) == 1
-    head = f"error: rank 1: rank 0 has not answered at {host}:9 within 2 s (launch.timeout_s): "
+    me = f"rank 1 on {socket_name()}{here}"
+    head = f"error: {me}: rank 0 has not answered at {host}:9 within 2 s (launch.timeout_s): "
     assert said[0].startswith(head + (why or ""))
     assert said[0].endswith("; MASTER_ADDR and MASTER_PORT say where it is")
+
+
+def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
+    """It was before its ranks were started: they do not wait as long as for rank 0."""
+    monkeypatch.setattr(outer_rendezvous, "AGENT_S", 0.1)
+    monkeypatch.setattr(outer_rendezvous, "SAY_S", 0.1)
+    at = Place(0, 2, 0, 1, 0, "127.0.0.1", 9, hosted=True)
+    said: list[str] = []
+    text = "rank 0 on a: what has started the ranks has not answered at 127.0.0.1:9 within 0.1 s: Connection refused; "
+    with pytest.raises(RunError, match=f"^{text}MASTER_ADDR and MASTER_PORT say where it is$"):
+        outer_rendezvous.open_store(at, lambda: 3600.0, said.append, where="a")
+    assert said == ["rank 0 on a waits for what has started the ranks at 127.0.0.1:9: Connection refused"]
 
 
 def test_a_port_that_is_taken_is_said_by_rank_0(tmp_path):
