@@ -11,6 +11,8 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializeAsAny,
+    TypeAdapter,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -252,12 +254,10 @@ class Job(Settings):
 
     def unfit(self) -> Iterator[Problem]:
         """Candidates of a search that their key would not accept."""
-        from launcher.job.schema.schema_keys import accepts, at  # which imports this module
-
         for key, candidates in self.search.over.items():
             if key not in AXES or key == OPERATORS or not isinstance(candidates, tuple):
                 continue
-            bad = [c for c in candidates if c == AUTO or not accepts(at(key.split("."), {}), c)]
+            bad = [c for c in candidates if c == AUTO or not _accepts(key, c)]
             if bad or not candidates:
                 why = (
                     f"{bad[0]!r} is no value of this key, and no candidate"
@@ -265,3 +265,16 @@ class Job(Settings):
                     else "there is no candidate"
                 )
                 yield Problem(key, f"{list(candidates)!r}: {why}")
+
+
+def _accepts(key: str, value: Any) -> bool:
+    """Whether ``value`` is valid at ``key``, a setting of ``parallel``, by itself."""
+    _, *parts = key.split(".")
+    data = value
+    for part in reversed(parts):
+        data = {part: data}
+    try:
+        TypeAdapter(Parallel).validate_python(data)
+    except ValidationError as error:
+        return all(detail["loc"][: len(parts)] != tuple(parts) for detail in error.errors())
+    return True
