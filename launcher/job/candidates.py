@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from launcher.errors import Problem
 from launcher.job.hydra_compose import hydrate
@@ -23,6 +23,12 @@ def all_open(overrides: Iterable[Override]) -> tuple[Override, ...]:
         Override(o.key, _every_axis(), o.text) if (o.key, o.value) == (PARALLEL, AUTO) else o
         for o in overrides
     )
+
+
+def open_in_file(cfg: DictConfig, overrides: Iterable[Override]) -> None:
+    """The same of ``parallel: auto`` in a file, which a key of the command line would replace."""
+    if cfg.get(PARALLEL) == AUTO and any(o.key.startswith(f"{PARALLEL}.") for o in overrides):
+        cfg[PARALLEL] = _every_axis()
 
 
 def _every_axis() -> dict[str, Any]:

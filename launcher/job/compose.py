@@ -20,7 +20,7 @@ from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
 from launcher.job.overrides import hydra_settings, intended_value
 from launcher.job.overrides.grammar import LISTS, Override, paste, read, shell, written
-from launcher.job.overrides.merge import CHOSEN, keys, plain, put
+from launcher.job.overrides.merge import CHOSEN, keys, plain, put, replaced
 from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.schema.redact import text as redacted
@@ -115,7 +115,8 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
 
     # every other override goes on top
     rest = [o for o in typed if o not in groups]
-    found += [p for p in (put(composed.cfg, o) for o in rest) if p is not None]
+    candidates.open_in_file(composed.cfg, rest)
+    found += [*replaced(rest), *(p for p in (put(composed.cfg, o) for o in rest) if p is not None)]
     data = _data(composed, found)
     origins = gather((*of_files(composed.files), *places), data)
 

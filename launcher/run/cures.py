@@ -26,6 +26,8 @@ OF_DEVICES = ("launch.device=", "launch.backend=")
 SHOWN = ("show=plan", "show=config", "show=timeline")
 _LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~")
 """A cure that sets a number of the layout, or takes a setting away."""
+_NAMED = re.compile(r"[\w.*/@^$-]+")
+"""A key that an override can name."""
 Words = tuple[str, ...]
 Said = set[tuple[str, str]]
 Look = Callable[[Words], list["ListedProblem"]]
@@ -157,6 +159,8 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
         other = f"{problem.key}={options[-1]}" if which and problem.key not in ("recipe", "steps") else ""
         return pasted(words, replace(problem, cure=other), origins)
 
+    if not _NAMED.fullmatch(problem.key):  # no override can mend it
+        return words
     word = placeholder(problem.key, origins, which)
     origin = origins.of(problem.key)
     if word is None and origin is not None and not origin.typed:

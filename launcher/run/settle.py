@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.checkpoint.store import latest
 from launcher.errors import refuse
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
+from launcher.plan.values.trust import trust
+from launcher.plan.verbs import CHECKPOINT, needs, verb
 from launcher.planner.plan_job import settled
 from launcher.run import launch, memory_check, resume, status
 from launcher.runtime import folder
@@ -47,7 +50,8 @@ def settle(job: Job, config: str, overrides: Sequence[str], others: Others | Non
     here = launch.at_home(asked, outer)
     job = _with_cache(memory_check.told(here))
     done = _done(job, config, overrides)
-    return Settled(job, config, overrides, outer, done, notes=launch.shrunk(asked, here))
+    job, found = _of_finished_run(job)
+    return Settled(job, config, overrides, outer, done, notes=(*launch.shrunk(asked, here), *found))
 
 
 def home(job: Job) -> tuple[str, Path]:
@@ -62,6 +66,24 @@ def _with_cache(job: Job) -> Job:
     from launcher.data.prepare.text_cache import with_cache  # imports tokenizers
 
     return with_cache(job)
+
+
+def _of_finished_run(job: Job) -> tuple[Job, tuple[Note, ...]]:
+    """``job`` with the last checkpoint of its folder where a step reads one and none makes any."""
+    rows = {name: verb(step) for name, step in job.steps.items()}
+    makes = any(row.trains or row.leaves == CHECKPOINT or row.copies for row in rows.values())
+    reads = [n for n, row in rows.items() if row.source == "src" and needs(job.steps[n]) == CHECKPOINT]
+    if makes or not reads or job.run_dir is None:
+        return job, ()
+    try:
+        last = latest(Path(job.run_dir) / "checkpoints", trust(job))
+    except (ValueError, OSError):  # which is told where it is read
+        last = None
+    if last is None:
+        return job, ()
+    new = {n: job.steps[n].model_copy(update={"src": str(last)}) for n in reads}
+    notes = tuple(Note(f"steps.{n}.src", f"null -> {last}: the last of run_dir") for n in reads)
+    return job.model_copy(update={"steps": {**job.steps, **new}}), notes
 
 
 def _again(job: Job, config: str, others: Others | None) -> Job:

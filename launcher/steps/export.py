@@ -28,8 +28,8 @@ from launcher.checkpoint.foreign.hf_write import (
 )
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import from_ours
-from launcher.checkpoint.layout.derived import of_plan, sources
-from launcher.checkpoint.layout.strategy import Entry, Strategy, single
+from launcher.checkpoint.layout.derived import of_plan, sources, taken
+from launcher.checkpoint.layout.strategy import Entry, Strategy, match, single
 from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint, read_rank
 from launcher.checkpoint.transform import Report
@@ -98,11 +98,25 @@ def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
 def fits(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
     """Names that leave no place for what the run has; not of what a transform brings from elsewhere."""
     elsewhere = any(isinstance(s, Transform) and s.src is not None for s in at.job.steps.values())
-    if at.shown or elsewhere or step.src is not None:
+    if at.shown or elsewhere:
         return []
+    if step.src is not None:
+        return [*_of_another_model(step, at, plan)]
     step = settled(step, at.job)
     found = at.problems("names", lambda: check_names(step, at.job, "the run", of_plan(plan)))
     return [*found, *_unmerged(step, at, plan)]
+
+
+def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
+    """A checkpoint that is compared with the run, whose model it is not of."""
+    if not step.check or step.src is None or not at.here(step.src):
+        return
+    strategy = open_checkpoint(Path(step.src), at.trust).strategy
+    try:
+        match(strategy.only("param", "buffer"), taken(plan, strategy.named))
+    except ValueError as error:
+        text = f"{step.src} is of another model than this request, so nothing can be compared: "
+        yield Problem(f"{at.key}.src", text + " ".join(str(error).split()), f"{at.key}.check=false")
 
 
 def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from launcher.job.cures.synonyms import OTHERS, UNLIKE
 from launcher.job.schema import schema_keys
 from launcher.job.schema.similar_names import did_you_mean, nearest
+
+GENERIC = ("path", "dir", "name", "root", "format", "cache", "weights", "config", "size", "every", "steps")
+"""Names that mean another thing in each section."""
 
 
 def choice(word: object, names: Sequence[str], title: str) -> str:
@@ -31,21 +34,38 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     if ours is not None:
         return ours
 
-    # a similar name in the same section
+    # the same name further down in its section, else a similar one beside it
+    below = [k for k in valid if bad == len(parts) - 1 > 0 and k.startswith(f"{'.'.join(parts[:bad])}.")]
+    if len(deeper := [k for k in below if _leaf(k) == leaf]) == 1:
+        return deeper[0]
     above = ".".join(parts[:bad])
     similar = nearest(parts[bad], [_leaf(k) for k in valid if k.rpartition(".")[0] == above])
     meant = ".".join((*parts[:bad], similar, *parts[bad + 1 :])) if similar else ""
     if meant in valid:
         return meant
 
-    # the same name in another section, else a similar one
+    # the same name in another section, or a similar one, but none of a section of another kind
+    valid = [k for k in valid if _may_be_meant(parts, k, {v.partition(".")[0] for v in valid})]
     same = [k for k in valid if _leaf(k) == leaf]
     if same:
         return _only(parts, same)
     if ".".join(parts) in every:  # of another option than the one chosen: spelt as it should be
         return None
+    inside = parts[0] if len(parts) > 1 and any(k.startswith(f"{parts[0]}.") for k in valid) else ""
+    valid = [k for k in valid if k.startswith(f"{inside}.")] if inside else valid
     near = nearest(leaf, {_leaf(k) for k in valid}, 0.75)
     return _only(parts, [k for k in valid if _leaf(k) == near])
+
+
+def _may_be_meant(parts: Sequence[str], key: str, sections: Collection[str]) -> bool:
+    """Whether ``key`` may be meant by ``parts``, which name a section of their own that there is.
+
+    A key of another section is, where it is as near to the top: train.lr is optim.lr, and checkpoint.dir is
+    not logger.trackio.dir.
+    """
+    own = len(parts) > 1 and parts[0] in sections
+    moves = key.count(".") < len(parts) and parts[-1] not in GENERIC
+    return not own or key.startswith(f"{parts[0]}.") or moves
 
 
 def _leaf(key: str) -> str:

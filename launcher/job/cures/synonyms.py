@@ -56,7 +56,21 @@ OTHERS = {
 _MICRO = "parallel.pipeline.micro_batch_num cuts train.batch_size into micro batches"
 _DATA_PARALLEL = "data-parallel ranks are those that stages and tp leave over of launch.nproc"
 
+_CONTEXT = "context parallelism is not supported"
+_EXPERTS = "expert parallelism is not supported; every rank of a stage has all experts"
+_OFFLOAD = "offloading to the memory of the host is not supported"
+_QUANTISED = "quantised weights are not supported"
+
 UNLIKE = {
+    **dict.fromkeys(("cp", "cp_size", "context_parallel", "context_parallel_size"), _CONTEXT),
+    **dict.fromkeys(("ep", "ep_size", "expert_parallel", "expert_parallel_size"), _EXPERTS),
+    **dict.fromkeys(("offload", "cpu_offload", "offload_optimizer", "offload_params"), _OFFLOAD),
+    **dict.fromkeys(
+        ("load_in_4bit", "load_in_8bit", "quantization", "quantize", "quantization_config"), _QUANTISED
+    ),
+    "fp8": "fp8 is not supported; train.precision is fp32, fp64, bf16 or fp16",
+    "sequence_parallel": "there is no such switch; parallel.operators says what tp cuts",
+    "pin_memory": "samples are read by the ranks themselves",
     "micro_batch_size": "it follows from train.batch_size and parallel.pipeline.micro_batch_num",
     "per_device_train_batch_size": "train.batch_size counts the samples of all ranks",
     "per_device_batch_size": "train.batch_size counts the samples of all ranks",

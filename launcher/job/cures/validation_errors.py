@@ -59,6 +59,11 @@ def shown(value: Any, key: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+_NAME = re.compile(r"[\w.*/@^$-]+")
+"""A key as the grammar of overrides takes it."""
+_NEGATED = re.compile(r"(disable|no|not|without|skip)[_-]")
+
+
 def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: Origins) -> Problem:
     """The problem of a key whose part ``bad`` is unknown to the schema."""
     # name the key that was set: a.b where a, which holds nothing else, came with it
@@ -70,8 +75,10 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
         parts = (*parts, str(name))
 
     key = ".".join(parts)
-    right = suggestions.key(parts, bad, data)
     origin = origins.of(key)
+    if not _NAME.fullmatch(key):  # no override names it, so none takes it away
+        return Problem(key, f"unknown key{_blank_missing(parts[-1]) or _valid_here(parts, bad, data)}")
+    right = suggestions.key(parts, bad, data)
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
         ours = origin is not None and origin.shipped  # a recipe's, for another option than the one chosen now
@@ -79,7 +86,17 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     text = f"unknown key{did_you_mean(right)}"
     if secret(key):
         return Problem(key, text)
+    if _NEGATED.match(parts[-1]) and not _NEGATED.match(right.rpartition(".")[2]):
+        if not isinstance(value, bool):
+            return Problem(key, text)
+        value = not value  # disable_x=true is x=false
     return Problem(key, text, f"{drop} {_moved(right, value, data)}".strip())
+
+
+def _blank_missing(name: str) -> str:
+    """What is to be said of ``nproc:4``, which is one word in YAML."""
+    left, colon, value = name.partition(":")
+    return f": YAML takes a blank after the colon, as in {left}: {value}" if left and colon and value else ""
 
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:

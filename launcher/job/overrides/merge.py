@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -25,6 +25,8 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
     key = override.key
     value = override.value
     node = next((n for n in OPEN if key.startswith(n + ".")), None)
+    if node is None and not override.delete and (wrong := _replaces_a_word(cfg, override)):
+        return wrong
     try:
         if override.delete:
             return _delete(cfg, key, node)
@@ -39,6 +41,30 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
     except OmegaConfBaseException as error:
         return Problem(key, f"{redacted(override.text)}: {_first_line(error)}")
     return None
+
+
+def _replaces_a_word(cfg: DictConfig, override: Override) -> Problem | None:
+    """A key below a setting that is one word, as a file of switches is: either would be lost."""
+    *above, _ = override.key.split(".")
+    for n in range(1, len(above) + 1):
+        key = ".".join(above[:n])
+        word = OmegaConf.select(cfg, key, throw_on_missing=False)
+        if isinstance(word, str) and word not in ("auto", "???"):
+            text = f"{redacted(override.text)}: {key} is {word}, which it would replace"
+            return Problem(override.key, f"{text}; write the key there, or give all keys in place of {word}")
+    return None
+
+
+def replaced(overrides: Sequence[Override]) -> Iterator[Problem]:
+    """Keys that a word behind them takes the place of, with all that is below it."""
+    for n, o in enumerate(overrides):
+        words = isinstance(o.value, str) and not o.delete
+        for before in overrides[:n] if words else ():
+            if before.key.startswith(f"{o.key}."):
+                text = (
+                    f"{redacted(before.text)}: {redacted(o.text)} behind it takes the place of all of {o.key}"
+                )
+                yield Problem(before.key, f"{text}; leave one of them out")
 
 
 def _delete(cfg: DictConfig, key: str, open_node: str | None) -> Problem | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic._internal._model_construction import ModelMetaclass  # pydantic's own advice to derive from it
 
+from launcher.errors import Problem, RequestTypeError
 from launcher.job.schema.python_errors import request_error
+
+T = TypeVar("T")
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Index = Annotated[int, Field(ge=0, strict=True)]
@@ -33,7 +37,7 @@ class _Loud(ModelMetaclass):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().__call__(*args, **kwargs)
+            return _together(super().__call__(*args, **kwargs))
         except ValidationError as error:
             raise request_error(error, kwargs) from error
 
@@ -51,6 +55,17 @@ class Settings(BaseModel, metaclass=_Loud):
     def model_validate(cls, obj: Any, **how: Any) -> Self:
         """Settings from plain data. Raises the same errors as the constructor."""
         try:
-            return super().model_validate(obj, **how)
+            return _together(super().model_validate(obj, **how))
         except ValidationError as error:
             raise request_error(error, obj) from error
+
+    def unfit(self) -> Iterable[Problem]:
+        """Values of the right form that are none of their key, which ``compose`` tells with their lines."""
+        return ()
+
+
+def _together(made: T) -> T:
+    """``made``, unless it has values that are ``unfit``. Raises ``RequestTypeError``."""
+    if isinstance(made, Settings) and (problems := tuple(made.unfit())):
+        raise RequestTypeError(problems)
+    return made

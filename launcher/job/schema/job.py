@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -11,12 +11,15 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializeAsAny,
+    TypeAdapter,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from launcher.errors import Problem
 from launcher.job.schema.base import Count, Flag, Goal, Index, Settings, Switch
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.components import Data, Loss, Metric, Model, Optim, Schedule, Target
@@ -27,9 +30,12 @@ from launcher.job.schema.objectives import CrossEntropy, named_metrics
 from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.profiler import Profiler
 from launcher.job.schema.run_paths import FilePath
-from launcher.job.schema.search import Search, lifted
+from launcher.job.schema.search import AUTO, AXES, Search, lifted
 from launcher.job.schema.steps import Step, named
 from launcher.job.schema.sweep import Sweep
+
+OPERATORS = "parallel.operators"
+"""Its candidates may be named: options are files."""
 
 
 class Compile(Settings):
@@ -248,3 +254,30 @@ class Job(Settings):
     def _searched(cls, data: Any) -> Any:
         """What is left open at its key is candidates of a search."""
         return lifted(data) if isinstance(data, Mapping) else data
+
+    def unfit(self) -> Iterator[Problem]:
+        """Candidates of a search that their key would not accept."""
+        for key, candidates in self.search.over.items():
+            if key not in AXES or key == OPERATORS or not isinstance(candidates, tuple):
+                continue
+            bad = [c for c in candidates if c == AUTO or not _accepts(key, c)]
+            if bad or not candidates:
+                why = (
+                    f"{bad[0]!r} is no value of this key, and no candidate"
+                    if bad
+                    else "there is no candidate"
+                )
+                yield Problem(key, f"{list(candidates)!r}: {why}")
+
+
+def _accepts(key: str, value: Any) -> bool:
+    """Whether ``value`` is valid at ``key``, a setting of ``parallel``, by itself."""
+    _, *parts = key.split(".")
+    data = value
+    for part in reversed(parts):
+        data = {part: data}
+    try:
+        TypeAdapter(Parallel).validate_python(data)
+    except ValidationError as error:
+        return all(detail["loc"][: len(parts)] != tuple(parts) for detail in error.errors())
+    return True

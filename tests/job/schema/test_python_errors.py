@@ -8,6 +8,7 @@ import pytest
 
 from launcher import Job, plan_job
 from launcher.errors import RequestError, RequestTypeError
+from launcher.job.compose import compose
 from launcher.job.schema.parallel import CommFusion, Hsdp, Parallel, Pipeline
 from tests.parity import job
 
@@ -133,3 +134,21 @@ def test_what_only_the_plan_can_tell_is_a_value_error() -> None:
         plan_job(job(parallel__transformer_opt={"x": 1}))
     with pytest.raises(ValueError, match=r"^parallel.dataset_strategy: \[\[3,1\],\[3,1\]\]: dim 0 is cut in 3"):
         plan_job(job(parallel__dataset_strategy=[[3, 1], [3, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "text"),
+    [
+        ("comm_fusion", [1], "parallel.comm_fusion: [1]: 1 is no value of this key, and no candidate"),
+        ("hsdp", [1, 2], "parallel.hsdp: [1, 2]: 1 is no value of this key, and no candidate"),
+        ("hsdp", [], "parallel.hsdp: []: there is no candidate"),
+    ],
+)
+def test_a_list_where_a_group_of_keys_is_meant_is_no_list_of_candidates(key, given, text):
+    data = compose(["recipe=lm_single"]).job.model_dump(mode="json", by_alias=True)
+    data["parallel"][key] = given
+    with pytest.raises(RequestTypeError) as caught:
+        Job.model_validate(data)
+    assert str(caught.value) == text
+    data["parallel"][key] = [{}]
+    assert Job.model_validate(data).search.over == {f"parallel.{key}": ({},)}

@@ -1,0 +1,49 @@
+"""``steps=[export]`` of a finished run takes its last checkpoint; one of another model is refused before anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.checkpoint.export import read_full
+
+SMALL = ["recipe=mlp_autoparallel", "train.steps=1", "logger=plain"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    assert main([*SMALL, "steps=[train,save]", f"run_dir={run}"]) == 0
+    return run
+
+
+def test_it_needs_no_path(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "steps=[export]", f"run_dir={finished}"]) == 0
+    assert f"export: {finished}/exports/model.safetensors, " in capsys.readouterr().out
+    assert "layer1.weight" in read_full(finished / "exports/model.safetensors")
+
+
+def test_a_folder_without_a_checkpoint_is_refused_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "steps=[export]", f"run_dir={tmp_path}"]) == 2
+    assert "steps.export: needs a checkpoint, which 'save' makes" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_is_refused_or_written_without_a_check(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src = finished / "checkpoints/step-000001"
+    words = [
+        "recipe=lm_single",
+        "model=lm_tiny",
+        "steps=[export]",
+        f"steps.export.src={src}",
+        f"run_dir={tmp_path}/run",
+    ]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"steps.export.src: {src} is of another model than this request, so nothing can be compared: " in said
+    assert not (tmp_path / "run").exists()
+    assert main([*words, "steps.export.check=false"]) == 0
+    assert "layer1.weight" in read_full(tmp_path / "run/exports/model.safetensors")
