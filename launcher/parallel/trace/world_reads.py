@@ -67,6 +67,7 @@ def _asked() -> str | None:
                 return None
             called = called if name in ("wrapper", "WORLD") or name[0] == "_" else f"{DISTRIBUTED}.{name}"
         elif module not in BETWEEN:
-            return None if module.partition(".")[0] in OTHERS else called
+            top = module.partition(".")[0]  # an import that torch does itself comes by importlib
+            return None if top in OTHERS or top in sys.stdlib_module_names else called
         frame = frame.f_back
     return None

@@ -107,7 +107,7 @@ def _around(at: CutModel, graph: Graph) -> Iterator[Problem]:
     if graph.effects.global_draws and at.sizes.replicas > 1:
         text = "the forward draws numbers from Python's or numpy's random stream"
         yield Problem(KEY, f"{text}, which is another on every rank; draw with torch, inside a module")
-    if graph.effects.mixing and at.sizes.replicas * at.sizes.micros > 1:
+    if _mixes(graph) and at.sizes.replicas * at.sizes.micros > 1:
         text = "what its forward gives for a sample depends on the other samples of its batch"
         parts = f"{many(at.sizes.micros, 'micro batch')} and {many(at.sizes.replicas, 'data-parallel rank')}"
         why = f"a batch is cut over {parts}, so each layout would train another model"
@@ -169,9 +169,14 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
     return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
 
 
+def _mixes(graph: Graph) -> bool:
+    """Of a model that remembers its batches, and so depends on all of them, it is said what it changes."""
+    return bool(graph.effects.mixing) and not any(c.by_data and c.read for c in graph.effects.changes)
+
+
 def mixed(graph: Graph) -> list[Note]:
     """What every other cut of the batch would change."""
-    if not graph.effects.mixing:
+    if not _mixes(graph):
         return []
     text = "what its forward gives for a sample depends on the other samples of its batch"
     return [Note(KEY, f"{text}: another batch size, or a batch in parts, trains to other numbers")]
