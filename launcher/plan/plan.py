@@ -349,6 +349,7 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
     """What would get other numbers than one process, or shares other parameters than it is told."""
     yield from settings.refused_for(job, at.params)
     yield from model_effects.refused(at, model.skeleton, model.graph)
+    yield from model_effects.beyond(job, model.graph)
     yield from own_optimizer.problems(job, traits, at, model.graph)
     yield from adapters.problems(job, at.params, model.graph)
     yield from evaluation.problems(job, model.skeleton, model.graph)

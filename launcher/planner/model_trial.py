@@ -21,7 +21,7 @@ SAMPLES = 8
 
 def tried(job: Job, model: ModelRead) -> AbstractContextManager[None]:
     """What is followed meanwhile is tried with these numbers, where it looks at data."""
-    if not foreign(job.model) or model.initial is None:
+    if not (foreign(job.model) or isinstance(job.data, Target)) or model.initial is None:
         return nullcontext()
     from launcher.parallel.trace.sample_values import Trial, tried_with
 
@@ -55,12 +55,14 @@ def samples(job: Job) -> tuple[Tensor, ...]:
 
     stream = torch.Generator().manual_seed(0)
     most = vocab(job.data) or 2
-    return tuple(
-        torch.rand(s.shape, generator=stream)
-        if s.dtype.startswith("float")
-        else torch.randint(0, most, s.shape, generator=stream)
-        for s in input_specs(job.data, SAMPLES, job.security.allow)
-    )
+    out = []
+    for s in input_specs(job.data, SAMPLES, job.security.allow):
+        if s.dtype.startswith("float"):
+            out.append(torch.rand(s.shape, generator=stream))
+        else:
+            out.append(torch.randint(0, most, s.shape, generator=stream))
+            out[-1][..., -1] = most - 1  # the largest is among them
+    return tuple(out)
 
 
 def batches(inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], ...]:

@@ -315,6 +315,7 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
         dropouts=tuple(n for n in watch.effects.draws if n in watch.effects.dropouts),
         world=tuple(watch.world),
         global_draws=watch.global_draws,
+        beyond=tuple((name, rows, most) for name, (rows, most) in watch.values.beyond.items()),
     )
 
 

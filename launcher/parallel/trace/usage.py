@@ -145,7 +145,7 @@ class Watch(TorchFunctionMode):
         self._built = {id(m): {n: id(p) for n, p in m._parameters.items()} for m in model.modules()}
         given = tuple(given)
         self.effects = StateEffects(model, given, lambda: self._running[-1])
-        self.values = SampleValues(given)
+        self.values = SampleValues(given, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
         """What makes it forget all that it sees from now on, or all but ``effects``."""

@@ -169,6 +169,16 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
     return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
 
 
+def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
+    """Tables that have no row for an id of the data: a rank would stop there."""
+    data = job.data
+    path = getattr(data, "target", None) or getattr(data, "path", None) or getattr(data, "name", "data")
+    where = ", ".join(path) if isinstance(path, tuple | list) else str(path)
+    for module, rows, most in graph.effects.beyond:
+        text = f"{_where(module)} has a table of {rows} rows, and an id of the data ({where}) is {most}"
+        yield Problem(KEY, f"{text}; give it at least {most + 1} rows, or read data of fewer tokens")
+
+
 def _mixes(graph: Graph) -> bool:
     """Of a model that remembers its batches, and so depends on all of them, it is said what it changes."""
     return bool(graph.effects.mixing) and not any(c.by_data and c.read for c in graph.effects.changes)
