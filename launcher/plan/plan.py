@@ -394,8 +394,7 @@ def _late(job: Job, model: TracedModel, at: CutModel, compilation: Compilation |
     return [
         *([model.built_whole] if model.built_whole else []),
         *model_effects.notes(at.params, at.sizes, model_effects.whole(model.graph, at.sizes)),
-        *model_effects.unsaved(job, model.skeleton, model.graph),
-        *model_effects.mixed(model.graph),
+        *model_effects.remarks(job, model.skeleton, model.graph),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),
         *adapters.notes(job, at.params),

@@ -34,10 +34,6 @@ APART = (
 )  # fmt: skip
 """Families whose documents are exactly as if each were alone, which ``tests/real`` proves of each."""
 ROUTED = "output_router_logits"
-ROUTER_LOSSES = (
-    "router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "aux_loss_coef", "moe_aux_loss_coeff",
-)  # fmt: skip
-"""Keys of configs: how much a loss of the routers counts where transformers works out the loss."""
 UNSAID = ("LABEL_0", "LABEL_1")
 """Labels of a config that has none."""
 
@@ -87,9 +83,7 @@ def _config(
     if documents is not None:
         yield from _mixed(data | model.config, documents)
     if (data | model.config).get(ROUTED):
-        text = (
-            "true: the losses of routers are not trained, and the forward would return them beside the logits"
-        )
+        text = "true: its forward would return them beside the logits, and no loss of routers is trained"
         yield Problem(f"model.config.{ROUTED}", text, f"model.config.{ROUTED}=false")
     rows = (data | model.config).get("vocab_size")
     if tokens is not None and isinstance(rows, int) and rows < tokens:
@@ -161,28 +155,11 @@ def with_stored(job: Job, skeleton: Skeleton) -> Skeleton:
     return replace(skeleton, params=tuple(map(told, skeleton.params)))
 
 
-def _routers(model: HuggingFace) -> list[Note]:
-    """Losses that the config asks for, and that no training here has."""
-    from launcher.models.hugging_face import config_of
-
-    config = config_of(model)
-    named = [(key, getattr(config, key, None)) for key in ROUTER_LOSSES]
-    told = [f"{key} {value}" for key, value in named if isinstance(value, int | float) and value]
-    text = f"{', '.join(told)} of its config has no effect: no loss of routers is trained"
-    return [Note("model", text)] if told else []
-
-
 def note(job: Job) -> list[Note]:
-    """Where weights come from, and what of the config is not trained."""
-    if not isinstance(job.model, HuggingFace):
+    """Where weights come from."""
+    if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
-    return [*_routers(job.model), *_weights(job.model)]
-
-
-def _weights(model: HuggingFace) -> list[Note]:
-    if not model.weights:
-        return []
-    specs = read_hf(Path(model.path)).specs
+    specs = read_hf(Path(job.model.path)).specs
     size = bytes_text(sum(s.nbytes for s in specs.values()))
     text = f"true: {many(len(specs), 'tensor')} of {size} are read, by each rank what it holds of them"
     return [Note(WEIGHTS, text)]

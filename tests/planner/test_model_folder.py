@@ -12,7 +12,7 @@ import pytest
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.job.compose import compose
 from launcher.plan.values.facts import TensorSpec
-from launcher.planner import model_folder
+from launcher.planner import model_folder, model_operators
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_the_plan_says_that_no_loss_of_routers_is_trained(
     config = SimpleNamespace(router_aux_loss_coef=coefficient)
     monkeypatch.setattr("launcher.models.hugging_face.config_of", lambda settings: config)
     words = ["recipe=lm_single", "model=hf", f"model.path={folder(tmp_path / 'm')}", "model.weights=false"]
-    found = [str(n) for n in model_folder.note(compose([*words, "data=random_tokens", "steps=[train]"]).job)]
+    found = [str(n) for n in model_operators.untrained(compose([*words, "data=random_tokens", "steps=[train]"]).job)]
     text = "model router_aux_loss_coef 0.1 of its config has no effect: no loss of routers is trained"
     assert found == ([text] if told else [])
 

@@ -184,15 +184,14 @@ def _mixes(graph: Graph) -> bool:
     return bool(graph.effects.mixing) and not any(c.by_data and c.read for c in graph.effects.changes)
 
 
-def mixed(graph: Graph) -> list[Note]:
-    """What every other cut of the batch would change."""
-    if not _mixes(graph):
-        return []
+def remarks(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+    """What is trained, but not to the same numbers whatever else is asked."""
     text = "what its forward gives for a sample depends on the other samples of its batch"
-    return [Note(KEY, f"{text}: another batch size, or a batch in parts, trains to other numbers")]
+    other = Note(KEY, f"{text}: another batch size, or a batch in parts, trains to other numbers")
+    return [*_unsaved(job, skeleton, graph), *([other] if _mixes(graph) else [])]
 
 
-def unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+def _unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
     """What a run that goes on from a checkpoint begins anew: the forward keeps it where no checkpoint is."""
     kinds = [step.kind for step in job.steps.values()]
     if job.checkpoint.every is None and "save" not in kinds:
