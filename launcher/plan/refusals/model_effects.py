@@ -181,7 +181,8 @@ def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
 
 def _mixes(graph: Graph) -> bool:
     """Of a model that remembers its batches, and so depends on all of them, it is said what it changes."""
-    return bool(graph.effects.mixing) and not any(c.by_data and c.read for c in graph.effects.changes)
+    remembers = any(c.by_data and c.read for c in graph.effects.changes)
+    return bool(graph.effects.mixing) and not remembers and not any(k.by_data for k in graph.effects.kept)
 
 
 def remarks(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
