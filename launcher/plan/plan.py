@@ -344,6 +344,7 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
     """What would get other numbers than one process, or shares other parameters than it is told."""
     yield from settings.refused_for(job, at.params)
     yield from model_effects.refused(at, model.skeleton, model.graph)
+    yield from model_effects.beyond(job, model.graph)
     yield from own_optimizer.problems(job, traits, at, model.graph)
     yield from adapters.problems(job, at.params, model.graph)
     yield from evaluation.problems(job, model.skeleton, model.graph)
@@ -388,8 +389,7 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
     return [
         *([model.built_whole] if model.built_whole else []),
         *model_effects.notes(at.params, at.sizes, model_effects.whole(model.graph, at.sizes)),
-        *model_effects.unsaved(job, model.skeleton, model.graph),
-        *model_effects.mixed(model.graph),
+        *model_effects.remarks(job, model.skeleton, model.graph),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),
         *adapters.notes(job, at.params),

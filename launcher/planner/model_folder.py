@@ -38,6 +38,7 @@ MOST = 10_000
 """Layers, experts, or values in a list; published models have some hundreds."""
 _COUNT = re.compile(r"(num|n)_\w*(blocks?|experts)|\w*layers?|depth")
 LISTED = ("id2label", "label2id", "vocab")
+ROUTED = "output_router_logits"
 UNSAID = ("LABEL_0", "LABEL_1")
 """Labels of a config that has none."""
 
@@ -89,6 +90,9 @@ def _config(
         return
     if documents is not None:
         yield from _mixed(data | model.config, documents)
+    if (data | model.config).get(ROUTED):
+        text = "true: its forward would return them beside the logits, and no loss of routers is trained"
+        yield Problem(f"model.config.{ROUTED}", text, f"model.config.{ROUTED}=false")
     rows = (data | model.config).get("vocab_size")
     if tokens is not None and isinstance(rows, int) and rows < tokens:
         text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"

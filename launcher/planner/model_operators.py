@@ -9,6 +9,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.plan.operators.strategy import TP
+from launcher.plan.partition.sizes import Note
 
 KEY, AUTO = "parallel.operators", "auto"
 GATHERED = "_gather_output"
@@ -77,3 +78,22 @@ def written(job: Job) -> Job:
 
 def _strategy(glob: str, style: str) -> dict[str, Any]:
     return COLUMNS if "." not in glob else STRATEGIES[style]
+
+
+ROUTER_LOSSES = (
+    "router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "aux_loss_coef", "moe_aux_loss_coeff",
+)  # fmt: skip
+"""Keys of configs: how much a loss of the routers counts where transformers works out the loss."""
+
+
+def untrained(job: Job) -> list[Note]:
+    """Losses that the config asks for, and that no training here has."""
+    if not isinstance(job.model, HuggingFace):
+        return []
+    from launcher.models.hugging_face import config_of
+
+    config = config_of(job.model)
+    named = [(key, getattr(config, key, None)) for key in ROUTER_LOSSES]
+    told = [f"{key} {value}" for key, value in named if isinstance(value, int | float) and value]
+    text = f"{', '.join(told)} of its config has no effect: no loss of routers is trained"
+    return [Note("model", text)] if told else []

@@ -39,7 +39,6 @@ from launcher.planner import (
     loggers,
     model_folder,
     model_operators,
-    model_trial,
     objective_probe,
     own_classes,
     own_data,
@@ -49,7 +48,7 @@ from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
 from launcher.planner.shard_operators import shard_operators
-from launcher.planner.trace_model import Followed, ModelRead, breaks, follow, keeps_messages, read
+from launcher.planner.trace_model import Followed, ModelRead, breaks, follow, keeps_messages, read, tried
 from launcher.planner.traces import Traces
 
 if TYPE_CHECKING:
@@ -310,14 +309,12 @@ def _followed(
     from launcher.parallel.trace import model_facts
 
     dtype, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
-    with model_facts.default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks):
-        mixing = model_trial.mixing(job, model, specs)
+    kept = model_facts.default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks)
+    with kept[0], kept[1], tried(job, model, specs) as finished:
         if compute != dtype:
             narrow(model.module, compute)
-        with leaving(model.module), model_trial.tried(job, model):
-            seen = follow(job, asked, model, whole=whole, specs=specs)
-    effects = replace(seen.graph.effects, mixing=mixing)
-    return replace(seen, graph=replace(seen.graph, effects=effects))
+        with leaving(model.module):
+            return finished(follow(job, asked, model, whole=whole, specs=specs))
 
 
 def _shallow(
@@ -375,6 +372,7 @@ def _planned(
         notes.append(Note("debug.drill", str(fault)))
     notes += [*epochs.note(job), *model_folder.note(job), *own_optimizer.note(traits)]
     notes += device_kernels.notes(job, seen.graph)
+    notes += model_operators.untrained(job)
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"

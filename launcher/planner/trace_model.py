@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from launcher.data.spec import input_specs, vocab
 from launcher.errors import Problem, RequestError, owned, refuse
 from launcher.job.schema.components import HuggingFace, Target, foreign
 from launcher.job.schema.job import Job
@@ -28,7 +30,7 @@ from launcher.planner import model_folder
 from launcher.planner.param_layouts import laid_out
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from launcher.parallel.deferred_init.fill import InitialTensors
 
@@ -223,3 +225,96 @@ def follow(
     out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
     seen = _settled(out, recomputed, graph, skeleton)
     return replace(seen, pieces=chunks.graphs(model, leaves, specs, graph, lengths=lengths))
+
+
+SAMPLES = 8
+"""Read of a data set of the user's own."""
+
+
+@contextmanager
+def tried(
+    job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]
+) -> Iterator[Callable[[Followed], Followed]]:
+    """What looks at data meanwhile is tried with these numbers, and who reads the environment is noted.
+
+    Yields what adds to it whether samples of a batch depend on one another.
+    """
+    if not (foreign(job.model) or isinstance(job.data, Target)) or model.initial is None:
+        yield lambda seen: seen
+        return
+    from launcher.parallel.trace.sample_values import Trial, tried_with
+
+    with environment_reads(), tried_with(Trial(batches(samples(job)), model.initial)):
+        mixing = _mixing(job, model, specs)
+
+        def finished(seen: Followed) -> Followed:
+            effects = replace(seen.graph.effects, mixing=mixing)
+            return replace(seen, graph=replace(seen.graph, effects=effects))
+
+        yield finished
+
+
+@contextmanager
+def environment_reads() -> Iterator[None]:
+    """Whoever watches a forward meanwhile is told of the variables of launchers that a model reads."""
+    from launcher.parallel.trace.world_reads import VARIABLES, ask
+
+    kind: Any = type(os.environ)
+    get, has = kind.__getitem__, kind.__contains__
+
+    def asked(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def looked(self: Any, key: str) -> Any:
+            if key in VARIABLES:
+                ask(f"the environment variable {key}")
+            return read(self, key)
+
+        return looked
+
+    kind.__getitem__, kind.__contains__ = asked(get), asked(has)
+    try:
+        yield
+    finally:
+        kind.__getitem__, kind.__contains__ = get, has
+
+
+def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> bool | None:
+    """Whether what a user's own class gives for a sample depends on the others; ``None``: not known."""
+    if not isinstance(job.model, Target):
+        return None
+    from launcher.parallel.trace.mixing_samples import mixing
+    from launcher.parallel.trace.model_facts import meta
+
+    one = tuple(replace(s, shape=(1, *s.shape[1:])) for s in specs)
+    if one not in model.mixing:
+        model.mixing[one] = mixing(model.module, meta(one))
+    return model.mixing[one]
+
+
+def samples(job: Job) -> tuple[Tensor, ...]:
+    """The first inputs of the training data; of data of ours, which is not read to plan, drawn ones."""
+    import numpy as np
+    import torch
+
+    if isinstance(job.data, Target):
+        from launcher.data.open import open_data
+
+        source = open_data(job.data, seed=job.seed, allow=job.security.allow).train
+        return tuple(source.inputs(np.arange(min(SAMPLES, len(source)))))
+
+    stream = torch.Generator().manual_seed(0)
+    most = vocab(job.data) or 2
+    out = []
+    for s in input_specs(job.data, SAMPLES, job.security.allow):
+        if s.dtype.startswith("float"):
+            out.append(torch.rand(s.shape, generator=stream))
+        else:
+            out.append(torch.randint(0, most, s.shape, generator=stream))
+            out[-1][..., -1] = most - 1  # the largest is among them
+    return tuple(out)
+
+
+def batches(inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], ...]:
+    """All of them, and then one alone: its length is the longest, its ids are the only ones."""
+    count = len(inputs[0]) if inputs else 0
+    ones = dict.fromkeys(([0, count - 1]) if count > 1 else ())
+    return inputs, *(tuple(t[at : at + 1] for t in inputs) for at in ones)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.job.compose import compose
 from launcher.plan.values.facts import TensorSpec
-from launcher.planner import model_folder
+from launcher.planner import model_folder, model_operators
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,27 @@ def test_labels_that_are_too_few_for_the_classes_of_the_data(tmp_path: Path) -> 
     text = "2 labels are too few for the 64 classes of the data (try: model.config.num_labels=64)"
     assert problems(path, task) == [f"model.path: {path / 'config.json'}: {text}"]
     assert problems(path, task, "model.config.num_labels=64") == []
+
+
+def test_logits_of_routers_are_refused_by_their_name(tmp_path: Path) -> None:
+    path, key = folder(tmp_path / "m", {"model_type": "mixtral", "output_router_logits": True}), "output_router_logits"
+    text = "true: its forward would return them beside the logits, and no loss of routers is trained"
+    told = [f"model.config.{key}: {text} (try: model.config.{key}=false)"]
+    assert problems(path) == told
+    assert problems(path, f"model.config={{{key}: false}}") == []
+    assert problems(folder(tmp_path / "n"), f"model.config={{{key}: true}}") == told
+
+
+@pytest.mark.parametrize(("coefficient", "told"), [(0.1, True), (0.0, False), (None, False)])
+def test_the_plan_says_that_no_loss_of_routers_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coefficient: float | None, told: bool
+) -> None:
+    config = SimpleNamespace(router_aux_loss_coef=coefficient)
+    monkeypatch.setattr("launcher.models.hugging_face.config_of", lambda settings: config)
+    words = ["recipe=lm_single", "model=hf", f"model.path={folder(tmp_path / 'm')}", "model.weights=false"]
+    found = [str(n) for n in model_operators.untrained(compose([*words, "data=random_tokens", "steps=[train]"]).job)]
+    text = "model router_aux_loss_coef 0.1 of its config has no effect: no loss of routers is trained"
+    assert found == ([text] if told else [])
 
 
 def test_a_folder_without_weights_is_fine_for_a_new_model(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from launcher.parallel.tensor_parallel.cut_run import CutRun, FollowCalls, Follo
 from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState
 from launcher.parallel.trace.data_dependent import looking
 from launcher.parallel.trace.fx_glue import RUNNING, refusing
-from launcher.parallel.trace.model_facts import NORMS, meta
+from launcher.parallel.trace.model_facts import meta
+from launcher.parallel.trace.param_roles import NORMS
 from launcher.parallel.trace.zero_inputs import looks, zeros
 from launcher.plan.operators.resolve import ADAPTED, KEY, Comm, Cut, Flow, Operator, Spread, splits, tp_dim
 from launcher.plan.operators.strategy import axes_text

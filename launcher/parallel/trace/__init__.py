@@ -1,3 +1,3 @@
 """What a forward does, traced on meta tensors: a model's facts, and a graph of the code between modules."""
 
-__all__ = ["fx_glue", "model_facts", "specs"]
+__all__ = ["fx_glue", "mixing_samples", "model_facts", "sample_values", "specs", "world_reads"]

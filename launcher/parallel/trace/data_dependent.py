@@ -18,6 +18,13 @@ READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_pt
 TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
+SIZES = frozenset({
+    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave",
+    "unique_consecutive", "unique_dim", "_unique", "_unique2",
+})  # fmt: skip
+"""Operators whose result is a number for Python, or has a shape that depends on the numbers."""
+
+
 class _InputDependence(Dispatch):
     """Knows the tensors that come from those ``given``; what comes of none, such as positions, is constant.
 
@@ -59,3 +66,21 @@ def looking(given: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[Non
     mode = _InputDependence(given, refuse)
     with mode, _Reads(mode):
         yield
+
+
+class Sized(Dispatch):
+    """Tells of operators whose result Python could not know without the numbers."""
+
+    def __init__(self, told: Callable[[Any], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.told = told
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masked = func is torch.ops.aten.index.Tensor and _masks(args[1])
+        if masked or func._overloadpacket.__name__ in SIZES:
+            self.told((*args, *(kwargs or {}).values()))
+        return func(*args, **(kwargs or {}))
+
+
+def _masks(indices: Any) -> bool:
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)

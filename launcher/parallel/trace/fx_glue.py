@@ -13,20 +13,20 @@ from torch import fx, nn
 
 from launcher.errors import Problem, RequestError, of_users
 from launcher.parallel.cost.forward_cost import Meter
-from launcher.parallel.dispatch.containers import mapped, tensors
+from launcher.parallel.dispatch.containers import tensors
 from launcher.parallel.dispatch.modes import default_dtype, evaluating
 from launcher.parallel.dispatch.source_lines import of_error
-from launcher.parallel.model_state.backward_state import BACKWARD, FORWARD, entangled, moved
+from launcher.parallel.model_state.backward_state import moved
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.lost_state import counters
 from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import changed, held, reading
 from launcher.parallel.trace.ambient_modes import ambient
 from launcher.parallel.trace.capture import Capture, GlueCall, Uncuttable, capturing, scripted
-from launcher.parallel.trace.sample_values import FEW
+from launcher.parallel.trace.moving_state import unentangled
 from launcher.parallel.trace.side_channels import SideChannels
 from launcher.parallel.trace.usage import Watch, watching
-from launcher.parallel.trace.zero_inputs import OTHER, Observers, cast, drawn, in_memory, looks, run_module
+from launcher.parallel.trace.zero_inputs import Observers, cast, looks, run_module
 from launcher.plan.partition.stages import covers
 from launcher.plan.refusals.model_effects import DTYPES
 from launcher.plan.values.operations import Operations
@@ -236,7 +236,7 @@ def _evaluated(tracer: Tracer, other: Tracer) -> None:
 
 def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
     """Refuse a forward that reads what the backwards before it have changed."""
-    _unentangled(tracer)
+    unentangled({str(n.target): call for n, call in tracer.calls.items()}, tracer.watch.values)
     names = list(dict.fromkeys(n for call in tracer.calls.values() for n in moved(model, *call)))
     read: dict[str, None] = {}
     if names:
@@ -246,35 +246,6 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
         text = f"the backward changes {next(iter(read))}, which the forward reads"
         why = "a pipeline runs other forwards before it than one process"
         raise RequestError((Problem("model", f"{text}, and {why}; change it in the forward"),))
-
-
-def _unentangled(tracer: Tracer) -> None:
-    """Refuse modules whose backward and other forwards hang on each other."""
-    for node, (leaf, args, kwargs) in tracer.calls.items():
-        name = str(node.target)
-        if sum(t.numel() for t in (*leaf.parameters(), *leaf.buffers())) > FEW:
-            continue
-        given = tensors((args, kwargs))
-
-        def batch(at: int, call: Any = (args, kwargs), given: Any = given) -> Any:
-            known = {id(t): v for t, v in zip(given, drawn(given, at, tracer.watch.values), strict=True)}
-            return mapped(call, lambda t: known[id(t)])
-
-        def ready(leaf: nn.Module = leaf, name: str = name, batch: Any = batch) -> Any:
-            return in_memory(leaf, name), batch(0), batch(OTHER)
-
-        with default_dtype(RUNNING):
-            what = entangled(leaf, ready)
-        if what:
-            raise RequestError((Problem("model", f"{ENTANGLED[what].format(name)}"),))
-
-
-ENTANGLED = {
-    BACKWARD: "the backward of {} uses what the last forward has left, and a pipeline runs other forwards "
-    "before it; keep what it needs with the call (ctx, or an argument of the hook's function)",
-    FORWARD: "the backward of {} leaves something that the next forward uses, and a pipeline runs other "
-    "forwards before it than one process; change it in the forward",
-}
 
 
 def follow(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from launcher.parallel.dispatch.modes import default_dtype, evaluating
@@ -30,13 +31,25 @@ class _FixedStatistics(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.batch_norm:
-            x, weight, bias, mean, var, _, *rest = args
-            channels = x.shape[1]
-            mean = x.new_zeros(channels) if mean is None else mean
-            var = x.new_ones(channels) if var is None else var
-            return func(x, weight, bias, mean, var, False, *rest, **kwargs)
+        if func in (F.batch_norm, torch.batch_norm):  # the first calls the second where no mode sees it
+            names = ARGUMENTS[func]
+            given = dict(zip(names, args, strict=False)) | kwargs
+            x = given["input"]
+            mean, var = given.get("running_mean"), given.get("running_var")
+            given["running_mean"] = x.new_zeros(x.shape[1]) if mean is None else mean
+            given["running_var"] = x.new_ones(x.shape[1]) if var is None else var
+            given["training"] = False
+            return func(**given) if func is F.batch_norm else func(*(given[n] for n in names))
         return func(*args, **kwargs)
+
+
+ARGUMENTS = {
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    torch.batch_norm: (
+        *("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps"),
+        "cudnn_enabled",
+    ),
+}
 
 
 def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> bool | None:
@@ -63,17 +76,25 @@ def _mixing(model: nn.Module, xs: list[Tensor]) -> bool | None:
         with mode:
             whole = _run(model, xs, 1)
             if _alike(whole, _run(model, xs, 2)):
-                return any(not _alike(whole, parts) for parts in _cut(model, xs))
+                return any(not _alike(*pair) for pair in _beside_others(model, xs, whole))
     return None
 
 
-def _cut(model: nn.Module, xs: list[Tensor]) -> Iterator[list[Tensor]]:
-    """What comes of two parts of the batch, put together."""
-    for first in (1, SAMPLES // 2, SAMPLES - 1):
-        parts = [_run(model, [x[:first] for x in xs], 1), _run(model, [x[first:] for x in xs], 1)]
-        if len(parts[0]) == len(parts[1]):
-            together = zip(*parts, strict=True)
-            yield [torch.cat(two) if two[0].shape[1:] == two[1].shape[1:] else two[0] for two in together]
+def _beside_others(
+    model: nn.Module, xs: list[Tensor], whole: list[Tensor]
+) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """What comes of some samples, and of them in another order or beside others; as many each time."""
+    places = torch.arange(SAMPLES)
+    yield [t.flip(0) for t in whole], _run(model, [x.flip(0) for x in xs], 1)
+    half = SAMPLES // 2
+    for kept, others in (
+        (places < half, places % half),
+        (places >= half, places % half + half),
+        *((places == one, torch.full_like(places, one)) for one in (0, SAMPLES - 1)),
+        *((places != one, (places + (places == one)) % SAMPLES) for one in (0, SAMPLES - 1)),
+    ):
+        beside = _run(model, [x[torch.where(kept, places, others)] for x in xs], 1)
+        yield [t[kept] for t in whole], [t[kept] for t in beside]
 
 
 def _run(model: nn.Module, xs: Sequence[Tensor], seed: int) -> list[Tensor]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.utils import parametrize
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.cost.backward_memory import BackwardMeter, Measured, product
@@ -31,11 +30,10 @@ from launcher.parallel.trace.fx_glue import (
     trace_ours,
 )
 from launcher.parallel.trace.moving_state import moving
-from launcher.parallel.trace.param_roles import adapted, adds, param_roles
+from launcher.parallel.trace.param_roles import kind_of, param_roles
 from launcher.parallel.trace.specs import output_specs, spec, specs
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
-from launcher.plan.operators.resolve import ADAPTED
 from launcher.plan.partition.stage_config import owner, units
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import (
@@ -53,12 +51,6 @@ from launcher.plan.values.operations import Operations, total
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}
-
-ELEMENTWISE = (
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
-    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
-)  # fmt: skip
-NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -103,7 +95,7 @@ def skeleton(model: nn.Module) -> Skeleton:
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
     lists = frozenset(n for n, m in model.named_modules() if type(m).forward is nn.Module.forward)
-    kinds = [(n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n]
+    kinds = [(n, kind_of(m)) for n, m in model.named_modules(remove_duplicate=False) if n]
     return Skeleton(
         modules=modules,
         params=tuple(params),
@@ -132,31 +124,6 @@ def _traits(model: nn.Module) -> ModelTraits:
 def _compiled(module: nn.Module) -> bool:
     """Whether the model itself has had it compiled; by its name, for the class is slow to import."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
-
-
-def _kind(module: nn.Module) -> str:
-    """What tensor parallelism knows how to cut, or "".
-
-    A subclass with a forward of its own is something else.
-    """
-    kind = _plain_kind(module)
-    if adapted(module):
-        return ADAPTED if adds(module) else f"{ADAPTED} of its own"
-    if "forward" in vars(module):
-        return f"{kind} with a forward of its own" if kind else ""
-    return f"parametrized {kind}" if kind and parametrize.is_parametrized(module) else kind
-
-
-def _plain_kind(module: nn.Module) -> str:
-    for kind, classes in (("linear", (nn.Linear,)), ("embedding", (nn.Embedding,)), ("norm", NORMS)):
-        if isinstance(module, classes) and type(module).forward in [c.forward for c in classes]:
-            return "" if _limited(module) else kind
-    return "elementwise" if isinstance(module, ELEMENTWISE) else ""
-
-
-def _limited(module: nn.Module) -> bool:
-    """Whether it is a table whose rows, or their gradients, depend on all that is looked up."""
-    return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)
 
 
 def graph(
@@ -316,6 +283,7 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
         dropouts=tuple(n for n in watch.effects.draws if n in watch.effects.dropouts),
         world=tuple(watch.world),
         global_draws=watch.global_draws,
+        beyond=tuple((name, rows, most) for name, (rows, most) in watch.values.beyond.items()),
     )
 
 

@@ -1,19 +1,23 @@
-"""Finds what each forward changes outside of parameters and buffers, and the next one reads."""
+"""Finds what passes from one forward to the next, or to a backward, outside of parameters and buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from launcher.errors import Problem, RequestError
+from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.model_state.backward_state import BACKWARD, FORWARD, entangled
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.python_state import PythonState, changed, held, reading
-from launcher.parallel.trace.sample_values import FEW
-from launcher.parallel.trace.zero_inputs import OTHER, in_memory, stand_ins
+from launcher.parallel.trace.sample_values import FEW, SampleValues
+from launcher.parallel.trace.zero_inputs import OTHER, drawn, in_memory, stand_ins
 from launcher.plan.values.facts import Kept
 
 ROUNDS = 3
@@ -85,3 +89,31 @@ def _tensor(model: nn.Module, name: str) -> bool:
         owner = model.get_submodule(path)
         return attr in owner._buffers or attr in owner._parameters
     return False
+
+
+def unentangled(calls: Mapping[str, tuple[nn.Module, Any, Any]], values: SampleValues) -> None:
+    """Refuse modules whose backward and other forwards hang on each other; ``calls``: of each by its name."""
+    for name, (leaf, args, kwargs) in calls.items():
+        if sum(t.numel() for t in (*leaf.parameters(), *leaf.buffers())) > FEW:
+            continue
+        given = tensors((args, kwargs))
+
+        def batch(at: int, call: Any = (args, kwargs), given: Any = given) -> Any:
+            known = {id(t): v for t, v in zip(given, drawn(given, at, values), strict=True)}
+            return mapped(call, lambda t: known[id(t)])
+
+        def ready(leaf: nn.Module = leaf, name: str = name, batch: Any = batch) -> Any:
+            return in_memory(leaf, name), batch(0), batch(OTHER)
+
+        with default_dtype(torch.float32):
+            what = entangled(leaf, ready)
+        if what:
+            raise RequestError((Problem("model", f"{ENTANGLED[what].format(name)}"),))
+
+
+ENTANGLED = {
+    BACKWARD: "the backward of {} uses what the last forward has left, and a pipeline runs other forwards "
+    "before it; keep what it needs with the call (ctx, or an argument of the hook's function)",
+    FORWARD: "the backward of {} leaves something that the next forward uses, and a pipeline runs other "
+    "forwards before it than one process; change it in the forward",
+}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from launcher.plan.operators.resolve import ADAPTED
 from launcher.plan.values.facts import Role
 
 ADAPTER = ("lora_A", "lora_B")
@@ -35,3 +37,35 @@ def adds(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None
     """
     found: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "launcher_lora", None)
     return found if adapted(module) else None
+
+
+ELEMENTWISE = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
+)  # fmt: skip
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
+def kind_of(module: nn.Module) -> str:
+    """What tensor parallelism knows how to cut, or "".
+
+    A subclass with a forward of its own is something else.
+    """
+    kind = _plain_kind(module)
+    if adapted(module):
+        return ADAPTED if adds(module) else f"{ADAPTED} of its own"
+    if "forward" in vars(module):
+        return f"{kind} with a forward of its own" if kind else ""
+    return f"parametrized {kind}" if kind and parametrize.is_parametrized(module) else kind
+
+
+def _plain_kind(module: nn.Module) -> str:
+    for kind, classes in (("linear", (nn.Linear,)), ("embedding", (nn.Embedding,)), ("norm", NORMS)):
+        if isinstance(module, classes) and type(module).forward in [c.forward for c in classes]:
+            return "" if _limited(module) else kind
+    return "elementwise" if isinstance(module, ELEMENTWISE) else ""
+
+
+def _limited(module: nn.Module) -> bool:
+    """Whether it is a table whose rows, or their gradients, depend on all that is looked up."""
+    return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)

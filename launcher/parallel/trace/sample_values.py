@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 
+LOOKUPS = (torch.ops.aten.embedding.default, torch.ops.aten._embedding_bag.default)
+
 FEW = 1 << 24
 """Numbers of a module, or of a batch, that are tried at most: larger ones are zeros, which take no memory."""
 
@@ -69,10 +71,15 @@ def trying() -> bool:
 
 
 class SampleValues(Dispatch):
-    """Enter it around a forward on ``given``: it knows the numbers of what comes of them and of constants."""
+    """Enter it around a forward on ``given``: it knows the numbers of what comes of them and of constants.
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    ``beyond``: modules that look up more than their table has, each with its rows and the largest id.
+    """
+
+    def __init__(self, given: Sequence[Tensor], running: Callable[[], str] = lambda: "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.running = running
+        self.beyond: dict[str, tuple[int, int]] = {}
         trial = _TRIAL.get()
         batches = trial.batches if trial is not None else ()
         self.batches = len(batches)
@@ -101,6 +108,8 @@ class SampleValues(Dispatch):
         out = func(*args, **kwargs)
         if not self.batches:
             return out
+        if func in LOOKUPS:
+            self._look_up(args[0], args[1])
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_meta]
         if not made or not all(t.is_meta and t.layout is torch.strided for t in (*given, *made)):
@@ -115,6 +124,12 @@ class SampleValues(Dispatch):
         for at, t in enumerate(made):
             self._learn(t, [r[at] if at < len(r) else None for r in results])
         return out
+
+    def _look_up(self, table: Tensor, ids: Tensor) -> None:
+        """Note the largest id that a table has no row for; on meta it is looked up all the same."""
+        most = max((int(v.max()) for v in self._find(ids) or () if v.numel()), default=-1)
+        if most >= len(table):
+            self.beyond[self.running()] = len(table), most
 
     def _carried_out(self, func: Any, args: Any, kwargs: Any, batch: int) -> list[Tensor]:
         """What comes of the numbers of one batch; nothing where they cannot be had."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,7 +10,6 @@ from itertools import takewhile
 from threading import get_ident
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
@@ -20,15 +18,15 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
-from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.model_state.python_state import Key, changed, held
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.model_state.tensor_hooks import REGISTER, uses_weights
 from launcher.parallel.trace.autograd_paths import feeds, reaches
+from launcher.parallel.trace.data_dependent import Sized
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.state_effects import StateEffects
-from launcher.parallel.trace.world_reads import world_reads
+from launcher.parallel.trace.world_reads import streams_now, world_reads
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import Inner
@@ -38,12 +36,6 @@ READS = frozenset({
     torch.Tensor.__int__, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist,
 })  # fmt: skip
 """What hands the numbers of a tensor to Python."""
-
-SIZES = frozenset({
-    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave",
-    "unique_consecutive", "unique_dim", "_unique", "_unique2",
-})  # fmt: skip
-"""Operators whose result is a number for Python, or has a shape that depends on the numbers."""
 
 NUMBERS = frozenset({
     torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.Tensor.new_tensor,
@@ -147,7 +139,7 @@ class Watch(TorchFunctionMode):
         self._built = {id(m): {n: id(p) for n, p in m._parameters.items()} for m in model.modules()}
         given = tuple(given)
         self.effects = StateEffects(model, given, lambda: self._running[-1])
-        self.values = SampleValues(given)
+        self.values = SampleValues(given, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
         """What makes it forget all that it sees from now on, or all but ``effects``."""
@@ -168,7 +160,7 @@ class Watch(TorchFunctionMode):
         """What runs meanwhile has real numbers: who looks at them is remembered."""
         self._real = True
         try:
-            with _Looking(self):
+            with Sized(self.look):
                 yield
         finally:
             self._real = False
@@ -364,30 +356,6 @@ def _around(names: list[str]) -> str:
 def _batched(t: Any) -> bool:
     """Of ``torch.vmap`` and its like: it means nothing outside."""
     return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
-
-
-class _Looking(Dispatch):
-    """Tells ``watch`` of operators whose result Python could not know without the numbers."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.watch = watch
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        masked = func is torch.ops.aten.index.Tensor and _masks(args[1])
-        if masked or func._overloadpacket.__name__ in SIZES:
-            self.watch.look((*args, *(kwargs or {}).values()))
-        return func(*args, **(kwargs or {}))
-
-
-def _masks(indices: Any) -> bool:
-    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
-
-
-def streams_now() -> tuple[Any, ...]:
-    """The state of the random streams that are not torch's."""
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, bytes(np.asarray(keys)), *rest
 
 
 @contextmanager

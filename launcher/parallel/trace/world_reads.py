@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch.distributed.distributed_c10d as c10d
 
 VARIABLES = frozenset({
@@ -18,45 +20,51 @@ VARIABLES = frozenset({
 })  # fmt: skip
 """Of the environment: what launchers tell a process of its world."""
 
-BETWEEN = ("os", "_collections_abc", "collections.abc", "contextlib", "functools", __name__)
+BETWEEN = (
+    "os", "_collections_abc", "collections.abc", "contextlib", "functools", __name__,
+    "launcher.planner.trace_model",
+)  # fmt: skip
 """Modules that are only on the way from who asks."""
 DISTRIBUTED = "torch.distributed"
 OTHERS = ("torch", "launcher", "transformers", "accelerate", "peft")
 """Who may ask: they do so for layouts of their own, which are not in use here."""
 
 
+_TOLD: ContextVar[Callable[[str], None] | None] = ContextVar("told", default=None)
+
+
 @contextmanager
 def world_reads(told: Callable[[str], None]) -> Iterator[None]:
-    """``told`` is called with what code of a model asks for meanwhile: ``torch.distributed.get_rank()``."""
-    world: Any = type(c10d._world)
-    environment: Any = type(os.environ)
-    group, get, has = world.default_pg, environment.__getitem__, environment.__contains__
+    """``told`` is called with what code of a model asks for meanwhile: ``torch.distributed.get_rank()``.
 
-    def asked_group(self: Any) -> Any:
+    Of the environment it is told by whoever calls ``ask`` when it is read.
+    """
+    world: Any = type(c10d._world)
+    group = world.default_pg
+
+    def asked(self: Any) -> Any:
         what = _asked()
         if what is not None:
             told(f"{what}()" if what else DISTRIBUTED)
         return group.fget(self)
 
-    def asked_variable(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-        def looked(self: Any, key: str) -> Any:
-            if key in VARIABLES and _asked() is not None:
-                told(f"the environment variable {key}")
-            return read(self, key)
-
-        return looked
-
-    world.default_pg = property(asked_group, group.fset)
-    environment.__getitem__, environment.__contains__ = asked_variable(get), asked_variable(has)
+    world.default_pg, token = property(asked, group.fset), _TOLD.set(told)
     try:
         yield
     finally:
         world.default_pg = group
-        environment.__getitem__, environment.__contains__ = get, has
+        _TOLD.reset(token)
+
+
+def ask(what: str) -> None:
+    """Somebody has asked for ``what``: whoever listens is told if it was code of a model."""
+    told = _TOLD.get()
+    if told is not None and _asked() is not None:
+        told(what)
 
 
 def _asked() -> str | None:
-    """The function of ``torch.distributed`` that the model called, "" for none; ``None``: it did not ask."""
+    """The function of ``torch.distributed`` that the model called, "" for none; ``None``: none asked."""
     called = ""
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -67,6 +75,13 @@ def _asked() -> str | None:
                 return None
             called = called if name in ("wrapper", "WORLD") or name[0] == "_" else f"{DISTRIBUTED}.{name}"
         elif module not in BETWEEN:
-            return None if module.partition(".")[0] in OTHERS else called
+            top = module.partition(".")[0]  # an import that torch does itself comes by importlib
+            return None if top in OTHERS or top in sys.stdlib_module_names else called
         frame = frame.f_back
     return None
+
+
+def streams_now() -> tuple[Any, ...]:
+    """The state of the random streams that are not torch's."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, bytes(np.asarray(keys)), *rest

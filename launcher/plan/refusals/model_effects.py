@@ -107,7 +107,7 @@ def _around(at: CutModel, graph: Graph) -> Iterator[Problem]:
     if graph.effects.global_draws and at.sizes.replicas > 1:
         text = "the forward draws numbers from Python's or numpy's random stream"
         yield Problem(KEY, f"{text}, which is another on every rank; draw with torch, inside a module")
-    if graph.effects.mixing and at.sizes.replicas * at.sizes.micros > 1:
+    if _mixes(graph) and at.sizes.replicas * at.sizes.micros > 1:
         text = "what its forward gives for a sample depends on the other samples of its batch"
         parts = f"{many(at.sizes.micros, 'micro batch')} and {many(at.sizes.replicas, 'data-parallel rank')}"
         why = f"a batch is cut over {parts}, so each layout would train another model"
@@ -169,15 +169,30 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
     return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
 
 
-def mixed(graph: Graph) -> list[Note]:
-    """What every other cut of the batch would change."""
-    if not graph.effects.mixing:
-        return []
+def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
+    """Tables that have no row for an id of the data: a rank would stop there."""
+    data = job.data
+    path = getattr(data, "target", None) or getattr(data, "path", None) or getattr(data, "name", "data")
+    where = ", ".join(path) if isinstance(path, tuple | list) else str(path)
+    for module, rows, most in graph.effects.beyond:
+        text = f"{_where(module)} has a table of {rows} rows, and an id of the data ({where}) is {most}"
+        yield Problem(KEY, f"{text}; give it at least {most + 1} rows, or read data of fewer tokens")
+
+
+def _mixes(graph: Graph) -> bool:
+    """Of a model that remembers its batches, and so depends on all of them, it is said what it changes."""
+    remembers = any(c.by_data and c.read for c in graph.effects.changes)
+    return bool(graph.effects.mixing) and not remembers and not any(k.by_data for k in graph.effects.kept)
+
+
+def remarks(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+    """What is trained, but not to the same numbers whatever else is asked."""
     text = "what its forward gives for a sample depends on the other samples of its batch"
-    return [Note(KEY, f"{text}: another batch size, or a batch in parts, trains to other numbers")]
+    other = Note(KEY, f"{text}: another batch size, or a batch in parts, trains to other numbers")
+    return [*_unsaved(job, skeleton, graph), *([other] if _mixes(graph) else [])]
 
 
-def unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+def _unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
     """What a run that goes on from a checkpoint begins anew: the forward keeps it where no checkpoint is."""
     kinds = [step.kind for step in job.steps.values()]
     if job.checkpoint.every is None and "save" not in kinds:

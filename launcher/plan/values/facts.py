@@ -263,7 +263,8 @@ class Effects:
     modules that ask for the processes that they run in, each with what it asks. ``global_draws``: whether
     numbers come from the global random stream of Python or numpy. ``kept``: what it remembers in Python.
     ``mixing``: what comes of a sample depends on the others of its batch, BatchNorm aside; ``None``: it was
-    not tried.
+    not tried. ``beyond``: modules that look up more in their table than it has, its rows, and the largest id
+    of the data.
     """
 
     changes: tuple[Change, ...] = ()
@@ -282,6 +283,7 @@ class Effects:
     global_draws: bool = False
     kept: tuple[Kept, ...] = ()
     mixing: bool | None = None
+    beyond: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
