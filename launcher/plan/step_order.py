@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from shlex import quote
 from typing import cast
@@ -57,7 +57,7 @@ def check(steps: Mapping[str, Step]) -> list[Problem]:
         live = any(where(steps[n]) == "ranks" for n in before)
         for text in (_lacks(name, step, steps, done), _forgets(step, done, live), _too_late(step, ended)):
             if text:
-                found.append(Problem(f"steps.{name}", text, quote(f"steps=[{','.join(_righted(steps))}]")))
+                found.append(Problem(f"steps.{name}", text, quote(f"steps=[{','.join(_typed(steps))}]")))
 
         if where(step) != "ranks" and not ended and live:
             ended = name
@@ -102,6 +102,13 @@ def _forgets(step: Step, done: set[str], live: bool) -> str:
 def _too_late(step: Step, ended: str) -> str:
     late = where(step) == "ranks" and ended
     return f"needs the ranks, which have ended before {ended!r}; put it before {ended!r}" if late else ""
+
+
+def _typed(steps: Mapping[str, Step]) -> Iterator[str]:
+    """The steps in an order that works, as they are chosen: train_2 by train, which is named twice."""
+    for name in _righted(steps):
+        kind = steps[name].kind if name in steps else name
+        yield kind if name.removeprefix(f"{kind}_").isdigit() else name
 
 
 def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:

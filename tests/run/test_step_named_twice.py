@@ -43,6 +43,11 @@ def test_the_plan_counts_the_steps_of_all(limit: str, steps: int) -> None:
     )
 
 
+def test_a_cure_names_it_twice_too() -> None:
+    _, wrong = sizes(compose(["steps=[train,export,train,export]", "train.steps=1"]).job)
+    assert {p.cure for p in wrong} == {"'steps=[train,train,save,export,export]'"}
+
+
 def test_it_trains_on_and_is_done_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=mlp_autoparallel", PAGE, "train.steps=2", f"run_dir={tmp_path}/run"]
     assert main(words) == 0
