@@ -23,6 +23,8 @@ def reaches(start: Any, goals: set[Any], oldest: int) -> bool:
         node = stack.pop()
         if node in goals:
             return True
+        if node is None:  # of a tensor of torch.func, whose past is not shown
+            continue
         for following, _ in node.next_functions:
             if following is not None and following not in seen and following._sequence_nr() >= oldest:
                 seen.add(following)

@@ -310,6 +310,7 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
         reads=tuple(watch.effects.reads),
         foreign=tuple(watch.effects.foreign),
         grads=tuple(watch.grads),
+        hooks=tuple(watch.hooks),
         mixed=tuple(watch.effects.mixed),
         draws=tuple(watch.effects.draws),
         dropouts=tuple(n for n in watch.effects.draws if n in watch.effects.dropouts),

@@ -24,6 +24,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.model_state.python_state import Key, changed, held
 from launcher.parallel.model_state.references import forget
+from launcher.parallel.model_state.tensor_hooks import REGISTER, uses_weights
 from launcher.parallel.trace.autograd_paths import feeds, reaches
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.state_effects import StateEffects
@@ -127,6 +128,7 @@ class Watch(TorchFunctionMode):
         self.inferred: set[str] = set()
         self.lazy: set[str] = set()
         self.toggles: dict[str, None] = {}
+        self.hooks: dict[str, None] = {}
         self.swapped: set[str] = set()
         self.counted: list[Key] = []
         self.looks: set[str] = set()
@@ -298,6 +300,8 @@ class Watch(TorchFunctionMode):
             self.grads[self._running[-1]] = None
         if func in TOGGLES and isinstance(args[0], nn.Parameter):
             self.toggles |= dict.fromkeys(self._names.get(id(args[0]), ()))
+        if func in REGISTER and uses_weights(args[1] if len(args) > 1 else kwargs.get("hook")):
+            self.hooks[self._running[-1]] = None
         if func in GRADIENTS:
             self.taken.append(self._inner(func, args, kwargs))
 

@@ -332,8 +332,13 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
             text = f"{listed(found)}{why}; {way_out}, or shard nothing"
             yield Problem(KEY, text, "parallel.hsdp=null")
 
-    # level3 gathers weights again in the backward: its own
+    # level3 gathers weights again in the backward: its own, when hooks of tensors have run already
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
+        found = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
+        if found:
+            text = f"{listed([m or 'the model' for m in found])}: its forward puts a hook on a tensor, which uses"
+            text += " weights in the backward, before level3 has gathered them again"
+            yield Problem(KEY, text, "parallel.hsdp.optimizer_level=level2")
         found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if found:
             text = f"{listed(found)}: called with another tensor in the place of a weight, where level3 would"

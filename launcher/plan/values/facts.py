@@ -277,6 +277,7 @@ class Effects:
     mixed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
     world: tuple[tuple[str, str], ...] = ()
     global_draws: bool = False
     kept: tuple[Kept, ...] = ()
