@@ -23,10 +23,11 @@ HOOKING = frozenset({"apply", "register_hook", "register_multi_grad_hook", "regi
 """Names in the code of a module that may have something of its own run in the backward."""
 
 
-def moved(name: str, leaf: nn.Module, args: Any, kwargs: Any) -> list[str]:
-    """The attributes and buffers of ``leaf`` that the backward of a call changes; both run, on meta tensors.
+def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str]:
+    """The attributes and buffers of ``model`` that the backward of a call of ``leaf``, in it, changes.
 
-    Nothing is known of one that looks at data.
+    Both run, on meta tensors. A hook may change what is beside its module. Nothing is known of one that looks
+    at data.
     """
     if not any(map(_hooks, leaf.modules())):
         return []
@@ -39,14 +40,14 @@ def moved(name: str, leaf: nn.Module, args: Any, kwargs: Any) -> list[str]:
         out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
 
         # its backward, which leaves no gradient behind
-        before, versions = held(leaf), _versions(leaf)
+        before, versions = held(model), _versions(model)
         torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         leaf.zero_grad(set_to_none=True)
 
         # what is another object now, or the same with other numbers
-        found = [at for at, _ in changed(before, held(leaf))]
-        found += [at for at, version in _versions(leaf).items() if versions.get(at) != version]
-        return [f"{name}.{at}" for at in dict.fromkeys(found)]
+        found = [at for at, _ in changed(before, held(model))]
+        found += [at for at, version in _versions(model).items() if versions.get(at) != version]
+        return [*dict.fromkeys(found)]
     return []
 
 
@@ -126,6 +127,8 @@ def _hooks(module: nn.Module) -> bool:
         return True
     kinds = [k for k in type(module).__mro__ if not library(k.__module__)]
     functions = [f for k in kinds for f in vars(k).values() if isinstance(f, FunctionType)]
+    put = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    functions += [f for f in (getattr(h, "__func__", h) for h in put) if isinstance(f, FunctionType)]
     return any(HOOKING & _names(f.__code__) for f in functions)
 
 

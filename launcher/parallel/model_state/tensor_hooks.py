@@ -13,7 +13,7 @@ from torch import nn
 REGISTER = frozenset({torch.Tensor.register_hook})
 DEEP = 4
 """Functions within functions that are looked into."""
-ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "COPY", "DUP_TOP")  # the last of `a.b += 1`
 
 
 def uses_weights(hook: Any, depth: int = 0) -> bool:

@@ -237,7 +237,7 @@ def _evaluated(tracer: Tracer, other: Tracer) -> None:
 def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
     """Refuse a forward that reads what the backwards before it have changed."""
     _unentangled(tracer)
-    names = [n for node, call in tracer.calls.items() for n in moved(str(node.target), *call)]
+    names = list(dict.fromkeys(n for call in tracer.calls.values() for n in moved(model, *call)))
     read: dict[str, None] = {}
     if names:
         with reading(model, names, lambda name: read.setdefault(name)):

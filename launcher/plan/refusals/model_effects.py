@@ -336,7 +336,8 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
         found = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
         if found:
-            text = f"{listed([m or 'the model' for m in found])}: its forward puts a hook on a tensor, which uses"
+            who = listed([m or "the model" for m in found])
+            text = f"{who}: its forward puts a hook on a tensor, which uses"
             text += " weights in the backward, before level3 has gathered them again"
             yield Problem(KEY, text, "parallel.hsdp.optimizer_level=level2")
         found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
