@@ -20,6 +20,13 @@ BACKWARD = (
 )
 REFUSED = {
     "HookCounts": ({}, BACKWARD.format("b.calls")),
+    "HookCools": ({}, BACKWARD.format("warm")),
+    "TensorHookCools": ({}, BACKWARD.format("warm")),
+    "Equilibrium": (
+        SHARDED,
+        "model: b: its forward puts a hook on a tensor, which uses weights in the backward, before level3 has gathered "
+        "them again (try: parallel.hsdp.optimizer_level=level2)",
+    ),
     "FunctionFades": ({}, BACKWARD.format("b.factor")),
     "GradFn": (
         {},
@@ -70,3 +77,19 @@ def test_what_a_layout_would_get_wrong_is_refused(net):
 @pytest.mark.parametrize("net", ["Yields", "HookNotes", "Averages", "Remembers", "GrowsAside"])
 def test_where_nobody_shares_it_it_is_exact(net):
     assert_parity(own(f"unusual_nets.{net}", [6], stages=CUT, train__batch_size=4), parts=2)
+
+
+def test_what_torch_func_differentiates_is_exact_on_one_rank():
+    assert_parity(own("unusual_nets.Differentiates", [6], stages=1, train__batch_size=4))
+
+
+@pytest.mark.parametrize("level", ["level1", "level2"])
+def test_a_hook_that_takes_gradients_is_exact_where_weights_stay_gathered(level):
+    hsdp = {"shard_size": 2, "threshold": 0, "optimizer_level": level}
+    assert_parity(own("unusual_nets.Equilibrium", [6], stages=1, parallel={"hsdp": hsdp}))
+
+
+def test_empty_weights_are_exact_where_backwards_are_split():
+    pipeline = {"stages": 2, "stage_config": CUT | {"none": 0, "some": 1}, "scheduler": "zero_bubble_h1"}
+    job = own("unusual_nets.Empty", [6], stages=1, parallel={"pipeline": pipeline}, train__batch_size=4)
+    assert_parity(job, parts=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -170,3 +171,87 @@ class FunctionFades(Net):
 
     def more(self) -> None:
         self.b = _Fades()
+
+
+class HookCools(nn.Module):
+    """What a hook of b changes in a backward is the whole model's, whose own code reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 16)
+        self.register_buffer("warm", torch.ones(()))
+        self.b.register_full_backward_hook(self._cool)
+
+    def _cool(self, *_: Any) -> None:
+        self.warm.mul_(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.b(self.a(x))) / self.warm)
+        return out
+
+
+class TensorHookCools(HookCools):
+    """The same of a hook that a hook puts on a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b._backward_hooks.clear()
+        self.b.register_forward_hook(self._put)
+
+    def _put(self, module: nn.Module, args: Any, out: Tensor) -> None:
+        if out.requires_grad:
+            out.register_hook(self._cool)
+
+
+class Equilibrium(nn.Module):
+    """Its backward solves for a fixed point, by gradients that a hook of a tensor takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), Solves(), nn.Linear(6, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)))
+        return out
+
+
+class Solves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.w(x))
+        if z.requires_grad:
+            z0 = z.detach().requires_grad_()
+            f0 = torch.tanh(self.w(z0))
+            z.register_hook(lambda g: g + torch.autograd.grad(f0, z0, g, retain_graph=True)[0])
+        return z
+
+
+class Differentiates(nn.Module):
+    """Takes the gradient of a part of itself with torch.func, within its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.a(x))
+        out: Tensor = self.head(y + torch.func.grad(lambda v: self.b(v).tanh().sum())(y))
+        return out
+
+
+class Empty(nn.Module):
+    """A layer without outputs, and one without inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 16)
+        with warnings.catch_warnings(action="ignore"):  # there is nothing to initialise
+            self.none, self.some = nn.Linear(6, 0, bias=False), nn.Linear(0, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.b(self.a(x)))
+        out: Tensor = self.head(y) + self.some(self.none(y))
+        return out
