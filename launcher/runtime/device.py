@@ -112,10 +112,15 @@ def peak_memory(device: torch.device) -> tuple[int, int]:
 
 
 def memory_in_use(device: torch.device) -> tuple[int, int, int, int]:
-    """An accelerator's bytes: all, free, and the most that this process's tensors had and allocator kept."""
-    free, total = _module(device.type).mem_get_info(device)
+    """An accelerator's bytes at this process's fullest moment: all, free, its tensors, its allocator's rest.
+
+    What others have is taken to be the same then as now.
+    """
+    module = _module(device.type)
+    free, total = module.mem_get_info(device)
+    others = max(0, total - free - module.memory_reserved(device))
     tensors, reserved = peak_memory(device)
-    return int(total), int(free), tensors, max(0, reserved - tensors)
+    return int(total), max(0, int(total - others) - reserved), tensors, max(0, reserved - tensors)
 
 
 def memory_history(device: torch.device) -> Any:

@@ -166,12 +166,12 @@ class Cure:
 def cure(at: InUse, rank: int, job: Job, plan: Plan) -> Cure | None:
     """The first layout with the same numbers that is planned to take enough less.
 
-    What is missing counts, not the plan's total: what ran out of memory took more than was planned, or had
-    less than there seemed to be.
+    It has room for the plan, and saves what was missing: what ran out of memory may have taken more than was
+    planned, or be far from the fullest moment.
     """
     began = time.monotonic()
     before = plan.estimate.memory
-    target = before[rank].total - at.missing
+    target = min(before[rank].total - at.missing, at.room)
     if target <= 0:
         return None
     for words, other in _changes(job, plan, target):

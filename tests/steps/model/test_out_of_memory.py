@@ -33,7 +33,7 @@ def proposed(missing: int, *words: str) -> tuple[str, int, int]:
     """What is proposed where so many bytes are missing, what is planned then, and what was."""
     asked = compose([*LM, *words]).job
     plan = plan_job(asked)
-    found = cure(replace(FULL, tensors=0, kept=0, free=0, asked=missing), 0, asked, plan)
+    found = cure(replace(FULL, tensors=GB, kept=0, free=0, asked=missing), 0, asked, plan)
     assert found is not None
     pasted = plan_job(compose([*LM, *words, *found.words.split(" ")]).job)
     assert pasted.estimate.memory[0].total == found.planned
@@ -64,11 +64,23 @@ def test_a_policy_that_the_user_has_chosen_is_kept() -> None:
     assert "recompute" not in said
 
 
+def test_what_is_proposed_has_room_for_the_fullest_moment_not_only_for_what_was_asked() -> None:
+    asked = compose(LM).job
+    plan = plan_job(asked)
+    planned = plan.estimate.memory[0].total
+    room = planned * 3 // 4
+    early = InUse("cuda:0", total=room, free=room // 2, tensors=room // 2, kept=0, asked=room // 2 + 4)
+    found = cure(early, 0, asked, plan)
+    assert early.missing == 4
+    assert found is not None
+    assert found.planned <= room
+
+
 def test_nothing_is_proposed_that_does_not_save_enough() -> None:
     asked = compose(LM).job
     plan = plan_job(asked)
     missing = plan.estimate.memory[0].total - (1 << 20)
-    assert cure(replace(FULL, tensors=0, kept=0, free=0, asked=missing), 0, asked, plan) is None
+    assert cure(replace(FULL, tensors=GB, kept=0, free=0, asked=missing), 0, asked, plan) is None
 
 
 def message(error: BaseException, plan: object = None) -> str:
