@@ -99,20 +99,14 @@ def test_the_same_layout_goes_on_on_the_cpu_and_back(straight: Done, tmp_path: P
     words = (*TINY, "schedule=constant", *KEPT)
     checkpoint = f"checkpoint.resume={straight.folder}/checkpoints/step-000002"
     away = on_cpu(*words, checkpoint, "train.steps=4", folder=tmp_path / "away")
-    names = [sorted(read_extra(open_checkpoint(run.folder / "checkpoints/step-000004"), 0)) for run in (straight, away)]
-    assert names == [["rng.cpu", "rng.fake"], ["rng.cpu"]]
+    there, here = (
+        {*read_extra(open_checkpoint(f / "checkpoints/step-000004"), 0)} for f in (straight.folder, away.folder)
+    )
+    assert "rng.cpu" in here
+    assert there - here == {"rng.fake"}
     back = f"checkpoint.resume={away.folder}/checkpoints/step-000004"
     home = launched(*words, "launch.device=fake", "train.steps=6", back, folder=tmp_path / "home")
     assert [*away.losses, *home.losses] == pytest.approx(straight.losses[2:], rel=1e-10)
-
-
-def test_devices_are_calibrated(tmp_path: Path) -> None:
-    words = ("steps=[calibrate]", "steps.calibrate.seconds=0.1", "steps.calibrate.spread=1e9", "train.steps=1")
-    done = launched(*DEVICE, *words, "launch.nproc=2", "parallel.hsdp=null", folder=tmp_path / "run")
-    written = (done.folder / "here.yaml").read_text()
-    assert "of 1 node, Fake accelerator, cpu:gloo,fake:fakeccl, torch" in written.replace("\n# ", " ")
-    assert re.search(r"^memory_gb: 16\b", written, re.MULTILINE)
-    assert "cores_per_node" not in written
 
 
 def test_layouts_are_measured_on_devices(tmp_path: Path) -> None:
