@@ -27,7 +27,6 @@ MAY_NAME = {
     "launcher.runtime.torch_private.selftest": "torch's name of a default timeout",
     "launcher.runtime.cluster.network": "NCCL's variable for the interface",
     "launcher.run.outer_ranks.joining": "NCCL's variable for the interface",
-    "launcher.planner.traces": "kernels of CUDA, which plans count with",
 }
 
 
