@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -216,31 +214,6 @@ def test_nothing_imports_itself_in_a_circle(grain: Callable[[str], str]) -> None
     while loose := [a for a, bs in left.items() if not bs & left.keys() or not any(a in cs for cs in left.values())]:
         left = {a: bs for a, bs in left.items() if a not in loose}
     assert not left, "\n".join(f"{a} imports {', '.join(sorted(bs & left.keys()))}" for a, bs in left.items())
-
-
-def test_a_folder_can_be_taken_in_at_a_glance() -> None:
-    """Files and folders of a folder, without its ``__init__``."""
-    seen = {(path.parent, path.name) for path in files().values() if path.name != "__init__.py"}
-    seen |= {(path.parent.parent, path.parent.name) for path in files().values() if path.name == "__init__.py"}
-    count = Counter(folder.relative_to(ROOT) for folder, _ in seen)
-    assert {str(folder): n for folder, n in count.items() if n > 20} == {}
-
-
-def test_files_stay_small() -> None:
-    lines = {str(p.relative_to(ROOT)): p.read_text().count("\n") for p in files().values()}
-    assert {p: n for p, n in lines.items() if n > 400} == {}
-    assert median(lines.values()) < 120
-
-
-def test_functions_stay_small() -> None:
-    found = {
-        f"{files()[m].relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for m, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    assert {name: n for name, n in found.items() if n > 60} == {}
-    assert median(found.values()) < 10
 
 
 def test_a_request_is_read_planned_and_its_files_rewritten_without_torch() -> None:

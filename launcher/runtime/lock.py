@@ -15,7 +15,6 @@ from typing import TextIO
 
 from launcher.checkpoint.tensorfile.disk_space import told
 from launcher.errors import Problem, RequestError
-from launcher.runtime.processes.fork_server import holding
 from launcher.untrusted.files import RefusedFile
 from launcher.untrusted.links import open_below
 
@@ -23,6 +22,20 @@ NAME = ".lock"
 PATIENCE_S = 5.0  # for ranks that their launcher's death is just ending
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _log = logging.getLogger(__name__)
+
+
+held: set[int] = set()
+"""Descriptors of locks that this process has."""
+
+
+@contextmanager
+def holding(fd: int) -> Iterator[None]:
+    """Children that start in the block hold ``fd`` too: a lock lasts until the last of them has ended."""
+    held.add(fd)
+    try:
+        yield
+    finally:
+        held.discard(fd)
 
 
 @contextmanager

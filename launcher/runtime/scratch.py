@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.runtime.processes.fork_server import holding
+from launcher.runtime.lock import holding
 
 PREFIX = "launcher-"
 OWNER = "owner"

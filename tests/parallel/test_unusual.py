@@ -46,7 +46,7 @@ REFUSED = {
     ),
     "Grows": (
         {},
-        "model: the forward makes the buffer b.seen float64 (3, 6), and checkpoints would expect float64 (0, 6); "
+        "model: the forward makes the buffer b.seen float64 (1, 6), and checkpoints would expect float64 (0, 6); "
         "allocate all of it in the constructor, or register it with persistent=False",
     ),
     "AveragesKept": (

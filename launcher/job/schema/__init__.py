@@ -14,7 +14,6 @@ __all__ = [
     "objectives",
     "optimizers",
     "parallel",
-    "profiler",
     "redact",
     "run_paths",
     "schedules",

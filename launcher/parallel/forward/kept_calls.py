@@ -220,7 +220,7 @@ class _Saved:
 
     given: list[Tensor]
     used: tuple[int, ...] = ()
-    node: Any = None
+    mark: Any = None
     places: int = 0
     values: tuple[Tensor, ...] | None = field(default=None, repr=False)
     left: int = 0
@@ -241,14 +241,14 @@ class _Saved:
     def end(self) -> None:
         """The call has returned: torch's checkpoint looks after its arguments from here on."""
         if self.used:
-            self.node = _mark(self.given, self.used)
+            self.mark = _mark(self.given, self.used)
         self.given = []
 
     def unpack(self, saved: Tensor | _Place) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
         if self.values is None:  # the forward runs again, unless it has
-            self.values, self.left = self.node.saved_tensors, self.places
+            self.values, self.left = self.mark.grad_fn.saved_tensors, self.places
         assert self.values is not None
         value = self.values[saved.at]
         self.left -= 1
@@ -273,9 +273,11 @@ class _Mark(Function):
         raise AssertionError("nothing comes of its result")
 
 
-def _mark(given: Sequence[Tensor], used: Sequence[int]) -> Any:
+def _mark(given: Sequence[Tensor], used: Sequence[int]) -> Tensor:
+    """What keeps them: its node lets go of what it has saved when this tensor is gone, before torch 2.13."""
     learning = next(t for t in given if t.requires_grad)
-    return _Mark.apply(learning, *(given[i] for i in used)).grad_fn  # type: ignore[no-untyped-call]
+    made: Tensor = _Mark.apply(learning, *(given[i] for i in used))  # type: ignore[no-untyped-call]
+    return made
 
 
 def _argument(t: Tensor, given: Sequence[Tensor]) -> int | None:

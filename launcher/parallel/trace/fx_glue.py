@@ -236,7 +236,6 @@ def _evaluated(tracer: Tracer, other: Tracer) -> None:
 
 def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
     """Refuse a forward that reads what the backwards before it have changed."""
-    unentangled({str(n.target): call for n, call in tracer.calls.items()}, tracer.watch.values)
     names = list(dict.fromkeys(n for call in tracer.calls.values() for n in moved(model, *call)))
     read: dict[str, None] = {}
     if names:
@@ -246,6 +245,7 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
         text = f"the backward changes {next(iter(read))}, which the forward reads"
         why = "a pipeline runs other forwards before it than one process"
         raise RequestError((Problem("model", f"{text}, and {why}; change it in the forward"),))
+    unentangled({str(n.target): call for n, call in tracer.calls.items()}, tracer.watch.values)
 
 
 def follow(

@@ -6,6 +6,5 @@ __all__ = [
     "model_effects",
     "outputs",
     "own_optimizer",
-    "profiler",
     "recorded_forward",
 ]

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 from launcher.errors import RunError
 from launcher.runtime import gc_thresholds
+from launcher.runtime.lock import held
 from launcher.runtime.preemption import STOPS
 
 Function = Callable[..., object]
@@ -59,19 +60,6 @@ PRELOADED = (
 
 
 _PR_SET_PDEATHSIG = 1
-
-_held: set[int] = set()
-"""Descriptors of locks that this process has."""
-
-
-@contextmanager
-def holding(fd: int) -> Iterator[None]:
-    """Children that start in the block hold ``fd`` too: a lock lasts until the last of them has ended."""
-    _held.add(fd)
-    try:
-        yield
-    finally:
-        _held.discard(fd)
 
 
 @dataclass(frozen=True)
@@ -246,7 +234,7 @@ def _called(near: socket.socket, function: Function, args: tuple[object, ...]) -
     line = Line(Connection(near.detach()), pidfd)
 
     # the child holds the locks of this process too: no other run may begin before the last child has ended
-    locks = sorted(_held)
+    locks = sorted(held)
     here = _Surroundings(os.getcwd(), dict(os.environ), list(sys.path), list(sys.argv), len(locks))
     line.connection.send((here, function, args))
     if locks:

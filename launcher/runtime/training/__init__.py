@@ -13,6 +13,7 @@ __all__ = [
     "metrics",
     "module_state",
     "pipeline",
+    "profiler",
     "progress",
     "save",
     "save_thread",

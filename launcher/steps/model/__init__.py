@@ -1,3 +1,1 @@
 """The model that a step acts on: of one rank, or whole in one process."""
-
-__all__ = ["shared_construction", "single_process"]
