@@ -167,7 +167,7 @@ def waits_for_the_device(world: World, j: Job, plan: Plan, folder: Path) -> list
     with warnings.catch_warnings(record=True) as seen, _told_of_waits():
         warnings.simplefilter("always")
         _train(s, 1)
-    return [f"{w.filename}:{w.lineno}" for w in seen if "synchroniz" in str(w.message)]
+    return [f"{w.filename}:{w.lineno}" for w in seen if "called a synchronizing" in str(w.message)]
 
 
 @contextmanager
