@@ -78,6 +78,10 @@ def _as_at_the_start(env: Mapping[str, str]) -> None:
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
     logging.getLogger("launcher").handlers.clear()
+    for logger in logging.root.manager.loggerDict.values():  # torch's write to a descriptor that is another's by now
+        for handler in getattr(logger, "handlers", ()):
+            if type(handler) is logging.StreamHandler:
+                handler.setStream(sys.stderr)
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

@@ -165,6 +165,8 @@ def _fork(line: Connection, task: Task, rank: int, pipe: tuple[int, int], elders
         for fd in (pipe[0], line.fileno(), *elders):
             os.close(fd)
         code = run_rank(task, rank, pipe[1])
+    except BaseException:  # what it could not even tell
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 
