@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import look, main
-from launcher.job.compose import compose
+from launcher.job.compose import Depth, compose
 from launcher.job.overrides import hydra_settings
 from tests.mistakes.answers import next_command
 from tests.test_cli_bad_input import RECIPES, head
@@ -107,7 +107,7 @@ def test_it_says_what_to_type_here(line, text, tmp_path, monkeypatch, capsys):
     assert (out, err) == ("", head(1) + text)
     assert [p.name for p in tmp_path.iterdir()] == ["own"]
     if "try:" in text:
-        look(next_command(line.split(), err), planned=False)
+        look(next_command(line.split(), err), Depth.SETTLED)
 
 
 KEPT = {
@@ -127,7 +127,7 @@ def test_pasted_it_keeps_all_else(line, meant, tmp_path, monkeypatch, capsys):
     assert main(line.split()) == 2
     command = next_command(line.split(), capsys.readouterr().err)
     assert command == tuple(meant.split())
-    look(command, planned=False)
+    look(command, Depth.SETTLED)
 
 
 def test_a_launcher_of_slurm_is_an_option_of_launch() -> None:

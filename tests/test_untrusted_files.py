@@ -71,7 +71,7 @@ NOTHING = {  # where a folder is something else, or no file
     "cifar, binary": "{path}: no such file",
     "idx": "{path}: no such file, plain or with .gz",
     "idx.gz": "{home}/train-images-idx3-ubyte: no such file, plain or with .gz",
-    "status": "{path}: {why}",
+    "status": "run_dir: {path}: {why}",
 }
 
 

@@ -25,7 +25,7 @@ def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> 
     read the same table.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         table = torch.ops.launcher.rotary_table(start, time, head, theta, dtype=dtype, device=like.device)
         cos, sin = table.unbind()
         return cos, sin

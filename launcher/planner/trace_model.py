@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from launcher.data.spec import input_specs, vocab
-from launcher.errors import Problem, RequestError, owned, refuse
+from launcher.errors import Problem, RequestError, RunError, owned, refuse
 from launcher.job.schema.components import HuggingFace, Target, foreign
 from launcher.job.schema.job import Job
 from launcher.plan.operators import param_layouts
@@ -299,7 +299,14 @@ def samples(job: Job) -> tuple[Tensor, ...]:
         from launcher.data.open import open_data
 
         source = open_data(job.data, seed=job.seed, allow=job.security.allow).train
-        return tuple(source.inputs(np.arange(min(SAMPLES, len(source)))))
+        count = min(SAMPLES, len(source))
+        while True:
+            try:
+                return tuple(source.inputs(np.arange(count)))
+            except RunError:  # one that cannot be read ends the run that comes to it, with its number
+                if count <= 1:
+                    raise
+                count //= 2
 
     stream = torch.Generator().manual_seed(0)
     most = vocab(job.data) or 2

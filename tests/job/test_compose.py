@@ -236,9 +236,11 @@ def test_secrets_are_never_shown(monkeypatch, tmp_path):
 
 
 def test_the_printed_configuration_hides_secrets_and_keeps_the_rest():
-    request = compose(["model=null", "model={_target_: launcher.x.Y, api_key: hunter2, heads: 3, keys: [a]}"])
+    request = compose(
+        ["model=null", "model={_target_: mine.x.Y, api_key: hunter2, heads: 3, keys: [a]}", "security.allow=[mine]"]
+    )
     assert as_yaml({"model": request.data["model"], "tokens": 3}) == (
-        "model:\n  _target_: launcher.x.Y\n  api_key: '***'\n  heads: 3\n  keys:\n  - '***'\ntokens: 3\n"
+        "model:\n  _target_: mine.x.Y\n  api_key: '***'\n  heads: 3\n  keys:\n  - '***'\ntokens: 3\n"
     )
 
 

@@ -138,7 +138,8 @@ class Picky(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.ran += 1
-        return self.large(x) if x.abs().max().item() > 1 else self.small(x)
+        assert math.isfinite(x.abs().max().item())
+        return self.large(x) + self.small(x)
 
 
 class Eager(nn.Module):

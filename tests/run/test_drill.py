@@ -16,7 +16,7 @@ from launcher.run.report import drill_report
 from tests.run.launching import TINY, checkpoints, metrics, run, status, steps, tensors, torchrun
 
 SAVING = ("checkpoint.every=2", "launch.max_restarts=1")
-SAME = "bit-identical  yes, all 144 tensors of weights, optimizer and random streams"
+SAME = "bit-identical  yes, all 152 tensors of weights, optimizer and random streams"
 
 
 def drilled(folder: Path, fault: str, *overrides: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_a_drill_of_another_training_is_not_identical(tmp_path):
     assert str(error.value) == (
         f"drill of kill_rank of rank 1 in step 4: the weights are not those of the undisturbed run: {first}"
     )
-    assert re.search(r"\n  bit-identical  no, \d+ of 144 tensors differ$", lines[0])
+    assert re.search(r"\n  bit-identical  no, \d+ of 152 tensors differ$", lines[0])
 
 
 def test_a_drill_that_comes_to_nothing_fails(tmp_path):

@@ -85,10 +85,11 @@ def test_ranks_are_cut_straight_from_it_and_nothing_else_is_written(form: Any, t
     watch.clear()  # a hook stays
     assert verify(tmp_path / "a") == []
     assert opened
-    assert all(path.startswith(f"{tmp_path}/a.partial/") for path in opened)
+    assert [path for path in opened if not path.startswith(f"{tmp_path}/a.partial/")] == []
     import_full(BLOBS, tmp_path / "b", TARGET, {"step": 0})
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
 def written(event: str, args: Any) -> bool:
-    return event == "open" and bool(args[2] & (os.O_WRONLY | os.O_RDWR))
+    """By its path: what is opened once more by a descriptor was opened before."""
+    return event == "open" and not isinstance(args[0], int) and bool(args[2] & (os.O_WRONLY | os.O_RDWR))
