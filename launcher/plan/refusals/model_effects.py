@@ -12,7 +12,7 @@ from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
-from launcher.plan.values.text import listed, many
+from launcher.plan.values.text import listed
 
 KEY = "model"
 Why = tuple[str, str]
@@ -107,12 +107,6 @@ def _around(at: CutModel, graph: Graph) -> Iterator[Problem]:
     if graph.effects.global_draws and at.sizes.replicas > 1:
         text = "the forward draws numbers from Python's or numpy's random stream"
         yield Problem(KEY, f"{text}, which is another on every rank; draw with torch, inside a module")
-    if _mixes(graph) and at.sizes.replicas * at.sizes.micros > 1:
-        text = "what its forward gives for a sample depends on the other samples of its batch"
-        parts = f"{many(at.sizes.micros, 'micro batch')} and {many(at.sizes.replicas, 'data-parallel rank')}"
-        why = f"a batch is cut over {parts}, so each layout would train another model"
-        cure = "let each sample be worked out by itself, or train on one rank and micro batch"
-        yield Problem(KEY, f"{text}; {why}: {cure}")
     for kept in graph.effects.kept:
         if kept.by_data and at.sizes.replicas > 1:
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"

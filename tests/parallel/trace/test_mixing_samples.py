@@ -1,4 +1,4 @@
-"""A model whose samples depend on one another is refused where the batch is cut, as a loss is; BatchNorm is known."""
+"""The plan says of a model that its samples depend on one another; BatchNorm is known."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
 from tests.parity import own
 
 TEXT = (
-    "model: what its forward gives for a sample depends on the other samples of its batch; a batch is cut over {}, so "
-    "each layout would train another model: let each sample be worked out by itself, or train on one rank and micro "
-    "batch"
+    "what its forward gives for a sample depends on the other samples of its batch: another batch size, or a batch "
+    "in parts, trains to other numbers"
 )
 CUTS: dict[str, dict[str, Any]] = {
     "1 micro batch and 2 data-parallel ranks": {"grid": {"dp_replicate": 2}},
@@ -28,25 +26,15 @@ def net(kind: str, parallel: dict[str, Any], name: str = "Net") -> Job:
     return own(f"mixing_nets.{name}", [6], stages=1, model=model, parallel=parallel)
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", [{}, *CUTS.values()], ids=["in one piece", *CUTS])
 @pytest.mark.parametrize("kind", MIXING)
-def test_samples_that_depend_on_one_another_are_refused_where_the_batch_is_cut(kind, cut):
-    with pytest.raises(RequestError) as refused:
-        plan_job(net(kind, CUTS[cut]))
-    assert str(refused.value) == TEXT.format(cut)
+def test_the_plan_says_that_samples_depend_on_one_another(kind, cut):
+    assert [n.text for n in plan_job(net(kind, cut)).notes if n.key == "model"] == [TEXT]
 
 
 def test_it_is_training_that_counts():
-    with pytest.raises(RequestError):
-        plan_job(net("mean", {"grid": {"dp_replicate": 2}}, "OnlyTrained"))
-
-
-@pytest.mark.parametrize("kind", MIXING)
-def test_in_one_piece_the_plan_says_so(kind):
-    assert [n.text for n in plan_job(net(kind, {})).notes if n.key == "model"] == [
-        "what its forward gives for a sample depends on the other samples of its batch: another batch size, or a batch "
-        "in parts, trains to other numbers"
-    ]
+    plan = plan_job(net("mean", {"grid": {"dp_replicate": 2}}, "OnlyTrained"))
+    assert [n.text for n in plan.notes if n.key == "model"] == [TEXT]
 
 
 @pytest.mark.parametrize("cut", CUTS)
