@@ -24,6 +24,8 @@ ROUNDS = 6
 OF_DEVICES = ("launch.device=", "launch.backend=")
 """Overrides that are judged where torch is."""
 SHOWN = ("show=plan", "show=config", "show=timeline")
+FITTED = ("model", "data", "loss")
+"""Groups that must fit each other: a cure of one may not fit the others."""
 _LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~")
 """A cure that sets a number of the layout, or takes a setting away."""
 _NAMED = re.compile(r"[\w.*/@^$-]+")
@@ -86,6 +88,8 @@ def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> boo
         chosen = key in groups and value in ConfigFiles().options(key)
         if not chosen and key not in blamed and word not in SHOWN:
             return True
+    if any(f.problem.key.partition(".")[0] in FITTED for f in listed):
+        return True
     return any(_LAYOUT.search(f.problem.cure) for f in listed)
 
 

@@ -88,7 +88,7 @@ def _of_finished_run(job: Job) -> tuple[Job, tuple[Note, ...]]:
 
 def _again(job: Job, config: str, others: Others | None) -> Job:
     """A job that its outer launcher starts again stays in its first folder, whatever that resumed."""
-    run = others.folder() if others is not None else None
+    run = others.folder(job.launch.elastic) if others is not None else None
     if run is None and job.run_dir is None:
         run = status.begun(Path(job.runs) / job.name, config)
     if run is None:

@@ -42,7 +42,7 @@ from launcher.runtime.cluster.outer_rendezvous import (
     open_store,
     ranks_text,
 )
-from launcher.runtime.cluster.signed_messages import VARIABLE, Messages, secret
+from launcher.runtime.cluster.signed_messages import VARIABLE, Messages, of_several_nodes, secret
 from launcher.runtime.cluster.typed_json import encode
 from launcher.runtime.cluster.world import World, among, connect, never
 from launcher.runtime.faults import Interrupted, Preempted
@@ -90,11 +90,18 @@ class Others:
         self._absent: list[int] = []
         self._own.set("here0", whereabouts())
 
-    def folder(self) -> Path | None:
-        """Where the attempt before this one was at work, if the outer launcher has restarted us."""
+    def folder(self, elastic: bool = False) -> Path | None:
+        """Where the attempt before this one was at work, if the outer launcher has restarted us.
+
+        ``elastic``: that attempt may have had more nodes, and with them another secret.
+        """
         if not self._at.attempt or not self._signed.check(["launcher.folder"]):
             return None
-        return Path(self._signed.get("launcher.folder").decode())
+        messages = Messages(self._whole, of_several_nodes(self._at)) if elastic else self._signed
+        try:
+            return Path(self._signed.get("launcher.folder").decode())
+        except RunError:
+            return Path(messages.get("launcher.folder").decode())
 
     def went_to(self, folder: Path) -> None:
         """What ``folder`` tells the next attempt."""

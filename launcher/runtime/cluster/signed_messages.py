@@ -10,7 +10,7 @@ import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -90,7 +90,12 @@ def secret(at: Place, env: Mapping[str, str] = os.environ) -> Secret:
             why += f", and {home / 'secret'} cannot be written ({error.strerror})"
     else:
         why += f", and {home} is not known to be one folder for all nodes"
-    return Secret(_of_job(str(os.geteuid()).encode(), at), derived=True, why=why)
+    return replace(of_several_nodes(at), why=why)
+
+
+def of_several_nodes(at: Place) -> Secret:
+    """The secret of a job on nodes that share neither an environment nor a home."""
+    return Secret(_of_job(str(os.geteuid()).encode(), at), derived=True)
 
 
 def _of_job(text: bytes, at: Place) -> bytes:
