@@ -74,9 +74,12 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         if foreign(job.model):
             from launcher.parallel.deferred_init.plain_build import differing
             from launcher.parallel.deferred_init.uninitialized import problems
+            from launcher.parallel.model_state.module_globals import files, put_back
 
             refuse(problems(build, model, tape))
-            lost = lost or (differing(build, model, tape) if job.parallel.deferred_init else "")
+            if not lost and job.parallel.deferred_init:
+                with put_back(files(type(model))):  # a constructor may leave tensors in its module
+                    lost = differing(build, model, tape)
         known = model_facts.skeleton(model)
     names = {n: t.detach() for n, t in fill.tensors(model).items()}
     in_memory = (lambda: fill.tensors(build_in_memory(build, job.seed))) if lost else None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
-from launcher.job.schema.run_paths import RUN, FilePath, checked
+from launcher.job.schema.run_paths import RUN, FilePath, checked, local
 
 Scheduler = Literal[
     "gpipe",
@@ -59,7 +59,7 @@ ShardSize = Annotated[int, Field(strict=True), AfterValidator(_positive)]
 NewPath = Annotated[str, Field(min_length=1), AfterValidator(checked)]
 NewJsonOrCkpt = Annotated[NewPath, AfterValidator(_either_form)]
 NewAbsoluteJson = Annotated[NewPath, AfterValidator(_operators)]
-OldPath = Annotated[FilePath, Field(min_length=1), AfterValidator(_there)]
+OldPath = Annotated[str, Field(min_length=1), AfterValidator(local), AfterValidator(_there)]
 OldAbsoluteJson = Annotated[OldPath, AfterValidator(_operators)]
 
 
