@@ -12,7 +12,7 @@ import pytest
 
 from launcher.__main__ import main
 from tests.ports import free_port
-from tests.run.launching import TINY, child, ended, run, status, steps, torchrun, until
+from tests.run.launching import TINY, child, ended, ranks, run, status, steps, torchrun, until
 from tests.run.launching import metrics as rows
 from tests.run.tasks import tasks
 from tests.tiers import exhaustive
@@ -123,9 +123,8 @@ def test_a_signal_to_any_rank_while_a_layout_is_tried_ends_all_of_them(tmp_path:
 
 
 def tried(task: subprocess.Popen[str]) -> list[int]:
-    """The children of a rank that train; the one that shares semaphores out is none of them."""
-    pids = Path(f"/proc/{task.pid}/task/{task.pid}/children").read_text().split()
-    return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    """The processes that train for a rank: their parent is a child of the rank's server."""
+    return ranks(task)
 
 
 @pytest.mark.parametrize(
