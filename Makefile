@@ -1,5 +1,7 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
 # A third, `make test-long`, tries what takes long, of which `make test` tries a case each: 36 minutes.
+# `make test-turn` is a part of it: of what few runs use a quarter in turns, and what has changed (tests/turns.py).
+# `make test-changed` tries what belongs to the files that differ from the last commit, or SINCE=main.
 # `make test-all` is both, with all of the matrices of which they try a part: twice the time.
 # A fourth, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
 # A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: fifty minutes, two at a time.
@@ -7,21 +9,24 @@
 # A seventh, `make test-gpu`, runs the tests that need a GPU, on a machine that has one.
 # An eighth, `make test-slurm`, starts a Slurm of two nodes here and stops jobs of it in every way: seven minutes.
 # A ninth, `make test-nodes`, trains over two nodes that are network namespaces of this machine: three minutes.
-# CI runs `make test`, the third, the eighth and the ninth.
+# CI runs `make test`, `make test-turn` and, when their turn comes, the eighth and the ninth.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install
-TORCH := 'torch>=2.11,<2.14'
+# As pyproject.toml has it. The newest CPU build among these is installed; where the index has none, the newest of all:
+# with CUDA, gigabytes. `make demo CPU_BUILD=none` wants that one.
+TORCH := torch>=2.11,<2.16
+CPU_BUILD := ^2\.1[1-5]\.[0-9]+\+cpu$$
 
 # Ranks share the cores of one machine: more threads a rank only get in each other's way.
 export OMP_NUM_THREADS := 1
 # Hundreds of processes import the same modules: compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long test-all test-real test-zoo test-gpu test-slurm test-nodes drills check clean
+.PHONY: demo test test-long test-turn test-changed test-all test-real test-zoo test-gpu test-slurm test-nodes drills check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -37,6 +42,13 @@ test: check
 
 test-long: .venv/installed-dev
 	TESTS=long $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-turn: .venv/installed-dev
+	TESTS=turn $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+SINCE ?= HEAD
+test-changed: check
+	TESTS=quick $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $$($(BIN)/python -m tests.changed $(SINCE))
 
 test-all: check
 	TESTS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
@@ -73,12 +85,14 @@ clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find launcher tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-# torch first and bounded: left to the resolver, a newer one would come with gigabytes of CUDA.
+# torch first: left to the resolver, a newer one would come with gigabytes of CUDA.
 .venv/torch: Makefile
 	@test -n '$(PYTHON)' || { echo 'error: needs Python 3.11 or newer: apt install python3 python3-venv' >&2; exit 1; }
 	@echo 'installing into .venv, once: this takes a minute or two'
 	@$(PYTHON) -m venv .venv
-	@$(PIP) $(TORCH)
+	@build=$$($(BIN)/python -m pip --disable-pip-version-check index versions torch 2>/dev/null \
+		| tr ', ' '\n\n' | grep -m1 -E '$(CPU_BUILD)'); \
+	$(PIP) "$(TORCH)$${build:+,==$$build}"
 	@touch $@
 
 .venv/installed: .venv/torch pyproject.toml

@@ -8,16 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from launcher.errors import RequestError
     from launcher.job.schema.job import Job
     from launcher.plan.plan import Plan
     from launcher.planner.plan_job import plan_job
     from launcher.run.run_job import run_job
 
-__all__ = ["Job", "Plan", "plan_job", "run_job"]
+__all__ = ["Job", "Plan", "RequestError", "__version__", "plan_job", "run_job"]
+
+__version__ = "0.1.0"
 
 _HOMES = {
     "Job": "job.schema.job",
     "Plan": "plan.plan",
+    "RequestError": "errors",
     "plan_job": "planner.plan_job",
     "run_job": "run.run_job",
 }

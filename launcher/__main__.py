@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+from launcher import __version__
 from launcher.console import say, tell
 from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, printable
 from launcher.job.args import Args, parse
@@ -191,12 +192,7 @@ def _about(args: Args) -> str:
         from launcher.job.completion.scripts import script
 
         return script(args.completion, (BEGIN, *OF_A_RUN)).removesuffix("\n")
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"launcher {version('autoparallel-launcher')}"
-    except PackageNotFoundError:
-        return "launcher, from a checkout that is not installed"
+    return f"launcher {__version__}"
 
 
 def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:

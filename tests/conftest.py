@@ -6,13 +6,15 @@ import importlib
 import os
 import shutil
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests import turns
 from tests.long import left_to_ci
-from tests.tiers import ALL, LONG, QUICK, exhaustive
+from tests.tiers import ALL, LONG, QUICK, TURN, exhaustive
 
 # The laws look at the same cases on every machine. ``--hypothesis-profile=search`` looks at others.
 settings.register_profile("same", derandomize=True)
@@ -59,10 +61,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
+def pytest_report_header() -> str | None:
+    return turns.said() if TURN else None
+
+
+def _later(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Those of ``items`` whose turn comes in a later run."""
+    quarter, files = turns.quarter(), turns.landed_files()
+    root = Path(__file__).parents[1]
+    return {i for i in items if turns.waits(i.path.relative_to(root).as_posix(), quarter, files)}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = set() if ALL else {item for item in items if item.get_closest_marker(exhaustive.name)}
     long = left_to_ci(item for item in items if item not in left_out)
-    left_out |= long if QUICK else {*items} - long if LONG else set()
+    left_out |= long if QUICK else {*items} - long if LONG or TURN else set()
+    left_out |= _later(long) if TURN else set()
     if left_out:
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]

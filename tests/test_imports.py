@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the layer with the longest prefix; what stands directly in launcher/ is wiring.
 LAYERS = {
     "launcher.errors": "errors",
+    "launcher.optional_packages": "errors",
     "launcher.untrusted": "untrusted",
     "launcher.job.schema": "schema",
     "launcher.job.targets": "targets",

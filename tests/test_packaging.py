@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -12,7 +14,11 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 
+import launcher
+from launcher import optional_packages
+from launcher.optional_packages import install_command
 from tests.test_imports import imports
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +61,11 @@ def test_the_wheel_has_the_package_with_its_settings_and_text_and_nothing_else(w
     assert (
         inside
         == shipped(
-            "launcher/**/*.py", "launcher/data/text/*.*", "launcher/starter/project/*.*", "launcher/job/completion/*.*"
+            "launcher/**/*.py",
+            "launcher/py.typed",
+            "launcher/data/text/*.*",
+            "launcher/starter/project/*.*",
+            "launcher/job/completion/*.*",
         )
         | beside
     )
@@ -68,7 +78,16 @@ def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -
         tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
         tar.extractall(tmp_path)
     source = tmp_path / archive.name.removesuffix(".tar.gz")
-    assert {"README.md", "CHANGELOG.md", "Makefile", "tests", "benchmarks"} <= {p.name for p in source.iterdir()}
+    assert {
+        "README.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "LICENSE",
+        "Makefile",
+        "SECURITY.md",
+        "tests",
+        "benchmarks",
+    } <= {p.name for p in source.iterdir()}
     assert not {".venv", "runs"} & {p.name for p in source.iterdir()}
     python(*BUILD, "-w", tmp_path, source, cwd=tmp_path)
     assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
@@ -84,9 +103,41 @@ def test_an_installed_launcher_makes_the_same_plan_from_any_folder(site: Path, t
 
 
 def test_the_console_script_is_the_module(site: Path, tmp_path: Path) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for words in (["-m", "launcher"], [site / "bin/launcher"]):
-        assert python(*words, "--version", cwd=tmp_path, path=site) == f"launcher {version}\n"
+        assert python(*words, "--version", cwd=tmp_path, path=site) == f"launcher {launcher.__version__}\n"
+
+
+def test_a_wheel_says_its_version_its_licence_and_that_it_is_typed(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        lines = archive.read(metadata).decode().splitlines()
+        assert "launcher/py.typed" in archive.namelist()
+        assert any(n.endswith("/licenses/LICENSE") for n in archive.namelist())
+    assert f"Version: {launcher.__version__}" in lines
+    assert "License-Expression: Apache-2.0" in lines
+    assert "Classifier: Typing :: Typed" in lines
+
+
+def test_a_citation_names_the_version_that_is_released() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (launcher.__version__, "Apache-2.0")
+
+
+def bounds(requirement: str) -> frozenset[str]:
+    """The name and each bound, in whatever order they are written."""
+    return frozenset(re.split(r"(?<=\w)(?=[<>=])|,", requirement))
+
+
+@pytest.mark.parametrize("extra", ["crypto", "hf", "images", "wandb", "mlflow", "optuna", "data"])
+def test_an_optional_package_is_installed_by_its_own_name_and_bounds(
+    extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
+    program, verb, *packages = shlex.split(install_command(extra))
+    assert (program, verb) == ("pip", "install")
+    assert {bounds(p) for p in packages} == {bounds(d) for d in declared}
+    monkeypatch.setattr(optional_packages, "NAME", "not-installed")
+    assert install_command(extra) == f"pip install -e '.[{extra}]'"
 
 
 def test_every_package_that_is_imported_is_declared_as_a_dependency_or_an_extra_for_users() -> None:

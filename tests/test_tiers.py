@@ -1,10 +1,14 @@
-"""What ``make test`` leaves to ``make test-long`` is there."""
+"""What ``make test`` leaves to ``make test-long`` exists, and CI tries all of it in four turns."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
+import pytest
+
+from tests import turns
+from tests.changed import ALWAYS, paths_of
 from tests.long import CASES, FILE, slow
 
 ROOT = Path(__file__).parents[1]
@@ -38,3 +42,57 @@ def test_a_case_stays_where_one_is_quick() -> None:
         "tests/a.py::test_alone", "tests/a.py::test_of_something", "tests/b.py::test_cases[...]",
         "tests/b.py::test_made_together",
     ]  # fmt: skip
+
+
+PATHS = sorted({line.partition("::")[0] for line in FILE.read_text().split()})
+NOTHING: frozenset[str] = frozenset()
+
+
+def test_four_turns_try_every_long_test() -> None:
+    tried = [{p for p in PATHS if not turns.waits(p, quarter, NOTHING)} for quarter in range(turns.QUARTERS)]
+    assert set().union(*tried) == set(PATHS)
+    assert all(set(PATHS) > part for part in tried)
+
+
+def test_what_belongs_to_no_part_is_tried_in_every_turn() -> None:
+    every = [{q for q in range(turns.QUARTERS) if not turns.waits(p, q, NOTHING)} for p in PATHS]
+    assert {len(quarters) for quarters in every} == {1, turns.QUARTERS}
+
+
+@pytest.mark.parametrize("part", turns.PARTS)
+def test_a_part_that_has_changed_is_tried_whole(part: str) -> None:
+    of = turns.PARTS[part]
+    mine = [path for path in PATHS if path.startswith(of.tests)]
+    for changed in (*of.tests, *of.sources):
+        assert [p for p in mine if any(turns.waits(p, q, frozenset({changed})) for q in range(4))] == []
+
+
+def test_where_git_knows_no_history_everything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_git", lambda *words: None)
+    assert turns.landed_files() is None
+    assert [p for p in PATHS if turns.waits(p, turns.quarter(), turns.landed_files())] == []
+
+
+@pytest.mark.parametrize("part", turns.PARTS)
+def test_the_paths_of_a_part_exist(part: str) -> None:
+    of = turns.PARTS[part]
+    gone = [p for p in (*of.tests, *of.sources) if not [*ROOT.glob(f"{p}*")]]
+    assert gone == []
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("launcher/plan/schedule/simulate.py", "tests/plan/schedule/test_simulate.py"),
+        ("launcher/checkpoint/mindspore/formats/gone.py", "tests/checkpoint/mindspore/formats"),
+        ("tests/checkpoint/test_store.py", "tests/checkpoint/test_store.py"),
+        ("recipes/lm_single.yaml", "tests/test_golden_plans.py"),
+        ("docs/runs.md", "tests/test_readme.py"),
+    ],
+)
+def test_a_file_that_has_changed_has_its_tests_tried(path: str, wanted: str) -> None:
+    assert wanted in paths_of([path])
+
+
+def test_a_helper_of_tests_asks_for_no_more_than_what_reads_all_sources() -> None:
+    assert paths_of(["tests/ranks.py"]) == sorted(ALWAYS)

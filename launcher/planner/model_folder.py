@@ -21,6 +21,7 @@ from launcher.checkpoint.tensorfile.blob import described
 from launcher.errors import Problem, said
 from launcher.job.schema.components import Apart, HuggingFace, apart
 from launcher.job.schema.job import Job
+from launcher.optional_packages import install_command
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import COMPUTE, DTYPE, Param, Skeleton, TensorSpec
@@ -57,7 +58,7 @@ def _check(
     model: HuggingFace, tokens: int | None, classes: int | None, documents: Apart | None
 ) -> Iterator[Problem]:
     if find_spec("transformers") is None:
-        text = "hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
+        text = f"hf: transformers is not installed: {install_command('hf')}"
         yield Problem("model", text)
     path = Path(model.path)
     if not path.is_dir():

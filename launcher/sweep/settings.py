@@ -12,6 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.objectives import figure
 from launcher.job.schema.sweep import GRID, Sweep
 from launcher.job.sweep_grid import Axis
+from launcher.optional_packages import install_command
 from launcher.run.cluster_jobs import handover
 
 MEASURED = ("step_ms", "tokens_per_s", "samples_per_s", "memory_mb")
@@ -64,7 +65,7 @@ def side_by_side(asked: Sweep, metric: str) -> int | Literal["auto"]:
 def _sampler(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
     key = "sweep.sampler"
     if find_spec("optuna") is None:
-        text = f"{asked.sampler}: optuna is not installed: pip install 'autoparallel-launcher[optuna]'"
+        text = f"{asked.sampler}: optuna is not installed: {install_command('optuna')}"
         yield Problem(key, text)
     if not any(axis.varies for axis in axes):
         text = f"{asked.sampler}: nothing varies; give a key a list, A,B, or an interval, interval(LOW, HIGH)"

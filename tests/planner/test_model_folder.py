@@ -11,6 +11,7 @@ import pytest
 
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.job.compose import compose
+from launcher.optional_packages import install_command
 from launcher.plan.values.facts import TensorSpec
 from launcher.planner import model_folder, model_operators
 
@@ -116,7 +117,7 @@ def test_weights_that_are_cut_short(tmp_path: Path) -> None:
 
 def test_transformers_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_folder, "find_spec", lambda name: None)
-    text = "model: hf: transformers is not installed: pip install 'autoparallel-launcher[hf]'"
+    text = f"model: hf: transformers is not installed: {install_command('hf')}"
     assert problems(folder(tmp_path / "m")) == [text]
 
 

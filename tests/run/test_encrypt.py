@@ -10,6 +10,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
+from launcher.optional_packages import install_command
 from tests.checkpoint.saving import filled, save, small
 from tests.run.launching import BATCH, TINY, losses, run, say, shape
 
@@ -69,7 +70,7 @@ def test_without_cryptography_the_command_to_install_it_is_told(tmp_path, capsys
     monkeypatch.setattr(
         "launcher.checkpoint.tensorfile.keys.find_spec", lambda n: None if n == "cryptography" else before(n)
     )
-    install = "pip install 'autoparallel-launcher[crypto]'"
+    install = install_command("crypto")
     told = f"encrypted checkpoints need the package cryptography, which is not installed: {install}"
     assert told in refused(tmp_path, capsys, "env:CHECKPOINT_KEY")
 

@@ -17,6 +17,7 @@ import yaml
 
 from launcher.__main__ import main
 from launcher.job.compose import compose
+from launcher.optional_packages import install_command
 from launcher.run.report.loggers import logger_process, start
 from tests.run.launching import ROOT, TINY, metrics, run, shape, status
 
@@ -262,7 +263,7 @@ def test_a_package_that_is_not_there_is_named(
     shipped = f"    set in: conf/logger/{key}.yaml:2:1\n          | {key}:\n"
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        f"  logger.{key}: {lacks} is not installed: pip install 'autoparallel-launcher[{key}]'\n"
+        f"  logger.{key}: {lacks} is not installed: {install_command(key)}\n"
         + (f"    set by: {asked} (command line)\n" if "." in asked else shipped)
     )
     assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launcher.__main__ import main
+from launcher.optional_packages import install_command
 from launcher.run.report.loggers import start
 from launcher.run.report.loggers.tensorboard import FOLDER, TensorBoard
 from tests.run.launching import TINY, metrics, run, shape
@@ -103,7 +104,7 @@ def test_a_package_that_is_not_there_is_named(
     assert main([*TINY, *WORDS, f"run_dir={tmp_path}/run", "train.steps=1"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  logger.tensorboard = true: tensorboard is not installed: pip install 'autoparallel-launcher[tensorboard]'\n"
+        f"  logger.tensorboard = true: tensorboard is not installed: {install_command('tensorboard')}\n"
         "    set by: logger.tensorboard=true (command line)\n"
     )
     assert not (tmp_path / "run").exists()

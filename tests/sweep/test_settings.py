@@ -7,6 +7,7 @@ import re
 import pytest
 
 from launcher.__main__ import main
+from launcher.optional_packages import install_command
 
 LINE = (
     "-m", "recipe=lm_single", "model=lm_tiny", "model.dim=16", "data=random_tokens", "data.vocab_size=64",
@@ -164,9 +165,9 @@ def test_without_optuna_there_are_grids_only(monkeypatch, capsys):
     monkeypatch.setattr("launcher.sweep.settings.find_spec", lambda name: None)
     assert main([*LINE, "optim.lr=1,2", "sweep.sampler=tpe", "sweep.cells=2"]) == 2
     assert capsys.readouterr().err == (
-        """error: 1 problem in this request; nothing was started
+        f"""error: 1 problem in this request; nothing was started
 
-  sweep.sampler = tpe: optuna is not installed: pip install 'autoparallel-launcher[optuna]'
+  sweep.sampler = tpe: optuna is not installed: {install_command("optuna")}
     set by: sweep.sampler=tpe (command line)
 """
     )

@@ -9,6 +9,7 @@ import string
 from importlib.util import find_spec
 from pathlib import Path
 
+from launcher.optional_packages import install_command
 from launcher.plan.values.trust import PLACE, told
 from launcher.untrusted.files import opened
 
@@ -31,7 +32,7 @@ def load_key(place: str) -> bytes:
     if find_spec("cryptography") is None:
         raise ValueError(
             "encrypted checkpoints need the package cryptography, which is not installed: "
-            "pip install 'autoparallel-launcher[crypto]'"
+            + install_command("crypto")
         )
 
     # what is there

@@ -15,6 +15,7 @@ from launcher.data.files.bad_file import BadFile
 from launcher.data.files.signatures import by_start
 from launcher.data.token_files.paths import files
 from launcher.job.schema.components import Paths
+from launcher.optional_packages import install_command
 from launcher.untrusted.files import opened, read_json
 
 Form = Literal["text", "jsonl", "parquet", "arrow"]
@@ -26,7 +27,6 @@ PACKINGS = {".gz": "gzip", ".zst": "Zstandard"}
 LINES = ("text", "jsonl")
 SUFFIXES = (*FORMS, *(f + p for f, form in FORMS.items() if form in LINES for p in PACKINGS))
 READ = ".txt, .text, .jsonl, .ndjson, .json (one object a line), each also with .gz or .zst, .parquet, .arrow"
-EXTRA = "pip install 'autoparallel-launcher[data]'"
 HEAD = 64  # bytes, of which a signature has a few
 STATE = "state.json"  # where datasets.save_to_disk lists the files of a folder, beside other JSON
 
@@ -127,4 +127,4 @@ def _check_start(head: bytes, form: Form, packing: str) -> None:
 def _check_installed(form: Form, packing: str) -> None:
     need = "pyarrow" if form in ("parquet", "arrow") else "zstandard" if packing == ".zst" else None
     if need is not None and find_spec(need) is None:
-        raise BadFile(f"{need}, which reads it, is not installed: {EXTRA}")
+        raise BadFile(f"{need}, which reads it, is not installed: {install_command('data')}")

@@ -14,6 +14,7 @@ from launcher.data.prepare import corpus_files
 from launcher.data.prepare.__main__ import main
 from launcher.data.prepare.checks import problems
 from launcher.job.schema.steps import Prepare
+from launcher.optional_packages import install_command
 from tests.data.prepare.corpora import END, expected, jsonl, tokenizer, tokens
 
 KEY = "steps.prepare"
@@ -94,7 +95,7 @@ def test_a_table_has_the_column_and_it_has_text(tmp_path):
 def test_what_is_not_installed_is_said_with_what_to_install(tmp_path, monkeypatch, name, head, need):
     monkeypatch.setattr(corpus_files, "find_spec", lambda module: None)
     (tmp_path / name).write_bytes(head)
-    text = f"{need}, which reads it, is not installed: pip install 'autoparallel-launcher[data]'"
+    text = f"{need}, which reads it, is not installed: {install_command('data')}"
     assert found(tmp_path, src=str(tmp_path / name))[0] == f"steps.prepare.src: {name}: {text}"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from launcher.checkpoint.mindspore.formats.byte_source import PlainFile
 from launcher.checkpoint.tensorfile.safetensors import CHUNK
+from launcher.optional_packages import install_command
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import Cipher
@@ -244,9 +245,7 @@ def cipher(mode: CipherMode, key: bytes, iv: bytes, tag: bytes) -> Cipher[Any]:
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError as error:
-        text = (
-            f"{mode} needs the package cryptography, which is not installed: pip install 'cryptography>=42'"
-        )
+        text = f"{mode} needs the package cryptography, which is not installed: {install_command('crypto')}"
         raise ModuleNotFoundError(text, name="cryptography") from error
     if mode == "AES-GCM":
         return Cipher(algorithms.AES(key), modes.GCM(iv[:NONCE], tag or None))

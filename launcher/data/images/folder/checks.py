@@ -12,6 +12,7 @@ from launcher.data.images.folder.listing import SUFFIXES, Listing, class_folders
 from launcher.data.images.folder.read import installed, side
 from launcher.errors import Problem
 from launcher.job.schema.components import ImageFolder
+from launcher.optional_packages import install_command
 
 HEADS = 10_000
 """Files, at most, whose heads are read; of more so many, evenly spread. They take about a second."""
@@ -22,9 +23,7 @@ HELD_OUT = ("val", "valid", "validation", "test")
 def check_images(settings: ImageFolder) -> Iterator[Problem]:
     """What is wrong with the folders, file by file."""
     if not installed():
-        text = (
-            "images are read by Pillow, which is not installed: pip install 'autoparallel-launcher[images]'"
-        )
+        text = f"images are read by Pillow, which is not installed: {install_command('images')}"
         yield Problem("data", text)
         return
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
+from launcher.optional_packages import install_command
 from launcher.run.report.loggers.logger_process import LoggerProcess
 
 PACKAGES = {
@@ -30,8 +31,8 @@ def refused(job: Job) -> Iterator[Problem]:
         lacks = [package for package in needed if find_spec(package) is None]
         if asked and lacks:
             shown = "true: " if asked is True else ""
-            cure = f"pip install 'autoparallel-launcher[{name}]'"
-            yield Problem(f"logger.{name}", f"{shown}{lacks[0]} is not installed: {cure}")
+            text = f"{shown}{lacks[0]} is not installed: {install_command(name)}"
+            yield Problem(f"logger.{name}", text)
 
 
 def begun(job: Job, run: Path, before: int) -> Iterator[LoggerProcess]:

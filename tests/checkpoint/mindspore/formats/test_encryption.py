@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoint.mindspore.formats import MODES, CipherMode, Ckpt, encryption, open_ckpt, write_ckpt
+from launcher.optional_packages import install_command
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES, exactly
 
@@ -139,6 +140,6 @@ def test_a_missing_package_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatc
     for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    told = "AES-GCM needs the package cryptography, which is not installed: pip install 'cryptography>=42'"
+    told = f"AES-GCM needs the package cryptography, which is not installed: {install_command('crypto')}"
     with pytest.raises(ModuleNotFoundError, match=exactly(told)):
         open_ckpt(FILES["AES-GCM"], KEYS["AES-GCM"])

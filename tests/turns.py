@@ -1,0 +1,124 @@
+"""What CI tries in turns: of the parts that few runs use, each run tries a quarter, and a part that has changed whole.
+
+    python -m tests.turns slurm      # exit code 0: this run tries the part
+
+Which quarter it is depends on the number of commits: four landings, one commit each, have tried everything. The tests
+of a part are those of ``tests/long.txt`` and of make targets of their own; ``make test`` and ``make test-long`` know no
+turns.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zlib
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+QUARTERS = 4
+LANDING = timedelta(hours=6)
+"""Commits of one landing are not older than this, counted from the newest one."""
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Its ``tests``, and the ``sources`` that they try besides: paths from the root, of files or folders."""
+
+    tests: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    def changed(self, files: frozenset[str] | None) -> bool:
+        """Whether one of ``files`` is of it; of unknown files any may be."""
+        return files is None or any(f.startswith((*self.tests, *self.sources)) for f in files)
+
+
+PARTS = {
+    "calibration": Part(
+        ("tests/steps/test_calibrate.py", "tests/plan/prediction/calibration"),
+        ("launcher/plan/prediction/calibration", "launcher/steps/calibrate.py"),
+    ),
+    "certificate's faults": Part(
+        ("tests/steps/test_certify_says_no.py", "tests/steps/test_certify_new_faults.py"),
+        ("launcher/steps/cert",),
+    ),
+    "device matrices": Part(
+        ("tests/parallel/sharding", "tests/plan/sharding", "tests/steps/test_going_on_over_matrices.py"),
+        ("launcher/parallel/sharding", "launcher/plan/sharding", "launcher/planner/shard_operators.py"),
+    ),
+    "drills": Part(("tests/drills", "tests/run/test_drill.py"), ("launcher/runtime/drill",)),
+    "encryption": Part(
+        ("tests/run/test_encrypt.py", "tests/run/test_no_key_is_shown.py"),
+        ("launcher/checkpoint/tensorfile/encryption.py", "launcher/checkpoint/tensorfile/keys.py"),
+    ),
+    "layout search": Part(
+        ("tests/search", "tests/run/test_layout_search.py", "tests/run/test_measure_layouts.py"),
+        ("launcher/planner/search", "launcher/plan/prediction"),
+    ),
+    "MindSpore's files": Part(("tests/checkpoint/mindspore",), ("launcher/checkpoint/mindspore",)),
+    "odd models": Part(("tests/parity/zoo", "tests/parallel/test_unusual.py"), ("launcher/parallel/trace",)),
+    "preparing text": Part(("tests/data/prepare", "tests/data/chat"), ("launcher/data/prepare", "launcher/data/chat")),
+    "products of layouts": Part(
+        ("tests/test_compatibility.py", "tests/test_precision.py", "tests/test_ignored_targets.py"),
+        ("launcher/plan/schedule", "launcher/parallel/fsdp", "launcher/runtime/training"),
+    ),
+    "sweeps": Part(("tests/sweep", "tests/run/test_real_sweep.py"), ("launcher/sweep",)),
+    "nodes": Part(("tests/nodes",), ("launcher/runtime/cluster", "launcher/run/outer_ranks", "Makefile", ".ci")),
+    "slurm": Part(("tests/slurm",), ("launcher/run/cluster_jobs", "launcher/runtime/cluster", "Makefile", ".ci")),
+}
+MAKE_TARGETS = ("nodes", "slurm")
+"""Parts that are a target of the Makefile, tried as one."""
+
+
+def quarter_of(path: str) -> int:
+    """The quarter in which the test file ``path`` is tried."""
+    return zlib.crc32(path.encode()) % QUARTERS
+
+
+def waits(path: str, quarter: int, files: frozenset[str] | None) -> bool:
+    """Whether the long tests of the test file ``path`` are left to a later run.
+
+    ``files``: the files that the newest landing changed, ``None`` if they are unknown.
+    """
+    parts = [part for part in PARTS.values() if path.startswith(part.tests)]
+    return bool(parts) and quarter_of(path) != quarter and not any(part.changed(files) for part in parts)
+
+
+def quarter() -> int:
+    """The quarter that is tried now: the number of commits, of which ``QUARTER`` in the environment is another."""
+    return int(os.environ.get("QUARTER") or _git("rev-list", "--count", "HEAD") or 0) % QUARTERS
+
+
+def landed_files() -> frozenset[str] | None:
+    """The files that the newest landing changed, ``None`` where git cannot say: without it, or in a shallow clone."""
+    newest = _git("log", "-1", "--format=%cI")
+    if newest is None or _git("rev-parse", "--is-shallow-repository") != "false":
+        return None
+    base = os.environ.get("CI_BASE")
+    since = (f"{base}..HEAD",) if base else (f"--since={datetime.fromisoformat(newest) - LANDING}",)
+    named = _git("log", "--format=", "--name-only", *since)
+    return None if named is None else frozenset(named.split())
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def said() -> str:
+    """One line for the log of CI."""
+    files = landed_files()
+    whole = [name for name, part in PARTS.items() if part.changed(files)]
+    return f"quarter {quarter()} of {QUARTERS}; whole, for they have changed: {', '.join(whole) or 'none'}"
+
+
+if __name__ == "__main__":
+    [target] = sys.argv[1:]
+    due = PARTS[target].changed(landed_files()) or quarter_of(PARTS[target].tests[0]) == quarter()
+    print(f"{target}: {'tried in this run' if due else 'left to a later quarter'}; {said()}")
+    sys.exit(not due)
