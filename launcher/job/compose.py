@@ -20,7 +20,7 @@ from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
 from launcher.job.overrides import hydra_settings, intended_value
 from launcher.job.overrides.grammar import LISTS, Override, paste, read, shell, written
-from launcher.job.overrides.merge import CHOSEN, keys, plain, put, replaced
+from launcher.job.overrides.merge import CHOSEN, keys, plain, put, replaced, words_first
 from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.schema.redact import text as redacted
@@ -102,7 +102,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     here = ConfigFiles.of(config_dir)
     texts = sift(overrides, KnownNames(here.groups(), here.options("recipe")), found)
     typed = read(texts, found)
-    configs, typed = _config_files(candidates.all_open(typed), config_dir, found)
+    configs, typed = _config_files(typed, config_dir, found)
     places = tuple(_typed_places(overrides, typed))
 
     # Hydra merges the files of the chosen options
@@ -114,8 +114,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
         raise BadRequest((*found, composed), _partial(typed, configs, places))
 
     # every other override goes on top
-    rest = [o for o in typed if o not in groups]
-    candidates.open_in_file(composed.cfg, rest)
+    rest = words_first([o for o in typed if o not in groups])
     found += [*replaced(rest), *(p for p in (put(composed.cfg, o) for o in rest) if p is not None)]
     data = _data(composed, found)
     origins = gather((*of_files(composed.files), *places), data)
