@@ -67,7 +67,7 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
 
 
 def as_keys(key: str, word: Any) -> dict[str, Any] | None:
-    """The keys that ``word`` stands for at ``key``, so that others count beside them; ``None``: it has none."""
+    """The keys that ``word`` stands for at ``key``, so that others count beside them; ``None``: none."""
     if key == SWITCHES and isinstance(word, str) and word:
         return {"file": word}
     if word == AUTO:

@@ -229,7 +229,7 @@ def _refusal(job: Job, s: Switch, half: str) -> Problem:
 
 
 def _place(job: Job, name: str, value: str, off: str) -> tuple[str, str, str]:
-    """The key that has switched ``name`` on, the start of a text about it, and the cure that turns it ``off``."""
+    """The key that has switched ``name`` on, the start of a text about it, and what sets it to ``off``."""
     values, cure = asked_for(job), f"{KEY}.{name}={off}"
     if isinstance(values, FromFile) and name not in values.typed:
         return KEY, f"{name} = {value}", f"{quote(f'{KEY}={values.path}')} {cure}"
