@@ -167,15 +167,19 @@ def test_the_cure_of_a_key_beside_operators_that_are_searched_for_passes(tmp_pat
     assert made.job.search.over == {}
 
 
-def test_a_key_below_a_list_of_candidates_is_refused(tmp_path: Path) -> None:
-    words = ("parallel.hsdp=[null,{shard_size: 2}]", "parallel.hsdp.threshold=8")
+def test_a_key_beside_a_list_of_candidates_counts_in_each() -> None:
+    words = ["parallel.hsdp=[null,{shard_size: 2},{shard_size: 4}]", "parallel.hsdp.threshold=8"]
+    for typed in (words, words[::-1]):
+        assert request("recipe=lm_single", *typed).job.search.over == {
+            "parallel.hsdp": (None, {"shard_size": 2, "threshold": 8}, {"shard_size": 4, "threshold": 8})
+        }
+
+
+def test_a_key_beside_candidates_that_have_no_keys_is_refused() -> None:
+    words = ("parallel.recompute=[null]", "parallel.recompute.comm=keep")
     assert problems("recipe=lm_single", *words) == [
-        "parallel.hsdp.threshold: parallel.hsdp.threshold=8: parallel.hsdp is [null,{shard_size:2}], which it would "
-        "replace; write the key there, or give all keys in place of [null,{shard_size:2}]"
-    ]
-    assert problems("recipe=lm_single", *words[::-1]) == [
-        f"parallel.hsdp.threshold: parallel.hsdp.threshold=8: {words[0]} behind it takes the place of all of "
-        "parallel.hsdp; leave one of them out"
+        "parallel.recompute.comm: parallel.recompute.comm=keep: parallel.recompute is [null], which it would "
+        "replace; write the key there, or give all keys in place of [null]"
     ]
 
 

@@ -49,8 +49,9 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
     try:
         if override.delete:
             return _delete(cfg, key, node)
-        if (problem := _keep_words(cfg, override)) is not None:
-            return problem
+        places = _beside_words(cfg, override)
+        if isinstance(places, Problem):
+            return places
         if node is not None:
             _put_open(cfg, node, key.removeprefix(f"{node}."), value)
         elif (key, value) == (PARALLEL, AUTO):
@@ -60,7 +61,8 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
             chooses = isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
             another = key in CHOSEN and chooses
             merged = isinstance(value, Mapping) and not another  # a list of candidates is instead of it
-            OmegaConf.update(cfg, key, value, merge=merged, force_add=True)
+            for place in places:
+                OmegaConf.update(cfg, place, value, merge=merged, force_add=True)
     except OmegaConfBaseException as error:
         return Problem(key, f"{redacted(override.text)}: {_first_line(error)}")
     return None
@@ -77,8 +79,11 @@ def as_keys(key: str, word: Any) -> dict[str, Any] | None:
     return {} if switched_on else None
 
 
-def _keep_words(cfg: DictConfig, override: Override) -> Problem | None:
-    """Write words above the key of ``override`` as keys, which it would replace; or say why it cannot be."""
+def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Problem:
+    """The keys to set: that of ``override``, or those in each candidate of a list above it.
+
+    Words above it, which it would replace, become the keys that they stand for; others are a problem.
+    """
     parts = override.key.split(".")
     above = [".".join(parts[:n]) for n in range(1, len(parts))]
     if isinstance(override.value, Mapping):
@@ -90,9 +95,12 @@ def _keep_words(cfg: DictConfig, override: Override) -> Problem | None:
             continue
         if (stands_for := as_keys(key, word)) is not None:
             OmegaConf.update(cfg, key, stands_for, merge=False)
+        elif below and key in AUTO_AS_KEYS and isinstance(word, ListConfig):
+            groups = [n for n, one in enumerate(word) if isinstance(one, DictConfig)]
+            return [f"{key}.{n}.{below}" for n in groups] or _replaces(key, word, override, below)
         elif below and not _replaceable(key, word, below):
             return _replaces(key, word, override, below)
-    return None
+    return (override.key,)
 
 
 def _replaceable(key: str, word: Any, below: str) -> bool:
@@ -116,12 +124,13 @@ def _replaces(key: str, word: Any, override: Override, below: str) -> Problem:
 
 
 def words_first(overrides: Sequence[Override]) -> list[Override]:
-    """``overrides`` with each word that stands for keys ahead of the keys that are typed before it."""
+    """``overrides`` with words that stand for keys, and lists of candidates, ahead of the keys below them."""
     out: list[Override] = []
     for o in overrides:
         below = [n for n, before in enumerate(out) if before.key.startswith(f"{o.key}.")]
-        stands_for_keys = below and not o.delete and as_keys(o.key, o.value) is not None
-        out.insert(below[0] if stands_for_keys else len(out), o)
+        candidates = o.key in AUTO_AS_KEYS and isinstance(o.value, list)
+        first = below and not o.delete and (candidates or as_keys(o.key, o.value) is not None)
+        out.insert(below[0] if first else len(out), o)
     return out
 
 
