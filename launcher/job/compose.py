@@ -340,12 +340,14 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")
 
         yield from _untrusted(key, section, target, allow)
+        yield from _untrusted_arguments(node, section, allow)
 
     metrics = data.get("metrics")
     for one in metrics if isinstance(metrics, list) else ():
         target = one.get("_target_") if isinstance(one, dict) else None
         if isinstance(target, str):
             yield from _untrusted("metrics", "metrics", target, allow)
+            yield from _untrusted_arguments(one, "metrics", allow)
 
     logger = data.get("logger")
     own = {
@@ -357,12 +359,26 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
             target = node.get("_target_") if isinstance(node, dict) else None
             if isinstance(target, str):
                 yield from _untrusted(f"{section}.{i}._target_", section, target, allow)
+                yield from _untrusted_arguments(node, f"{section}.{i}", allow)
 
 
 def _untrusted(key: str, section: str, target: str, allow: tuple[str, ...]) -> Iterator[Problem]:
     why = refusal(target, allow, OURS[BASES[section]])
     if why:
         yield Problem(key, f"{target}: {why[0]}", why[1])
+
+
+def _untrusted_arguments(node: Any, key: str, allow: tuple[str, ...]) -> Iterator[Problem]:
+    """Classes that arguments of a user's class name; those of the launcher are judged by their type later."""
+    for name, value in enumerate(node) if isinstance(node, list) else node.items():
+        if not isinstance(value, dict | list):
+            continue
+        below = f"{key}.{name}"
+        target = value.get("_target_") if isinstance(value, dict) else None
+        why = refusal(target, allow, (target,)) if isinstance(target, str) else None
+        if why:
+            yield Problem(f"{below}._target_", f"{target}: {why[0]}", why[1])
+        yield from _untrusted_arguments(value, below, allow)
 
 
 def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
