@@ -15,8 +15,8 @@ from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest, Depth, depth
 from launcher.job.cures.placeholder_values import placeholder
 from launcher.job.cures.placement import pasted, swept, whole_override
-from launcher.job.cures.safety import kept
-from launcher.job.overrides.grammar import parse, shell
+from launcher.job.cures.safety import kept, settings
+from launcher.job.overrides.grammar import shell
 from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.origins import Origins
 
@@ -116,7 +116,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
 def _added_up(listed: list[ListedProblem]) -> list[ListedProblem]:
     """``listed`` with what their cures trust added up: of several lists the last would be the only one."""
     words = [word for f in listed for word in shlex.split(f.problem.cure) if word.startswith(TRUSTED)]
-    trusted = dict.fromkeys(name for word in words for name in parse(word).value())
+    trusted = dict.fromkeys(name for _, names in settings(words) for name in names)
     every = f"{TRUSTED}[{','.join(trusted)}]"
     out = []
     for f in listed:
