@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from launcher.errors import Problem
 from launcher.job.hydra_compose import hydrate
-from launcher.job.overrides.grammar import OPERATORS, Override, paste, written
+from launcher.job.overrides.grammar import OPERATORS, paste, written
 from launcher.job.schema import schema_keys
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
-from launcher.job.schema.search import AUTO, AXES, PARALLEL
+from launcher.job.schema.search import AUTO, AXES
 from launcher.job.yaml.config_files import ConfigFiles
-
-
-def all_open(overrides: Iterable[Override]) -> tuple[Override, ...]:
-    """With ``parallel=auto`` as the keys that it leaves open, so that a later override can close one."""
-    return tuple(
-        Override(o.key, _every_axis(), o.text) if (o.key, o.value) == (PARALLEL, AUTO) else o
-        for o in overrides
-    )
-
-
-def open_in_file(cfg: DictConfig, overrides: Iterable[Override]) -> None:
-    """The same of ``parallel: auto`` in a file, which a key of the command line would replace."""
-    if cfg.get(PARALLEL) == AUTO and any(o.key.startswith(f"{PARALLEL}.") for o in overrides):
-        cfg[PARALLEL] = _every_axis()
-
-
-def _every_axis() -> dict[str, Any]:
-    out: dict[str, Any] = {"pipeline": {"stage_config": AUTO}, "grid": dict.fromkeys(("pp", "dp_shard"))}
-    for key in AXES:
-        _, *above, name = key.split(".")
-        node = out
-        for part in above:
-            node = node.setdefault(part, {})
-        if isinstance(node, dict):  # what is open as a whole is open below
-            node[name] = AUTO
-    return {k: v if k != "hsdp" else AUTO for k, v in out.items()}
 
 
 def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:

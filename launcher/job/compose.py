@@ -20,7 +20,7 @@ from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
 from launcher.job.overrides import hydra_settings, intended_value
 from launcher.job.overrides.grammar import LISTS, Override, paste, read, shell, written
-from launcher.job.overrides.merge import CHOSEN, keys, plain, put, replaced
+from launcher.job.overrides.merge import CHOSEN, keys, plain, put, replaced, words_first
 from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.schema.redact import text as redacted
@@ -102,7 +102,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     here = ConfigFiles.of(config_dir)
     texts = sift(overrides, KnownNames(here.groups(), here.options("recipe")), found)
     typed = read(texts, found)
-    configs, typed = _config_files(candidates.all_open(typed), config_dir, found)
+    configs, typed = _config_files(typed, config_dir, found)
     places = tuple(_typed_places(overrides, typed))
 
     # Hydra merges the files of the chosen options
@@ -114,8 +114,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
         raise BadRequest((*found, composed), _partial(typed, configs, places))
 
     # every other override goes on top
-    rest = [o for o in typed if o not in groups]
-    candidates.open_in_file(composed.cfg, rest)
+    rest = words_first([o for o in typed if o not in groups])
     found += [*replaced(rest), *(p for p in (put(composed.cfg, o) for o in rest) if p is not None)]
     data = _data(composed, found)
     origins = gather((*of_files(composed.files), *places), data)
@@ -341,12 +340,14 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")
 
         yield from _untrusted(key, section, target, allow)
+        yield from _untrusted_arguments(node, section, allow)
 
     metrics = data.get("metrics")
     for one in metrics if isinstance(metrics, list) else ():
         target = one.get("_target_") if isinstance(one, dict) else None
         if isinstance(target, str):
             yield from _untrusted("metrics", "metrics", target, allow)
+            yield from _untrusted_arguments(one, "metrics", allow)
 
     logger = data.get("logger")
     own = {
@@ -358,12 +359,26 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
             target = node.get("_target_") if isinstance(node, dict) else None
             if isinstance(target, str):
                 yield from _untrusted(f"{section}.{i}._target_", section, target, allow)
+                yield from _untrusted_arguments(node, f"{section}.{i}", allow)
 
 
 def _untrusted(key: str, section: str, target: str, allow: tuple[str, ...]) -> Iterator[Problem]:
     why = refusal(target, allow, OURS[BASES[section]])
     if why:
         yield Problem(key, f"{target}: {why[0]}", why[1])
+
+
+def _untrusted_arguments(node: Any, key: str, allow: tuple[str, ...]) -> Iterator[Problem]:
+    """Classes that arguments of a user's class name; those of the launcher are judged by their type later."""
+    for name, value in enumerate(node) if isinstance(node, list) else node.items():
+        if not isinstance(value, dict | list):
+            continue
+        below = f"{key}.{name}"
+        target = value.get("_target_") if isinstance(value, dict) else None
+        why = refusal(target, allow, (target,)) if isinstance(target, str) else None
+        if why:
+            yield Problem(f"{below}._target_", f"{target}: {why[0]}", why[1])
+        yield from _untrusted_arguments(value, below, allow)
 
 
 def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:

@@ -17,12 +17,14 @@ from hydra._internal.config_repository import IConfigRepository
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
 from launcher.job.cures.suggestions import choice
 from launcher.job.overrides.grammar import quoted, shell
+from launcher.job.overrides.merge import WordsOfFiles
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.similar_names import nearest
 from launcher.job.yaml.config_files import ConfigFiles
@@ -100,12 +102,20 @@ class _Loader(ConfigLoaderImpl):
     """
 
     merged: Sequence[ResultDefault] = ()
+    words = WordsOfFiles()
 
     def _compose_config_from_defaults_list(
         self, defaults: list[ResultDefault], repo: IConfigRepository
     ) -> DictConfig:
         self.merged = tuple(defaults)
+        self.words = WordsOfFiles()
         return super()._compose_config_from_defaults_list(defaults, repo)
+
+    def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
+        result = super()._load_single_config(default, repo)
+        if isinstance(result.config, DictConfig):
+            self.words.read(result.config)
+        return result
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from launcher.errors import Problem
 from launcher.job.cures import suggestions
-from launcher.job.overrides.grammar import parsable, rewritten, shell
+from launcher.job.overrides.grammar import parsable, rewritten, shell, written
 from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import text as redacted
 
@@ -67,7 +68,7 @@ def sift(texts: Sequence[str], names: KnownNames, found: list[Problem]) -> list[
 
 def _stray(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]:
     """How many arguments at the head of ``rest`` belong together, and what is wrong with them, if at all."""
-    for recognise in (_brackets, _around_equals, _listed, _several, _alone):
+    for recognise in (_called, _brackets, _around_equals, _listed, _several, _alone):
         match = recognise(rest, names)
         if match is not None:
             taken, text, cure = match
@@ -77,6 +78,27 @@ def _stray(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]
 
 Match = tuple[int, str, str] | None
 """How many arguments belong together, what to say about them, and the override that they were meant to be."""
+
+
+def _called(rest: Sequence[str], names: KnownNames) -> Match:
+    """``hsdp(shard_size=2)``, a call of a method as in Python"""
+    call = re.fullmatch(r"([\w.]+)\((.*)\)", rest[0].strip(), re.DOTALL)
+    if call is None or len(rest[0]) > 2000:
+        return None
+    try:
+        made = ast.parse(f"call({call[2]})", mode="eval").body
+        if not isinstance(made, ast.Call):
+            return None
+        given = [ast.literal_eval(one) for one in made.args]
+        named = {one.arg: ast.literal_eval(one.value) for one in made.keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if named.keys() == {"config"}:  # comm_fusion(config={...})
+        given, named = [named["config"]], {}
+    if len(given) + bool(named) > 1 or None in named:
+        return None
+    value = named or (given[0] if given else True)
+    return 1, f"{redacted(rest[0])}: {NOT_ONE}", _pasted(f"{call[1]}={written(value)}")
 
 
 def _brackets(rest: Sequence[str], names: KnownNames) -> Match:

@@ -13,7 +13,7 @@ class Network(nn.Module):
     def __init__(self, settings: AutoParallelMLP) -> None:
         super().__init__()
         self.flatten = nn.Flatten()
-        self.layer1 = nn.Linear(settings.features, settings.hidden)
+        self.layer1 = nn.Linear(settings.features, settings.hidden, bias=False)  # MatMulCell
         self.relu1 = nn.ReLU()
         self.layer2 = nn.Linear(settings.hidden, settings.hidden)
         self.relu2 = nn.ReLU()

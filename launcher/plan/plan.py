@@ -58,6 +58,7 @@ from launcher.plan.values.param_group import ParamGroup
 from launcher.plan.values.precision import Precision, precision
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
+from launcher.plan.values.training import Training, training
 
 VERSION = 1
 
@@ -160,6 +161,7 @@ class Plan:
     output_broadcast: bool
     reading: BatchReading
     objective: Objective
+    training: Training | None
     loss_repeats: int
     observed: Observed
     estimate: Estimate
@@ -227,6 +229,7 @@ def plan(
     at = compiled_graph.joined(at, compilation)
     fused = _fused(job, model, at, order, compilation)
     refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, at.sizes, fused), *wrong])
+    estimate = _estimate(job, at, fused, timeline=order.timeline, traits=traits)
     return Plan(
         name=job.name,
         seed=job.seed,
@@ -268,10 +271,16 @@ def plan(
         output_broadcast=job.parallel.pipeline.output_broadcast and at.sizes.grid["pp"] > 1,
         reading=dataset_strategy.reading(job, at.sizes),
         objective=loss.objective(job),
+        training=_training(job, order.sizes, estimate),
         loss_repeats=loss_repeated_mean.repeats(job, at.sizes, fused.loss_cut),
         observed=_observed(model, traits),
-        estimate=_estimate(job, at, fused, timeline=order.timeline, traits=traits),
+        estimate=estimate,
     )
+
+
+def _training(job: Job, sizes: Sizes, estimate: Estimate) -> Training | None:
+    tokens = estimate.work.tokens
+    return training(job, batch=sizes.global_batch, tokens=tokens, steps=sizes.steps, epochs=sizes.epochs)
 
 
 def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: ScheduleChoice) -> CutModel:

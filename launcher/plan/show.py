@@ -25,12 +25,12 @@ from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
-SHORT = 40
+SHORT = 44
 """Lines of a short text: a page of a terminal."""
 LEAST = {
-    "time": 3, "notes": 4, "memory": 4, "settings": 2, "grid": 1, "model": 1, "batch": 1, "schedule": 4,
-    "stages": 3, "operators": 3, "traffic": 3, "recompute": 1, "compile": 1, "sends": 1, "tied": 1, "hsdp": 1,
-    "reduce": 1, "overlap": 1, "steps": 1,
+    "time": 3, "notes": 4, "memory": 4, "settings": 2, "grid": 1, "model": 1, "batch": 1, "data": 1,
+    "optimizer": 1, "lr": 1, "clipping": 1, "schedule": 4, "stages": 3, "operators": 3, "traffic": 3,
+    "recompute": 1, "compile": 1, "sends": 1, "tied": 1, "hsdp": 1, "reduce": 1, "overlap": 1, "steps": 1,
 }  # fmt: skip
 """Lines that each section has in a short text, the one that gets more first before the others."""
 Rows = Iterator[tuple[str, str]]
@@ -58,8 +58,8 @@ def short(plan: Plan, most: int = SHORT) -> str:
 def _sections(plan: Plan) -> dict[str, list[Row]]:
     """The wrapped rows below each label."""
     parts = (
-        _head, _pipeline, _stages, _recompute, _compile, _sends, _operators, _ties, _hsdp, _reduce, _overlap,
-        _traffic, _memory, _time, _steps, _settings, _notes,
+        _head, _training, _pipeline, _stages, _recompute, _compile, _sends, _operators, _ties, _hsdp, _reduce,
+        _overlap, _traffic, _memory, _time, _steps, _settings, _notes,
     )  # fmt: skip
     lines = TextWrapper(WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     stay = frozenset(_staying(plan))
@@ -106,6 +106,11 @@ def _head(plan: Plan) -> Rows:
     if sz.epochs is not None:
         length = f"{many(sz.epochs, 'epoch')} = {length}"
     yield "batch", f"{many(sz.global_batch, 'sample')} = {' x '.join(parts)}; {length}"
+
+
+def _training(plan: Plan) -> Rows:
+    if plan.training is not None:
+        yield from plan.training.lines()
 
 
 def _pipeline(plan: Plan) -> Rows:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.data.checks import check
 from launcher.data.fallback import resolve as resolve_data
+from launcher.data.fallback import with_data_read
 from launcher.data.model_compatibility import check_fit
 from launcher.data.spec import classes, vocab
 from launcher.data.vocabulary import note as vocabulary_note
@@ -388,7 +389,7 @@ def _planned(
         pieces=seen.pieces,
         keeps_messages=kept if kept is not None else keeps_messages(),
     )
-    made = plan(job, asked, traced, [*notes, *more], traits=traits)
+    made = plan(with_data_read(job), asked, traced, [*notes, *more], traits=traits)
     drawn = drawn_graph(job, model, whole, specs, seen.graph)
     made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
     if over_device_matrix(job):

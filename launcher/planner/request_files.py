@@ -28,10 +28,10 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
     changes: dict[str, Any] = {}
 
     # switches
-    switches = par.transformer_opt
-    if isinstance(switches, str) and switches:  # "" is none, as MindSpore has it
-        values, wrong = _switches(switches)
-        changes["transformer_opt"] = transformer_opt.FromFile({} if wrong else values)
+    file, typed = transformer_opt.file_of(job)
+    if file:  # "" is none, as MindSpore has it
+        values, wrong = _switches(file)
+        changes["transformer_opt"] = transformer_opt.FromFile({} if wrong else values, file, typed)
         found += wrong
 
     # operators, which the request may add to

@@ -15,7 +15,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest, Depth, depth
 from launcher.job.cures.placeholder_values import placeholder
 from launcher.job.cures.placement import pasted, swept, whole_override
-from launcher.job.cures.safety import kept
+from launcher.job.cures.safety import kept, settings
 from launcher.job.overrides.grammar import shell
 from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.origins import Origins
@@ -23,6 +23,8 @@ from launcher.job.yaml.origins import Origins
 ROUNDS = 6
 OF_DEVICES = ("launch.device=", "launch.backend=")
 """Overrides that are judged where torch is."""
+TRUSTED = "security.allow="
+"""An override whose cures add up."""
 SHOWN = ("show=plan", "show=config", "show=timeline")
 FITTED = ("model", "data", "loss")
 """Groups that must fit each other: a cure of one may not fit the others."""
@@ -93,7 +95,8 @@ def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> boo
     return any(_LAYOUT.search(f.problem.cure) for f in listed)
 
 
-def _told(listed: Iterable[ListedProblem]) -> BadRequest:
+def _told(found: Iterable[ListedProblem]) -> BadRequest:
+    listed = _added_up(list(found))
     return BadRequest(tuple(f.problem for f in listed), {f.problem: f.origins for f in listed})
 
 
@@ -107,6 +110,20 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
         if not kept(problem, origins, late):
             problem = replace(problem, cure="")
         out.append(ListedProblem(problem, origins))
+    return _added_up(out)
+
+
+def _added_up(listed: list[ListedProblem]) -> list[ListedProblem]:
+    """``listed`` with what their cures trust added up: of several lists the last would be the only one."""
+    words = [word for f in listed for word in shlex.split(f.problem.cure) if word.startswith(TRUSTED)]
+    trusted = dict.fromkeys(name for _, names in settings(words) for name in names)
+    every = f"{TRUSTED}[{','.join(trusted)}]"
+    out = []
+    for f in listed:
+        cure = [every if word.startswith(TRUSTED) else word for word in shlex.split(f.problem.cure)]
+        if every in cure and len(set(words)) > 1:
+            f = replace(f, problem=replace(f.problem, cure=" ".join(map(shell, cure))))
+        out.append(f)
     return out
 
 

@@ -79,7 +79,12 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
 
 
 def shortage(job: Job, plan: Plan) -> str | None:
-    """What a plan that is only shown says when it would be refused here; another machine may be meant."""
+    """What a plan that is only shown says when it would be refused here; another machine may be meant.
+
+    A plan for a cluster is judged by what the cluster has, and by that alone.
+    """
+    if job.cluster.name is not None or plan.estimate.room is not None:
+        return None
     if not job.launch.check_memory or job.launch.device not in ("cpu", "auto"):
         return None
     ranks = local_ranks(job, plan)

@@ -2,57 +2,201 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.errors import RequestError
-from launcher.job.compose import compose
+from launcher.job.compose import Request, compose
+from launcher.job.cures.placement import pasted
+from launcher.job.overrides.grammar import paste
 from launcher.job.schema import schema_keys
+from launcher.job.schema.search import AXES
 
-STRICT = "parallel.transformer_opt.strict=true"
+AUTO = "auto"
+BOTH: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "parallel": (
+        AUTO, "pipeline.micro_batch_num=2",
+        {"parallel.pipeline.micro_batch_num": 2, "search.over.parallel.pipeline.stages": AUTO},
+    ),
+    "parallel.grid": (
+        AUTO, "tp=1",
+        {"parallel.grid.tp": 1, "search.over.parallel.pipeline.stages": AUTO,
+         "search.over.parallel.hsdp.shard_size": AUTO},
+    ),
+    "parallel.hsdp": (
+        AUTO, "threshold=8",
+        {"parallel.hsdp.threshold": 8, "search.over.parallel.hsdp.shard_size": AUTO,
+         "search.over.parallel.hsdp.optimizer_level": AUTO},
+    ),
+    "parallel.comm_fusion": (
+        AUTO, "openstate=false",
+        {"parallel.comm_fusion.openstate": False, "search.over.parallel.comm_fusion": AUTO},
+    ),
+    "parallel.recompute": (
+        AUTO, "comm=keep", {"parallel.recompute.comm": "keep", "parallel.recompute.modules": AUTO},
+    ),
+    "parallel.transformer_opt": (
+        "some/s.json", "strict=true",
+        {"parallel.transformer_opt.strict": True, "parallel.transformer_opt.file": "some/s.json"},
+    ),
+    "logger.wandb": (True, "project=mine", {"logger.wandb.project": "mine"}),
+    "logger.mlflow": (True, "experiment=mine", {"logger.mlflow.experiment": "mine"}),
+    "logger.trackio": (True, "project=mine", {"logger.trackio.project": "mine"}),
+    "debug.profiler": (True, "memory=true", {"debug.profiler.memory": True}),
+}  # fmt: skip
+"""Settings, a word that each may be, a key below it, and what the request has with both."""
+
+KEYS_DECIDE = {"parallel.pipeline.stage_config": (AUTO, "head=0")}
+"""Where the word is the default, and means that no key is set."""
+
+REFUSED = {
+    "parallel.operators": (AUTO, "head.weight=[tp,null]"),
+    "parallel.recompute.modules": ("layers.0", "head=full"),
+    "parallel.dataset_strategy": ("full_batch", "matrix=[2]"),
+}
+"""Where a key would replace the word, which is therefore refused."""
+
+
+def request(*words: str) -> Request:
+    return compose(("launch.nproc=4", *words))
 
 
 def problems(*words: str) -> list[str]:
     with pytest.raises(RequestError) as caught:
-        compose(words)
+        request(*words)
     return [str(p) for p in caught.value.problems]
 
 
-def test_a_key_beside_auto_in_a_file_closes_that_key_alone(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("defaults: [lm_single, _self_]\nparallel: auto\n")
-    words = ("launch.nproc=4", "parallel.pipeline.micro_batch_num=2")
-    in_file = compose([f"recipe={file}", *words]).job
-    typed = compose(["recipe=lm_single", "parallel=auto", *words]).job
-    assert in_file.search.over == typed.search.over
-    assert "parallel.pipeline.micro_batch_num" not in in_file.search.over
-    assert in_file.parallel.pipeline.micro_batch_num == 2
+def value(made: Request, key: str) -> Any:
+    node: Any = made.job.model_dump(by_alias=True)
+    if key.startswith("search.over."):
+        return node["search"]["over"].get(key.removeprefix("search.over."))
+    for part in key.split("."):
+        node = node[part]
+    return node
 
 
-def test_a_key_below_a_file_of_switches_is_refused_in_both_orders(tmp_path: Path) -> None:
-    word = f"parallel.transformer_opt={tmp_path}/s.json"
-    assert problems("recipe=lm_tp2", word, STRICT) == [
-        f"parallel.transformer_opt.strict: {STRICT}: parallel.transformer_opt is {tmp_path}/s.json, which it would "
-        f"replace; write the key there, or give all keys in place of {tmp_path}/s.json"
-    ]
-    assert problems("recipe=lm_tp2", STRICT, word) == [
-        f"parallel.transformer_opt.strict: {STRICT}: {word} behind it takes the place of all of "
-        "parallel.transformer_opt; leave one of them out"
-    ]
+def file_of(path: Path, base: str, key: str, word: Any) -> str:
+    """A recipe on top of ``base`` that sets ``key``."""
+    *above, name = key.split(".")
+    text = f"{{{name}: {str(word).lower() if isinstance(word, bool) else word}}}"
+    for part in reversed(above):
+        text = f"{{{part}: {text}}}"
+    path.write_text(f"defaults: [{base}, _self_]\n{text[1:-1]}\n")
+    return str(path)
 
 
-def test_one_in_a_recipe_counts_as_typed(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(f"defaults: [lm_tp2, _self_]\nparallel: {{transformer_opt: {tmp_path}/s.json}}\n")
-    assert problems(f"recipe={file}", STRICT)[0].startswith(f"parallel.transformer_opt.strict: {STRICT}: ")
-
-
-def takes_words_and_keys():
+def takes_words_and_keys() -> Iterator[str]:
+    """By the schema; ``parallel`` and keys that a search leaves open take ``auto`` as well."""
+    yield "parallel"
+    yield "parallel.grid"
     for key, note in schema_keys.noted():
-        if schema_keys.accepts(note, "some/file.json") and schema_keys.accepts(note, {}):
+        group = schema_keys.settings(note, {}) is not None or schema_keys.accepts(note, {})
+        words = [*schema_keys.literals(note), "some/file.json", AUTO, True]
+        if group and (key in AXES or any(schema_keys.accepts(note, word) for word in words)):
             yield key
 
 
-def test_there_are_two_of_them():
-    assert {*takes_words_and_keys()} == {"parallel.transformer_opt", "parallel.recompute.modules"}
+def test_the_tables_have_all_of_them() -> None:
+    assert {*takes_words_and_keys()} == {*BOTH, *KEYS_DECIDE, *REFUSED}
+
+
+@pytest.mark.parametrize("key", BOTH)
+def test_a_word_in_a_file_and_a_key_that_is_typed_both_count(tmp_path: Path, key: str) -> None:
+    word, below, expected = BOTH[key]
+    made = request(f"recipe={file_of(tmp_path / 'mine.yaml', 'lm_single', key, word)}", f"{key}.{below}")
+    assert {k: value(made, k) for k in expected} == expected
+
+
+@pytest.mark.parametrize("key", BOTH)
+def test_in_a_file_on_top_of_another_both_count(tmp_path: Path, key: str) -> None:
+    word, below, expected = BOTH[key]
+    file_of(tmp_path / "base.yaml", "lm_single", key, word)
+    name, _, own = below.partition("=")
+    made = request(f"recipe={file_of(tmp_path / 'mine.yaml', 'base', f'{key}.{name}', own)}")
+    assert {k: value(made, k) for k in expected} == expected
+
+
+@pytest.mark.parametrize("key", BOTH)
+def test_typed_in_either_order_both_count(key: str) -> None:
+    word, below, expected = BOTH[key]
+    typed = [paste(key, word), f"{key}.{below}"]
+    for words in (typed, typed[::-1]):
+        made = request("recipe=lm_single", *words)
+        assert {k: value(made, k) for k in expected} == expected
+
+
+@pytest.mark.parametrize("key", KEYS_DECIDE)
+def test_a_key_in_place_of_the_default_word_decides(key: str) -> None:
+    _, below = KEYS_DECIDE[key]
+    name, _, own = below.partition("=")
+    assert value(request("recipe=lm_single", f"{key}.{below}"), key) == {name: int(own)}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_key_that_would_replace_a_word_is_refused(tmp_path: Path, key: str) -> None:
+    word, below = REFUSED[key]
+    file = file_of(tmp_path / "mine.yaml", "lm_single", key, word)
+    name = f"{key}.{below.split('=')[0]}"
+    text = f"{name}: {key}.{below}: {key} is {word}, which it would replace; "
+    assert problems(f"recipe={file}", f"{key}.{below}")[0].startswith(text)
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_word_behind_a_key_that_it_would_replace_is_refused(key: str) -> None:
+    word, below = REFUSED[key]
+    typed = paste(key, word)
+    assert problems("recipe=lm_single", f"{key}.{below}", typed)[0] == (
+        f"{key}.{below.split('=')[0]}: {key}.{below}: {typed} behind it takes the place of all of {key}; "
+        "leave one of them out"
+    )
+
+
+def test_the_cure_of_a_key_beside_operators_that_are_searched_for_passes(tmp_path: Path) -> None:
+    words = ["launch.nproc=4", f"recipe={file_of(tmp_path / 'mine.yaml', 'lm_single', 'parallel.operators', AUTO)}"]
+    words.append("parallel.operators.head.weight=[tp,null]")
+    with pytest.raises(RequestError) as caught:
+        compose(words)
+    (problem,) = caught.value.problems
+    assert problem.cure == "'parallel.operators={head:{weight:[tp,null]}}'"
+    made = compose(pasted(words, problem, caught.value.origins))
+    assert made.job.parallel.operators == {"head": {"weight": ["tp", None]}}
+    assert made.job.search.over == {}
+
+
+def test_a_key_beside_a_list_of_candidates_counts_in_each() -> None:
+    words = ["parallel.hsdp=[null,{shard_size: 2},{shard_size: 4}]", "parallel.hsdp.threshold=8"]
+    for typed in (words, words[::-1]):
+        assert request("recipe=lm_single", *typed).job.search.over == {
+            "parallel.hsdp": (None, {"shard_size": 2, "threshold": 8}, {"shard_size": 4, "threshold": 8})
+        }
+
+
+def test_a_key_beside_candidates_that_have_no_keys_is_refused() -> None:
+    words = ("parallel.recompute=[null]", "parallel.recompute.comm=keep")
+    assert problems("recipe=lm_single", *words) == [
+        "parallel.recompute.comm: parallel.recompute.comm=keep: parallel.recompute is [null], which it would "
+        "replace; write the key there, or give all keys in place of [null]"
+    ]
+
+
+def test_what_is_open_in_a_file_is_what_is_open_typed(tmp_path: Path) -> None:
+    """Settings of the recipe below that are no axis of the search stay."""
+    (tmp_path / "base.yaml").write_text("defaults: [lm_single, _self_]\nparallel: {fp32_communication: true}\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [base, _self_]\nparallel: auto\n")
+    in_file = request(f"recipe={file}").job
+    typed = request(f"recipe={tmp_path}/base.yaml", "parallel=auto").job
+    assert in_file.search == typed.search
+    assert in_file.parallel == typed.parallel
+    assert in_file.parallel.fp32_communication is True
+
+
+def test_the_file_of_switches_is_a_path() -> None:
+    (problem,) = problems("recipe=lm_single", "parallel.transformer_opt={file: 's3://b/s.json'}")
+    assert "a path of this machine: s3:// is not read or written" in problem
+    (problem,) = problems("recipe=lm_single", "parallel.transformer_opt={file: 3}")
+    assert "file should be the path of a parallel_speed_up.json" in problem

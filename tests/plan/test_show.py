@@ -38,6 +38,10 @@ plan of hundred
   grid      pp 4 x dp_replicate 2 x dp_shard 8 x tp 1 = 64 ranks
   model     842.0k parameters, fp32, seed 0
   batch     512 samples = 16 data-parallel ranks x 8 micro batches x 4 samples; 200 steps
+  data      text: 102,400 samples in 200 steps
+  optimizer adamw: lr 0.003, betas [0.9, 0.95], weight_decay 0.1
+  lr        cosine: 20 steps of warm-up, then from lr down to 0.1 of it at step 200
+  clipping  a gradient of a norm above 1 is scaled down to it (train.clip_norm)
   schedule  1f1b: bubble 27.7%, 48 messages a step; micro batches in flight: 4, 3, 2, 1
             ranks 0-15  |0011223............AAAA44BBBB55CCCC66DDDD77EEE...FFF..GGGG..HHHH|
             ranks 16-31 |..001122.......AAAA33BBBB44CCCC55DDDD66EEEE77FFFF..GGG..HHHH....|
@@ -85,6 +89,10 @@ plan of small
   grid      pp 1 x dp_replicate 1 x dp_shard 1 x tp 1 = 1 rank
   model     8 parameters, 4 of them frozen, fp32, seed 0
   batch     1 sample = 1 data-parallel rank x 1 micro batch x 1 sample; 1 step
+  data      text: 1 sample in 1 step
+  optimizer adamw: lr 0.003, betas [0.9, 0.95], weight_decay 0.1
+  lr        cosine: the training, 1 step, is all warm-up, which takes 20
+  clipping  a gradient of a norm above 1 is scaled down to it (train.clip_norm)
   schedule  one stage, 1 micro batch a step
   stages    0 on rank 0: the whole model; 8 parameters, 10 FLOP forward a micro batch
   memory    ranks      params       grads   optimizer    gathered activations       total

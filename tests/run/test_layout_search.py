@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from launcher.__main__ import main
+from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.search import Search
 from launcher.run.recipe_of_job import text
+from launcher.run.search import layout_search
 from tests.run.launching import TINY, losses, run, shape, steps
 
 OPEN = ("parallel=auto", "parallel.hsdp=[null,{shard_size: 2}]", "cluster=here", "launch.nproc=2")
@@ -46,3 +48,49 @@ def test_what_show_search_writes_is_a_recipe_that_runs_and_is_certified(tmp_path
     Path("plan/best.yaml").write_text("mine: true\n")
     assert main([*asked, "show=search"]) == 2
     assert "  search.best = plan/best.yaml: is there, and no search has written it\n" in capsys.readouterr().err
+
+
+SOME = ("recipe=lm_single", "cluster=h100_sxm", "launch.nproc=2")
+
+
+def test_a_search_with_nothing_left_open_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (*SOME, "show=search", "search.best=null")
+    assert main(asked) == 2
+    assert (
+        "  show = search: nothing is left open: set keys below parallel to auto or to lists; parallel=auto opens all "
+        "of them\n    set by: show=search (command line)\n    try:    show=search parallel=auto\n"
+    ) in capsys.readouterr().err
+    layout_search.check(compose([*asked, "parallel=auto"]).job)
+
+
+def test_a_search_replaces_no_file_of_another_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = (*SOME, "show=search", "parallel.pipeline.stages=[1,2]")
+    assert main(asked) == 0
+    first = Path("plan/best.yaml").read_text()
+    assert first.startswith("# Written by a search for lm_single.\n")
+    capsys.readouterr()
+
+    other = (*asked, "name=other")
+    assert main(other) == 2
+    text = "plan/best.yaml: a search for lm_single has written it; this one is for other"
+    refused = capsys.readouterr().err
+    assert f"  search.best = {text}\n" in refused
+    assert "    try:    search.best=plan/other/best.yaml\n" in refused
+    assert main([*other, "search.best=plan/other/best.yaml"]) == 0
+    assert Path("plan/other/best.yaml").read_text().startswith("# Written by a search for other.\n")
+    assert Path("plan/best.yaml").read_text() == first
+
+
+def test_a_search_replaces_no_cluster_of_another_recipe(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("# Written by a search for another.\n")
+    best = f"search.best={tmp_path}/best.yaml"
+    job = compose([*SOME, "show=search", "parallel.pipeline.stages=[1,2]", best, "search.measure=2"]).job
+    with pytest.raises(RequestError) as caught:
+        layout_search.check(job)
+    assert [str(p) for p in caught.value.problems] == [
+        f"search.best: {tmp_path}/cluster.yaml: a search for another has written it; this one is for lm_single "
+        f"(try: search.best={tmp_path}/lm_single/best.yaml)"
+    ]

@@ -99,7 +99,7 @@ def test_the_file_predicts_what_the_table_says(tmp_path: Path, found: tuple[list
     (tmp_path / "cluster/mine.yaml").write_text(file(at))
     before, after = at.errors
     assert file(at).startswith(
-        "# Written by a search.\n"
+        f"# Written by a search for {at.ran[0].finalist.job.name}.\n"
         "# The constants of here, some of them refitted: predictions of 3 measured layouts were off by "
         f"{before:.1%} on the mean, with these constants by {after:.1%}.\n"
         "# As DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME.\n"

@@ -57,6 +57,16 @@ def test_a_plan_may_be_for_another_machine(capsys: pytest.CaptureFixture[str]) -
         assert "does not fit" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("cluster", ["cluster=h100_sxm", "cluster=ascend_910b", "cluster.memory_gb=100000"])
+def test_a_plan_for_a_cluster_is_not_judged_by_the_memory_of_this_machine(
+    capsys: pytest.CaptureFixture[str], cluster: str
+) -> None:
+    assert main([*HUGE, "show=plan-full", cluster]) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall("fits: |does not fit: ", printed)) == 1
+    assert "free on this machine" not in printed
+
+
 LIMIT = """
 mount --bind {fake} /proc/meminfo && exec {python} -m launcher {words}
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Problem
@@ -42,10 +42,14 @@ def _typed_otherwise(key: str, new: Any, origins: Origins) -> bool:
 
 
 def settable(parts: Sequence[str], origins: Origins) -> bool:
-    """Whether the schema has such a key for the model, data set, optimizer and steps that are chosen."""
+    """Whether the schema has such a key for the model, data set, optimizer and steps that are chosen.
+
+    A class of the user's own has its arguments below it.
+    """
     note = schema_keys.at(parts, origins.data)
     if note is None:
-        return False
+        above = (origins.value(".".join(parts[:n])) for n in range(1, len(parts)))
+        return any(isinstance(node, Mapping) and "_target_" in node for node in above)
     is_choice = bool(schema_keys.kinds(note))
     return not is_choice or schema_keys.settings(note, origins.value(".".join(parts))) is not None
 

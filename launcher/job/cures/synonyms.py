@@ -30,8 +30,21 @@ OTHERS = {
     ),
     "parallel.grid.tp": ("tp_size", "tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size"),
     "parallel.hsdp.optimizer_level": ("zero_stage", "zero", "sharding_level"),
+    # methods of MindSpore's AutoParallel, and arguments of its older set_auto_parallel_context
+    "parallel.mode": ("parallel_mode",),
+    "parallel.group_file": ("set_group_ckpt_save_file", "group_ckpt_save_file"),
+    "parallel.param_strategy.save": ("save_param_strategy_file", "strategy_ckpt_save_file"),
+    "parallel.param_strategy.load": ("load_param_strategy_file", "strategy_ckpt_load_file"),
+    "parallel.param_strategy.only_trainable": ("disable_strategy_file_only_for_trainable_params",),
+    "parallel.operator_strategy.save": ("save_operator_strategy_file",),
+    "parallel.operator_strategy.load": ("load_operator_strategy_file",),
+    "parallel.local_norm.print": ("print_local_norm",),
+    "parallel.local_norm.dump": ("dump_local_norm", "dump_local_norm_path"),
+    "parallel.local_norm.device": ("enable_device_local_norm", "dump_device_local_norm"),
+    "parallel.deferred_init": ("no_init_parameters",),
     "launch.nproc": (
-        "gpus", "devices", "nproc_per_node", "num_gpus", "n_gpus", "world_size", "ngpus", "num_processes",
+        "gpus", "devices", "device_num", "nproc_per_node", "num_gpus", "n_gpus", "world_size", "ngpus",
+        "num_processes",
     ),
     "launch.nnodes": ("nodes", "num_nodes", "num_machines"),
     "launch.timeout_s": ("timeout",),
@@ -53,6 +66,9 @@ OTHERS = {
 }  # fmt: skip
 """Our keys, with their names in other programs."""
 
+NOT_NEGATED = ("no_init_parameters",)
+"""Names that begin as a negation does, and mean the same as ours."""
+
 _MICRO = "parallel.pipeline.micro_batch_num cuts train.batch_size into micro batches"
 _DATA_PARALLEL = "data-parallel ranks are those that stages and tp leave over of launch.nproc"
 
@@ -69,6 +85,12 @@ UNLIKE = {
         ("load_in_4bit", "load_in_8bit", "quantization", "quantize", "quantization_config"), _QUANTISED
     ),
     "fp8": "fp8 is not supported; train.precision is fp32, fp64, bf16 or fp16",
+    **dict.fromkeys(
+        ("no_init_parameters_in_compile", "init_parameters_in_compile"),
+        "no parameter is made in a compilation; parallel.deferred_init makes them on their ranks",
+    ),
+    "full_batch": "write parallel.dataset_strategy=full_batch",
+    "enable_parallel_optimizer": "parallel.hsdp={} shards weights and optimizer state",
     "sequence_parallel": "there is no such switch; parallel.operators says what tp cuts",
     "pin_memory": "samples are read by the ranks themselves",
     "micro_batch_size": "it follows from train.batch_size and parallel.pipeline.micro_batch_num",

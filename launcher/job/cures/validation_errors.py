@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem
 from launcher.job.cures import suggested_override, suggestions
+from launcher.job.cures.synonyms import NOT_NEGATED
 from launcher.job.overrides import intended_value
 from launcher.job.overrides.grammar import paste, shell, written
 from launcher.job.schema import schema_keys
@@ -86,7 +87,8 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     text = f"unknown key{did_you_mean(right)}"
     if secret(key):
         return Problem(key, text)
-    if _NEGATED.match(parts[-1]) and not _NEGATED.match(right.rpartition(".")[2]):
+    negated = _NEGATED.match(parts[-1]) and parts[-1] not in NOT_NEGATED
+    if negated and not _NEGATED.match(right.rpartition(".")[2]):
         if not isinstance(value, bool):
             return Problem(key, text)
         value = not value  # disable_x=true is x=false

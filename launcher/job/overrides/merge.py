@@ -10,14 +10,35 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.overrides.grammar import GROUPS, OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell
+from launcher.job.overrides.grammar import (
+    GROUPS,
+    OPEN,
+    OPERATORS,
+    STAGE_CONFIG,
+    Override,
+    paste,
+    shell,
+    written,
+)
+from launcher.job.schema import schema_keys
 from launcher.job.schema.optimizers import groups_by_name
 from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
+from launcher.job.schema.search import AUTO, PARALLEL, every_axis
 from launcher.job.schema.similar_names import did_you_mean, nearest
 
 CHOSEN = ("model", "data", "loss", "optim", "schedule")
 """Sections that are one choice out of several: another ``name`` replaces all their keys."""
+SWITCHES = "parallel.transformer_opt"
+AUTO_AS_KEYS: dict[str, dict[str, Any]] = {
+    "parallel.grid": {"pp": AUTO, "dp_shard": AUTO, "tp": AUTO},
+    "parallel.hsdp": {"shard_size": AUTO, "optimizer_level": AUTO},
+    "parallel.comm_fusion": {"network": AUTO},
+    "parallel.recompute": {"modules": AUTO},
+}
+"""The keys that ``auto`` stands for where keys may be in its place."""
+WORDS = (PARALLEL, *AUTO_AS_KEYS, SWITCHES)
+"""Settings that are a word, or keys which count beside what the word stands for."""
 
 
 def put(cfg: DictConfig, override: Override) -> Problem | None:
@@ -25,46 +46,123 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
     key = override.key
     value = override.value
     node = next((n for n in OPEN if key.startswith(n + ".")), None)
-    if node is None and not override.delete and (wrong := _replaces_a_word(cfg, override)):
-        return wrong
     try:
         if override.delete:
             return _delete(cfg, key, node)
+        places = _beside_words(cfg, override)
+        if isinstance(places, Problem):
+            return places
         if node is not None:
             _put_open(cfg, node, key.removeprefix(f"{node}."), value)
+        elif (key, value) == (PARALLEL, AUTO):
+            OmegaConf.update(cfg, key, every_axis(), merge=True, force_add=True)
         else:
             # another choice replaces its section, all else is merged into it
             chooses = isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
             another = key in CHOSEN and chooses
             merged = isinstance(value, Mapping) and not another  # a list of candidates is instead of it
-            OmegaConf.update(cfg, key, value, merge=merged, force_add=True)
+            for place in places:
+                OmegaConf.update(cfg, place, value, merge=merged, force_add=True)
     except OmegaConfBaseException as error:
         return Problem(key, f"{redacted(override.text)}: {_first_line(error)}")
     return None
 
 
-def _replaces_a_word(cfg: DictConfig, override: Override) -> Problem | None:
-    """A key below a setting that is one word, as a file of switches is: either would be lost."""
-    *above, _ = override.key.split(".")
-    for n in range(1, len(above) + 1):
-        key = ".".join(above[:n])
+def as_keys(key: str, word: Any) -> dict[str, Any] | None:
+    """The keys that ``word`` stands for at ``key``, so that others count beside them; ``None``: none."""
+    if key == SWITCHES and isinstance(word, str) and word:
+        return {"file": word}
+    if word == AUTO:
+        return every_axis() if key == PARALLEL else AUTO_AS_KEYS.get(key)
+    note = schema_keys.anywhere(key) if word is True else None
+    switched_on = note is not None and schema_keys.settings(note, {}) and schema_keys.accepts(note, True)
+    return {} if switched_on else None
+
+
+def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Problem:
+    """The keys to set: that of ``override``, or those in each candidate of a list above it.
+
+    Words above it, which it would replace, become the keys that they stand for; others are a problem.
+    """
+    parts = override.key.split(".")
+    above = [".".join(parts[:n]) for n in range(1, len(parts))]
+    if isinstance(override.value, Mapping):
+        above.append(override.key)
+    for key in above:
+        below = override.key.removeprefix(key).lstrip(".")
         word = OmegaConf.select(cfg, key, throw_on_missing=False)
-        if isinstance(word, str) and word not in ("auto", "???"):
-            text = f"{redacted(override.text)}: {key} is {word}, which it would replace"
-            return Problem(override.key, f"{text}; write the key there, or give all keys in place of {word}")
-    return None
+        if not isinstance(word, str | bool | ListConfig) or not word:
+            continue
+        if (stands_for := as_keys(key, word)) is not None:
+            OmegaConf.update(cfg, key, stands_for, merge=False)
+        elif below and key in AUTO_AS_KEYS and isinstance(word, ListConfig):
+            groups = [n for n, one in enumerate(word) if isinstance(one, DictConfig)]
+            return [f"{key}.{n}.{below}" for n in groups] or _replaces(key, word, override, below)
+        elif below and not _replaceable(key, word, below):
+            return _replaces(key, word, override, below)
+    return (override.key,)
+
+
+def _replaceable(key: str, word: Any, below: str) -> bool:
+    """Whether ``below`` counts beside ``word``, as an item of a list, or nothing is lost with it."""
+    item = isinstance(word, ListConfig) and below.partition(".")[0].isdecimal()
+    return item or word is True or (key, word) == (STAGE_CONFIG, AUTO)
+
+
+def _replaces(key: str, word: Any, override: Override, below: str) -> Problem:
+    value = OmegaConf.to_container(word) if isinstance(word, ListConfig) else word
+    text = f"{redacted(override.text)}: {key} is {written(value)}, which it would replace"
+    if key == OPERATORS:
+        strategies = {below: override.value}
+        if not isinstance(override.value, Mapping) and "." in below:
+            module, _, field = below.rpartition(".")
+            strategies = {module: {field: override.value}}
+        return Problem(override.key, f"{text}; give the strategies together", paste(key, strategies))
+    return Problem(
+        override.key, f"{text}; write the key there, or give all keys in place of {written(value)}"
+    )
+
+
+def words_first(overrides: Sequence[Override]) -> list[Override]:
+    """``overrides`` with words that stand for keys, and lists of candidates, ahead of the keys below them."""
+    out: list[Override] = []
+    for o in overrides:
+        below = [n for n, before in enumerate(out) if before.key.startswith(f"{o.key}.")]
+        candidates = o.key in AUTO_AS_KEYS and isinstance(o.value, list)
+        first = below and not o.delete and (candidates or as_keys(o.key, o.value) is not None)
+        out.insert(below[0] if first else len(out), o)
+    return out
 
 
 def replaced(overrides: Sequence[Override]) -> Iterator[Problem]:
     """Keys that a word behind them takes the place of, with all that is below it."""
     for n, o in enumerate(overrides):
-        words = isinstance(o.value, str) and not o.delete
+        words = isinstance(o.value, str | list) and not o.delete
         for before in overrides[:n] if words else ():
             if before.key.startswith(f"{o.key}."):
                 text = (
                     f"{redacted(before.text)}: {redacted(o.text)} behind it takes the place of all of {o.key}"
                 )
                 yield Problem(before.key, f"{text}; leave one of them out")
+
+
+class WordsOfFiles:
+    """Words that files have set where others set keys: what is merged later counts beside them."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, Any] = {}
+
+    def read(self, cfg: DictConfig) -> None:
+        """Take note of the words in ``cfg``, the next file; write earlier ones as keys beside its own."""
+        for key in WORDS:
+            value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+            if key == PARALLEL and value == AUTO:
+                OmegaConf.update(cfg, key, every_axis(), merge=False)
+            elif isinstance(value, DictConfig) and key in self._words:
+                keys = as_keys(key, self._words.pop(key)) or {}
+                OmegaConf.update(cfg, key, OmegaConf.merge(keys, value), merge=False)
+            elif value is not None:
+                self._words[key] = value
 
 
 def _delete(cfg: DictConfig, key: str, open_node: str | None) -> Problem | None:

@@ -212,6 +212,14 @@ class OperatorStrategy(Settings):
     load: OldAbsoluteJson | None = None
 
 
+def _switches(values: dict[str, Any]) -> dict[str, Any]:
+    """Switches by name; beside them ``file``, which has the others."""
+    file = values.get("file")
+    if file is not None and not isinstance(file, str):
+        raise ValueError("file should be the path of a parallel_speed_up.json")
+    return values if file is None else {**values, "file": local(file)}
+
+
 class Parallel(Settings):
     mode: Literal["semi_auto", "sharding_propagation", "recursive_programming"] = "semi_auto"
     pipeline: Pipeline = Pipeline()
@@ -232,5 +240,5 @@ class Parallel(Settings):
     param_strategy: ParamStrategy = ParamStrategy()
     operator_strategy: OperatorStrategy = OperatorStrategy()
     group_file: NewJsonOrCkpt | None = None
-    transformer_opt: FilePath | dict[str, Any] | None = None
+    transformer_opt: FilePath | Annotated[dict[str, Any], AfterValidator(_switches)] | None = None
     deferred_init: Flag = True

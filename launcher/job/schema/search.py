@@ -32,6 +32,9 @@ OWN_AUTO = ("parallel.pipeline.scheduler", "parallel.recompute")
 GRID = {"pp": "parallel.pipeline.stages", "tp": "parallel.grid.tp", "dp_shard": "parallel.hsdp.shard_size"}
 """What the axes of ``parallel.grid`` are left open by."""
 
+FUSION, NETWORK = "parallel.comm_fusion", "network"
+"""What ``auto`` leaves open of fusion is the network that its sizes are fitted to."""
+
 Candidates = Literal["auto"] | tuple[Any, ...] | dict[str, Any]
 
 
@@ -51,6 +54,19 @@ class Search(Settings):
     )
 
 
+def every_axis() -> dict[str, Any]:
+    """``parallel: auto`` as the keys that it leaves open, of which each can be closed again."""
+    out: dict[str, Any] = {"pipeline": {"stage_config": AUTO}, "grid": dict.fromkeys(("pp", "dp_shard"))}
+    for key in AXES:
+        _, *above, name = key.split(".")
+        node = out
+        for part in above:
+            node = node.setdefault(part, {})
+        if isinstance(node, dict):  # what is open as a whole is open below
+            node[name] = AUTO
+    return out
+
+
 def lifted(data: Mapping[str, Any]) -> dict[str, Any]:
     """``data`` of a request with what is searched for at ``search.over``, not at its keys."""
     out = dict(data)
@@ -65,7 +81,7 @@ def lifted(data: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parallel, Mapping):
         return out
 
-    out[PARALLEL] = _grid_left_open(parallel, over)
+    out[PARALLEL] = _network_left_open(_grid_left_open(parallel, over), over)
     found = {key: value for key in AXES if _open(value := _value(out, key))}
     if over or any(found[key] != AUTO or key not in OWN_AUTO for key in found):
         over = found | over
@@ -92,6 +108,15 @@ def _grid_left_open(parallel: Mapping[str, Any], over: dict[str, Any]) -> dict[s
         name: None if name in GRID and name != "tp" and _open(n) else n for name, n in grid.items()
     }
     return out
+
+
+def _network_left_open(parallel: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``comm_fusion: {network: auto}`` is ``comm_fusion: auto`` beside other keys of it."""
+    fusion = parallel.get("comm_fusion")
+    if not isinstance(fusion, Mapping) or fusion.get(NETWORK) != AUTO:
+        return parallel
+    over.setdefault(FUSION, AUTO)
+    return {**parallel, "comm_fusion": {**fusion, NETWORK: None}}
 
 
 def _open(value: Any) -> bool:

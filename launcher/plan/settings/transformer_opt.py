@@ -20,7 +20,7 @@ from launcher.plan.values.setting import Setting, Status
 from launcher.plan.values.text import bytes_text
 
 KEY = "parallel.transformer_opt"
-STRICT = "strict"
+STRICT, FILE = "strict", "file"
 
 BROADCAST = "dataset_broadcast_opt_level"
 FUSION = "enable_communication_fusion"
@@ -68,7 +68,12 @@ FORMER = {
 
 
 class FromFile(dict[str, Any]):
-    """Switches that a file has: no override reaches one of them."""
+    """Switches of the file at ``path``, with those of the request, which are ``typed``, in their place."""
+
+    def __init__(self, values: Mapping[str, Any], path: str, typed: Mapping[str, Any]) -> None:
+        super().__init__({**values, **typed})
+        self.path = path
+        self.typed = frozenset(typed)
 
 
 SwitchStatus = Status | Literal["rejected"]
@@ -88,6 +93,8 @@ class Switch:
 def wrong(values: Mapping[str, Any], where: Callable[[str], str] | None = None) -> Iterator[Problem]:
     """Unknown names and values of the wrong type; ``where(name)``: file and line of it, if a file has it."""
     for name, value in values.items():
+        if name == FILE and where is None:  # the path of a file, whose switches are read elsewhere
+            continue
         expected = FLAG if name == STRICT else SWITCHES.get(name)
         if expected is not None and _fits(expected, value):
             continue
@@ -138,6 +145,14 @@ def asked_for(job: Job) -> Mapping[str, Any]:
     """The switches of ``job``; those of a file have taken its place before."""
     values = job.parallel.transformer_opt
     return values if isinstance(values, Mapping) else {}
+
+
+def file_of(job: Job) -> tuple[str | None, Mapping[str, Any]]:
+    """The file of switches that ``job`` names, and the switches that it sets itself."""
+    values = job.parallel.transformer_opt
+    if isinstance(values, Mapping):
+        return values.get(FILE), {name: value for name, value in values.items() if name != FILE}
+    return values, {}
 
 
 def broadcast_level(job: Job) -> int:
@@ -204,16 +219,21 @@ def gathered(job: Job, found: Iterable[str]) -> list[Problem]:
     """Operators that work on gathered tensors, which ``strict`` does not want."""
     if asked_for(job).get(STRICT) is not True:
         return []
-    of_file = isinstance(asked_for(job), FromFile)
-    key, cure = (KEY, f"{KEY}=null") if of_file else (f"{KEY}.{STRICT}", f"{KEY}.{STRICT}=false")
-    return [Problem(key, f"true: an operator works on gathered tensors: {what}", cure) for what in found]
+    key, text, cure = _place(job, STRICT, "true", "false")
+    return [Problem(key, f"{text}: an operator works on gathered tensors: {what}", cure) for what in found]
 
 
 def _refusal(job: Job, s: Switch, half: str) -> Problem:
-    if isinstance(asked_for(job), FromFile):
-        return Problem(KEY, f"{s.name} = {s.value}: {half}{s.why}", f"{KEY}=null")
-    cure = f"{KEY}.{s.name}={'0' if SWITCHES[s.name] == LEVEL else 'false'}"
-    return Problem(f"{KEY}.{s.name}", f"{s.value}: {half}{s.why}", cure)
+    key, text, cure = _place(job, s.name, s.value, "0" if SWITCHES[s.name] == LEVEL else "false")
+    return Problem(key, f"{text}: {half}{s.why}", cure)
+
+
+def _place(job: Job, name: str, value: str, off: str) -> tuple[str, str, str]:
+    """The key that has switched ``name`` on, the start of a text about it, and what sets it to ``off``."""
+    values, cure = asked_for(job), f"{KEY}.{name}={off}"
+    if isinstance(values, FromFile) and name not in values.typed:
+        return KEY, f"{name} = {value}", f"{quote(f'{KEY}={values.path}')} {cure}"
+    return f"{KEY}.{name}", value, cure
 
 
 def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:

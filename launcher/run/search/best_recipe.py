@@ -12,17 +12,28 @@ from launcher.run import recipe_of_job
 from launcher.runtime import folder
 
 KEY = "search.best"
-WRITTEN = "# Written by a search."
+_WRITTEN = "Written by a search"
 
 
-def unwritable(path: Path) -> Problem | None:
-    """Why it cannot be written; only what a search has written is replaced."""
+def heading(job: Job) -> str:
+    """The first line of a file that a search of ``job`` writes, by which a later one knows it."""
+    return f"{_WRITTEN} for {job.name}."
+
+
+def unwritable(path: Path, job: Job) -> Problem | None:
+    """Why it cannot be written; only what a search of the same run has written is replaced."""
     if path.is_dir():
         return Problem(KEY, f"{path}: is a folder, not a file")
     if path.suffix != ".yaml":
         return Problem(KEY, f"{path}: a recipe's name ends in .yaml", f"{KEY}={path}.yaml")
-    if path.is_file() and not path.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN):
-        return Problem(KEY, f"{path}: is there, and no search has written it", f"{KEY}=null")
+    if path.is_file():
+        first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        if not first.startswith(f"# {_WRITTEN}"):
+            return Problem(KEY, f"{path}: is there, and no search has written it", f"{KEY}=null")
+        if first not in (f"# {_WRITTEN}.", f"# {heading(job)}"):
+            whose = first.removeprefix(f"# {_WRITTEN} for ").removesuffix(".")
+            text = f"{path}: a search for {whose} has written it; this one is for {job.name}"
+            return Problem(KEY, text, f"{KEY}={path.parent / job.name / path.name}")
     return folder.check_writable(path.parent, KEY, "the folder of this file")
 
 
@@ -30,4 +41,4 @@ def write(path: Path, job: Job, said: tuple[str, ...] = ()) -> None:
     """In one piece."""
     path.parent.mkdir(parents=True, exist_ok=True)
     settled = job.model_copy(update={"search": Search()})
-    write_bytes(path, recipe_of_job.text(settled, (WRITTEN.removeprefix("# "), *said)).encode())
+    write_bytes(path, recipe_of_job.text(settled, (heading(job), *said)).encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,11 +48,14 @@ def open_ended(job: Job) -> bool:
 def check(job: Job) -> None:
     """Raises ``RequestError`` for what is wrong with a search whatever the model is."""
     found = [*candidates.impossible(_at_home(job)), *refused(job)]
+    if job.show == "search" and not open_ended(job):
+        how = "set keys below parallel to auto or to lists; parallel=auto opens all of them"
+        found.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))
     if job.show == "search" and job.search.best:
         best = Path(job.search.best)
-        unwritable = best_recipe.unwritable(best)
+        unwritable = best_recipe.unwritable(best, job)
         if unwritable is None and job.search.measure:
-            unwritable = _beside(best)
+            unwritable = _beside(best, job)
         found += [unwritable] if unwritable else []
     refuse(found)
 
@@ -62,12 +65,15 @@ def _at_home(job: Job) -> Job:
     return launch.at_home(job, launch.outer_size())
 
 
-def _beside(best: Path) -> Problem | None:
+def _beside(best: Path, job: Job) -> Problem | None:
     """Why the cluster cannot be written there."""
     if best.name == CLUSTER:
         text = f"{best}: is what the refitted cluster is written to"
         return Problem(best_recipe.KEY, text, f"{best_recipe.KEY}={best.with_name('best.yaml')}")
-    return best_recipe.unwritable(best.with_name(CLUSTER))
+    problem = best_recipe.unwritable(best.with_name(CLUSTER), job)
+    if problem is not None and problem.cure.endswith(CLUSTER):
+        return replace(problem, cure=problem.cure.removesuffix(CLUSTER) + best.name)
+    return problem
 
 
 def settled(job: Job, measure: bool = False, others: Others | None = None) -> Chosen:

@@ -12,7 +12,7 @@ from launcher.plan.values.text import many
 from launcher.planner.search import show_ranking
 from launcher.planner.search.evaluate import Predicted, Question
 from launcher.planner.search.ranking import Ranking
-from launcher.run.search.best_recipe import WRITTEN
+from launcher.run.search.best_recipe import heading
 from launcher.run.search.measure_layouts import MeasuredLayout
 
 REFITTED = " (refitted)"
@@ -116,7 +116,7 @@ def file(found: MeasuredCluster) -> str:
     whole = found.refit.cluster
     name = (whole.name or "a cluster").removesuffix(REFITTED)
     heads = [
-        WRITTEN.removeprefix("# "),
+        heading(found.ran[0].finalist.job),
         f"The constants of {name}, some of them refitted: {_errors(found)}.",
         "As DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME.",
     ]

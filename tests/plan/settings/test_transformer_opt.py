@@ -203,13 +203,48 @@ def test_a_file_means_the_same_as_its_keys(tmp_path: Path) -> None:
     assert [*rows(there, ask(there).sizes, None)] == [*rows(typed, ask(typed).sizes, None)]
 
 
-def test_a_refused_switch_of_a_file_is_cured_by_leaving_the_file_out(tmp_path: Path) -> None:
+def test_a_refused_switch_of_a_file_is_switched_off_beside_the_file(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
-    path.write_text('{"grad_fa_allgather_overlap": true}')
+    path.write_text('{"grad_fa_allgather_overlap": true, "computation_allgather_overlap": true}')
     with pytest.raises(RequestError) as caught:
         before_torch(job(f"{KEY}={path}"))
     why = "attention gathers no keys or values here: nothing to overlap"
-    assert str(caught.value) == f"{KEY}: grad_fa_allgather_overlap = true: {why} (try: {KEY}=null)"
+    cure = f"{KEY}={path} {KEY}.grad_fa_allgather_overlap=false"
+    assert str(caught.value) == f"{KEY}: grad_fa_allgather_overlap = true: {why} (try: {cure})"
+    there, found = inlined(job(*words(caught.value)))
+    assert found == []
+    assert [s.key for s in rows(there, ask(there).sizes, None)] == [f"{KEY}.computation_allgather_overlap"]
+
+
+def test_keys_count_beside_a_file_and_win_over_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "parallel_speed_up.json"
+    path.write_text('{"dataset_broadcast_opt_level": 2, "computation_allgather_overlap": false}')
+    typed = job(f"{KEY}={path}", f"{KEY}.dataset_broadcast_opt_level=1", f"{KEY}.strict=true")
+    there, found = inlined(typed)
+    assert found == []
+    assert there.parallel.transformer_opt == {
+        "dataset_broadcast_opt_level": 1, "computation_allgather_overlap": False, "strict": True,
+    }  # fmt: skip
+
+
+def test_a_typed_strict_refuses_what_a_file_asks_for_by_half(tmp_path: Path) -> None:
+    path = tmp_path / "parallel_speed_up.json"
+    path.write_text('{"enable_interleave_parallel_branch": true}')
+    typed = [f"{KEY}={path}", f"{KEY}.strict=true"]
+    with pytest.raises(RequestError) as caught:
+        before_torch(job(*typed))
+    name = "enable_interleave_parallel_branch"
+    why = "strict: branches run one after the other, on one stream"
+    assert str(caught.value) == f"{KEY}: {name} = true: {why} (try: {KEY}={path} {KEY}.{name}=false)"
+    before_torch(job(*typed, *words(caught.value)))
+
+
+def test_a_wrong_key_beside_a_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "parallel_speed_up.json"
+    path.write_text("{}")
+    with pytest.raises(RequestError) as caught:
+        before_torch(job(f"{KEY}={path}", f"{KEY}.strikt=true"))
+    assert str(caught.value).startswith(f"{KEY}.strikt: unknown switch, did you mean 'strict'?")
 
 
 @pytest.mark.parametrize(

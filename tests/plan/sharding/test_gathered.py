@@ -68,4 +68,6 @@ def test_strict_of_a_file_refuses_it_too(tmp_path: Path) -> None:
     file.write_text('{"strict": true}')
     with pytest.raises(RequestError) as caught:
         plan_job(job(str(file)))
-    assert str(caught.value) == f"{OPT}: true: an operator works on gathered tensors: {GATHERED} (try: {OPT}=null)"
+    cure = f"{OPT}={file} {OPT}.strict=false"
+    text = f"{OPT}: strict = true: an operator works on gathered tensors: {GATHERED} (try: {cure})"
+    assert str(caught.value) == text

@@ -1,0 +1,145 @@
+"""What a training does with its numbers, whatever the layout is: data, optimizer, learning rate, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.job.schema.components import Target
+from launcher.job.schema.job import Job
+from launcher.job.schema.schedules import WSD, Constant, CosineRestarts, NamedSchedule, Polynomial
+from launcher.plan.values.text import many, scaled
+
+SHOWN = ("lr", "momentum", "nesterov", "betas", "weight_decay")
+"""Settings of an optimizer that a line has; ``plan.json`` has all of them."""
+Pairs = tuple[tuple[str, Any], ...]
+"""Names with their values, nested ones with dots in their names."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """``samples`` and ``tokens`` are those of all ``steps``; ``tokens`` are ``None`` where samples have none.
+
+    ``epochs``: what the steps come of, unless they were asked for. ``optimizer`` and ``schedule``: settings
+    by name, of a class of the user's own its ``_target_`` alone; ``groups`` of parameters have their own.
+    ``learning_rate``: the schedule as a line. ``clip_norm``: the largest norm of a step's gradient.
+    """
+
+    data: str
+    samples: int
+    tokens: int | None
+    steps: int
+    epochs: int | None
+    optimizer: Pairs
+    groups: int
+    schedule: Pairs
+    learning_rate: str
+    clip_norm: float | None
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """A label and a line each."""
+        number, prefix = scaled(self.tokens or 0)
+        tokens = "" if self.tokens is None else f", {number}{prefix} tokens"
+        length = many(self.steps, "step")
+        if self.epochs is not None:
+            length = f"{many(self.epochs, 'epoch')}, {length}"
+        yield "data", f"{self.data}: {self.samples:,} sample{'s' * (self.samples != 1)}{tokens} in {length}"
+        yield "optimizer", _optimizer(self.optimizer, self.groups)
+        yield "lr", self.learning_rate
+        clipping = "none (train.clip_norm=null)"
+        if self.clip_norm is not None:
+            clipping = f"a gradient of a norm above {self.clip_norm:g} is scaled down to it (train.clip_norm)"
+        yield "clipping", clipping
+
+
+def training(job: Job, *, batch: int, tokens: int | None, steps: int, epochs: int | None) -> Training | None:
+    """What ``job`` trains, ``batch`` samples and ``tokens`` a step; ``None`` where no step trains."""
+    if not any(step.kind == "train" for step in job.steps.values()):
+        return None
+    groups = {} if isinstance(job.optim, Target) else job.optim.groups
+    return Training(
+        data=_name(job.data),
+        samples=batch * steps,
+        tokens=None if tokens is None else tokens * steps,
+        steps=steps,
+        epochs=epochs,
+        optimizer=_settings(job.optim),
+        groups=len(groups),
+        schedule=_settings(job.schedule),
+        learning_rate=_learning_rate(job, steps),
+        clip_norm=job.train.clip_norm,
+    )
+
+
+def _name(chosen: Any) -> str:
+    return chosen.target if isinstance(chosen, Target) else str(chosen.name)
+
+
+def _settings(chosen: Any) -> Pairs:
+    """Arguments of a class of the user's own may be secret."""
+    if isinstance(chosen, Target):
+        return (("_target_", chosen.target),)
+    return tuple(_pairs({k: v for k, v in chosen.model_dump().items() if k != "groups"}))
+
+
+def _pairs(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _pairs(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _optimizer(pairs: Pairs, groups: int) -> str:
+    """
+    >>> _optimizer((("name", "sgd"), ("lr", 0.1), ("momentum", 0.9), ("nesterov", False)), 1)
+    'sgd: lr 0.1, momentum 0.9; 1 group of parameters with settings of their own'
+    """
+    settings = dict(pairs)
+    if "_target_" in settings:
+        return str(settings["_target_"])
+    text = f"{settings['name']}: {_values(settings)}"
+    if others := {k.removeprefix("adamw."): v for k, v in pairs if k.startswith("adamw.")}:
+        text = f"{text}; adamw for what is no matrix: {_values(others)}"
+    if groups:
+        text = f"{text}; {many(groups, 'group')} of parameters with settings of their own"
+    return text
+
+
+def _values(settings: Mapping[str, Any]) -> str:
+    shown = {k: settings[k] for k in SHOWN if settings.get(k) not in (None, False)}
+    return ", ".join(f"{k} {_value(v)}" for k, v in shown.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return "true" if value is True else f"{value:g}"
+
+
+def _learning_rate(job: Job, steps: int) -> str:
+    """The schedule in words."""
+    schedule = job.schedule
+    if isinstance(schedule, Target):
+        return schedule.target
+    warm = schedule.warmup_steps
+    if warm >= steps:
+        return f"{schedule.name}: the training, {many(steps, 'step')}, is all warm-up, which takes {warm}"
+    first = f"{many(warm, 'step')} of warm-up, then " if warm else ""
+    return f"{schedule.name}: {first}{_shape(schedule, steps)}"
+
+
+def _shape(schedule: NamedSchedule, steps: int) -> str:
+    if isinstance(schedule, Constant):
+        return "lr in every step"
+    if isinstance(schedule, CosineRestarts):
+        periods = f"periods of {many(schedule.period_steps, 'step')}"
+        if schedule.period_multiplier > 1:
+            periods = f"{periods}, each {schedule.period_multiplier} times as long as the one before"
+        return f"from lr down to {schedule.final:g} of it in {periods}"
+    if isinstance(schedule, WSD):
+        decay = min(schedule.decay(steps), steps - schedule.warmup_steps)
+        return f"lr, and down to {schedule.final:g} of it in the last {many(decay, 'step')}"
+    power = f", by a power of {schedule.power:g}" if isinstance(schedule, Polynomial) else ""
+    return f"from lr down to {schedule.final:g} of it at step {steps}{power}"

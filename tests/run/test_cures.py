@@ -1,0 +1,72 @@
+"""Cures of one request add up: pasted together, they are one line that passes."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import look
+from launcher.errors import RequestError
+from launcher.job.compose import BadRequest, compose
+from launcher.job.cures.placement import pasted
+from launcher.run.cures import examine
+
+BASE = ("recipe=lm_single", "data=random_tokens", "data.vocab_size=64", "steps=[train]")
+MODEL = ("model=null", "model._target_=first_package.Net")
+RATE = ("schedule=null", "schedule._target_=second_package.rates.Rate")
+LOSS = ("loss=null", "loss._target_=third_package.Loss")
+NESTED = ("callbacks=[{_target_: first_package.Diary, writer: {_target_: third_package.Writer}}]",)
+UNKNOWN = ("train.stepz=3",)
+LAYOUT = ("parallel.pipeline.schedular=gpipe", "checkpoint.evry=5")
+
+
+def refused(words: tuple[str, ...]) -> BadRequest:
+    with pytest.raises(RequestError) as caught:
+        look(words)
+    return examine(words, caught.value, look)
+
+
+@pytest.mark.parametrize(
+    ("more", "packages"),
+    [
+        ((*MODEL, *RATE), "first_package,second_package"),
+        ((*MODEL, *RATE, *LOSS), "first_package,third_package,second_package"),
+        (NESTED, "first_package,third_package"),
+        ((*MODEL, *RATE, *UNKNOWN), "first_package,second_package"),
+        ((*LOSS, *UNKNOWN, *MODEL, *LAYOUT, *RATE), "first_package,third_package,second_package"),
+        (("security.allow=[mine]", *MODEL, *RATE), "mine,first_package,second_package"),
+    ],
+    ids=["two", "three", "in an argument", "beside a key", "beside several", "beside one that is trusted"],
+)
+def test_several_packages_are_trusted_by_one_line(more: tuple[str, ...], packages: str) -> None:
+    words = (*BASE, *more)
+    error = refused(words)
+    cures = [p.cure for p in error.problems]
+    trusting = [c for c in cures if "security.allow" in c]
+    assert len(trusting) >= 2
+    assert {shlex.split(c)[-1] for c in trusting} == {f"security.allow=[{packages}]"}
+
+    # all cures in their places
+    for problem in error.problems:
+        words = pasted(words, problem, error.origins[problem])
+    job = compose(words).job
+    assert job.security.allow == tuple(packages.split(","))
+    for word in more:
+        key, _, path = word.partition("=")
+        if key.endswith("._target_"):
+            assert getattr(job, key.partition(".")[0]).target == path
+
+
+def test_in_a_recipe_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "defaults: [lm_single, override /model: null, _self_]\n"
+        "model: {_target_: torch.nn.Net, inner: {_target_: tests.mine.Inner}}\n"
+    )
+    words = (f"recipe={file}", "steps=[train]", "security.recipe=trusted")
+    error = refused(words)
+    assert [p.key for p in error.problems] == ["model._target_", "model.inner._target_"]
+    assert {p.cure for p in error.problems} == {"'security.allow=[torch,tests]'"}
+    compose((*words, "security.allow=[torch,tests]"))
