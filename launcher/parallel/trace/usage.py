@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from threading import get_ident
@@ -313,12 +313,15 @@ class Watch(TorchFunctionMode):
         if func is not torch.autograd.grad:
             return Inner(self._running[-1], backward=True)
         of = args[1] if len(args) > 1 else kwargs.get("inputs")
-        nodes = {get_gradient_edge(t).node for t in tree_leaves(of) if t.requires_grad}
-        known = {id(t) for t in tree_leaves(of)}
+        nodes = set()
+        for t in (t for t in tree_leaves(of) if t.requires_grad):
+            with suppress(AttributeError):  # torch.func under vmap shows no node of what it starts from
+                nodes.add(get_gradient_edge(t).node)
         crosses = []
         for name, given in zip(self._running, self._given, strict=True):
-            others = [t for t in given if id(t) not in known and t.grad_fn is not None]
-            if any(reaches(t.grad_fn, nodes, 0) for t in others):
+            # what comes of the same node is the tensor itself: torch.func takes the gradient of a copy of it
+            others = [t.grad_fn for t in given if t.grad_fn is not None and t.grad_fn not in nodes]
+            if any(reaches(fn, nodes, 0) for fn in others):
                 crosses.append(name)
         return Inner(self._running[-1], False, tuple(crosses))
 
