@@ -188,7 +188,7 @@ def _cuts_batch(sizes: Sizes) -> bool:
     return sizes.replicas * sizes.micros > 1
 
 
-MIXED = "its output for a sample depends on the other samples of the batch"
+MIXED = "its output for a sample depends on the rest of its batch"
 
 
 def _mixed(at: CutModel) -> Problem:

@@ -11,7 +11,7 @@ from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
 from tests.parity import own
 
-MIXES = "its output for a sample depends on the other samples of the batch"
+MIXES = "its output for a sample depends on the rest of its batch"
 TEXT = (
     f"model: {MIXES}, and the batch is cut over {{}}, so each layout would train another model; compute each sample by "
     "itself, or train with one data-parallel rank, stage and micro batch"
