@@ -19,7 +19,8 @@ from torch.utils.checkpoint import CheckpointFunction
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.pytree import tree_leaves
-from launcher.parallel.model_state.python_state import Key, changed, held
+from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.python_state import Key, changed, held, owns_generator
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.model_state.tensor_hooks import REGISTER, uses_weights
 from launcher.parallel.trace.autograd_paths import feeds, reaches
@@ -79,7 +80,8 @@ class Watch(TorchFunctionMode):
     given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
     generator, whose code runs when they are over. Of what is around the model ``world``: modules that ask for
     the processes that they run in, and what for; ``global_draws``: whether numbers come from the global
-    streams of Python or numpy; ``moved``: attributes of modules are other than before.
+    streams of Python or numpy; ``moved``: attributes of modules, or variables of their files, are other than
+    before, or may be once there are numbers.
     """
 
     def __init__(
@@ -368,7 +370,8 @@ def watching(
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
     forget()
     watch = Watch(model, units, saved, given)
-    streams, before = streams_now(), held(model)
+    names = files(*map(type, model.modules()))
+    streams, before, around = streams_now(), held(model), variables(names)
 
     # modules: by lambdas, which a copy of the module shares, and so tells this watch
     for name, module in model.named_modules():
@@ -395,7 +398,8 @@ def watching(
             yield watch
         watch.effects.settle()
         watch.global_draws = streams_now() != streams
-        watch.moved = bool(watch.counted or changed(before, held(model)))
+        watch.moved = bool(watch.counted or changed(before, held(model)) or changed(around, variables(names)))
+        watch.moved |= owns_generator(model)
     finally:
         del reentrant.apply
         watch.over = True
