@@ -123,7 +123,11 @@ class Trial:
 
         # as a run would have it
         keep_rates(optimizer)
+        torchs = type(optimizer).__module__.startswith("torch.optim.")
         for group in optimizer.param_groups:
+            if group.get("capturable") and self.device == "cpu" and torchs:
+                why = "capturable=True is for CUDA graphs, and torch takes no such step on CPUs"
+                raise Broken(f"{why}; set optim.capturable=false")
             if self.device != "cpu" and group.get("capturable"):
                 group["capturable"] = False  # which no CPU can
         return params, optimizer

@@ -51,7 +51,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
 from launcher.plan.values.compilation import Compilation
 from launcher.plan.values.drill import Fault
-from launcher.plan.values.facts import Graph, Skeleton, TensorSpec
+from launcher.plan.values.facts import Graph, Lookup, Skeleton, TensorSpec
 from launcher.plan.values.objective import Objective
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.param_group import ParamGroup
@@ -97,6 +97,7 @@ class Observed:
     that a forward in evaluation mode changes, under all their names; ``unsteady``: those of them that its
     output depends on; ``mixed``: modules that then normalize over the samples of a micro batch.
     ``batch_dependent``: what is computed while training hangs on which samples are a micro batch.
+    ``lookups``: inputs that are ids of tables, by which each batch is checked.
     """
 
     optimizer: OptimizerTraits | None
@@ -104,6 +105,7 @@ class Observed:
     unsteady: tuple[str, ...]
     mixed: tuple[str, ...]
     batch_dependent: bool
+    lookups: tuple[Lookup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -390,6 +392,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
         unsteady=evaluation.unsteady(model.skeleton, model.graph),
         mixed=effects.mixed,
         batch_dependent=bool(effects.changes or effects.mixed),
+        lookups=effects.lookups,
     )
 
 
@@ -398,7 +401,7 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
     return [
         *([model.built_whole] if model.built_whole else []),
         *model_effects.notes(at.params, at.sizes, model_effects.whole(model.graph, at.sizes)),
-        *model_effects.remarks(job, model.skeleton, model.graph),
+        *model_effects.remarks(job, model.skeleton, model.graph, at.sizes),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),
         *adapters.notes(job, at.params),

@@ -40,7 +40,7 @@ ORDER = (
     "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room", "step",
     "phases", "settings", "notes",
     "deferred", "ema", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "objective",
-    "training", "loss_repeats", "optimizer", "restored", "unsteady", "mixed", "batch_dependent",
+    "training", "loss_repeats", "optimizer", "restored", "unsteady", "mixed", "batch_dependent", "lookups",
 )  # fmt: skip
 """Of the values of a plan: those that are decided, estimated and observed are on one level."""
 

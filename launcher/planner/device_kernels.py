@@ -57,6 +57,16 @@ def _why(job: Job) -> str:
     return "auto -> cuda, a device of this machine for each rank"
 
 
+def device(job: Job) -> str:
+    """``launch.device``; of ``auto`` the CPU, where ranks start here and there is no device for each."""
+    import torch
+
+    launch = job.launch
+    if launch.device != "auto" or job.cluster.links is not None or launch.slurm or launch.k8s:
+        return launch.device
+    return "auto" if torch.accelerator.device_count() >= (launch.nproc or 1) else "cpu"
+
+
 def _here(job: Job, ranks: int) -> bool:
     """Whether ``launch.device=auto`` takes the devices of this machine, of which each of its ranks needs one.
 

@@ -285,7 +285,7 @@ def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
         build,
         job.optim.target,
         shapes,
-        device=job.launch.device,
+        device=device_kernels.device(job),
         dtype=DTYPE[job.train.precision],
     )
 

@@ -65,10 +65,13 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     from launcher.parallel.deferred_init.record import build_in_memory, record
     from launcher.parallel.model_state.global_hooks import hooked_for_all
     from launcher.parallel.trace import model_facts
+    from launcher.parallel.trace.world_reads import world_reads
 
     dtype = model_facts.dtype_of(DTYPE[job.train.precision])
+    world: dict[str, None] = {}
     with model_facts.default_dtype(dtype), hooked_for_all() as for_all:
-        with _owned(job.model, "model"):
+        reads = world_reads(world.setdefault)
+        with _owned(job.model, "model"), environment_reads(), reads:
             model, tape = record(build, job.seed)
         lost = tape.why
         if foreign(job.model):
@@ -84,7 +87,13 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     names = {n: t.detach() for n, t in fill.tensors(model).items()}
     in_memory = (lambda: fill.tensors(build_in_memory(build, job.seed))) if lost else None
     first = fill.InitialTensors(tape, names, in_memory)
-    traits = replace(known.traits, shared=tape.shared, computed=tape.computed, for_all=tuple(for_all))
+    traits = replace(
+        known.traits,
+        shared=tape.shared,
+        computed=tape.computed,
+        for_all=tuple(for_all),
+        world=tuple(world),
+    )
     known = replace(known, traits=traits)
     refuse((*model_effects.unfit(known), *misnamed(known, job.launch.device)))
     known = model_folder.with_stored(job, known)

@@ -7,7 +7,7 @@ import functools
 import io
 import math
 import random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -405,3 +405,17 @@ EXACT = [
     Laws, Seeds, OwnGenerators, OtherSources, Looks, Loads, Outside, Caches, Moves, Tied,
     Rotary, Blocks, Dtypes, Draws, OtherDtypes, OtherStrides, Places,
 ]  # fmt: skip
+
+
+class KeepsFloat32(nn.Module):
+    """A buffer stays in float32 whatever the model is moved or cast to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.register_buffer("f", torch.arange(4.0) / 3)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        self.f = self.f.float()
+        return self

@@ -338,8 +338,8 @@ class Between(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
         if self.grads:
-            (g,) = torch.autograd.grad(h.sum(), self.a.weight, create_graph=True)
-            return self.b(h) + g.sum()
+            (g,) = torch.autograd.grad(h.square().sum(), h, create_graph=True)
+            return self.b(h) + g
         self.b.weight.data.mul_(0.9)
         return self.b(h)
 

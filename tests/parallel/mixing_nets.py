@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+
+class Untracked(nn.BatchNorm1d):
+    """Without running statistics."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, track_running_stats=False)
+
+
+class Centred(nn.BatchNorm1d):
+    """A batch norm with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(0) if self.training else self.running_mean
+        return (x - mean) * self.weight
 
 
 class Net(nn.Module):
@@ -14,7 +31,8 @@ class Net(nn.Module):
         super().__init__()
         self.kind = kind
         self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5)
-        self.norm = nn.BatchNorm1d(6) if kind == "batch norm" else nn.LayerNorm(6)
+        norms = {"batch norm": nn.BatchNorm1d, "untracked norm": Untracked, "own batch norm": Centred}
+        self.norm = norms.get(kind, nn.LayerNorm)(6)
         self.drop = nn.Dropout(0.5)
         self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
         self.gate = nn.Linear(6, 2)
@@ -32,16 +50,29 @@ class Net(nn.Module):
             return self.drop(x - x.mean(0))
         if self.kind in ("capacity", "experts"):
             return self.routed(x, len(x) if self.kind == "experts" else (len(x) + 1) // 2)
+        if self.kind == "experts and dropout":
+            return self.routed(x, len(x), self.drop)
+        if self.kind == "mixup":
+            share = torch.distributions.Beta(0.4, 0.4).sample() if self.training else 0.5
+            return x + share * x[torch.randperm(len(x), device=x.device)]
+        if self.kind == "divided by its number":
+            return x / len(x)
+        if self.kind == "slightly":
+            return x + 1e-6 * x.square().mean()
+        if self.kind == "hardest":
+            return x * (x.square().sum(1) >= x.square().sum(1).median())[:, None]
+        if self.kind == "dropout before a mean":
+            return self.drop(x) - x.mean(0)
         if self.kind == "functional norm":
             return F.batch_norm(x, None, None, training=True)
         return self.drop(x) if self.kind == "dropout" else self.norm(self.b(x))
 
-    def routed(self, x: Tensor, capacity: int) -> Tensor:
+    def routed(self, x: Tensor, capacity: int, drop: Callable[[Tensor], Tensor] = torch.tanh) -> Tensor:
         """Each expert takes the first ``capacity`` samples that want it."""
         first, out = self.gate(x).argmax(-1), torch.zeros_like(x)
         for n, expert in enumerate(self.experts):
             places = (first == n).nonzero()[:, 0][:capacity]
-            out = out.index_add(0, places, expert(x[places]))
+            out = out.index_add(0, places, drop(expert(x[places])))
         return x + out
 
 

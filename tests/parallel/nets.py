@@ -247,7 +247,7 @@ class Sizes(nn.Module):
         b, t, d = x.shape
         n = t * d
         h = self.b(torch.relu(self.a(x)))
-        return self.c(h.reshape(b, n)) / math.sqrt(n) + x.shape[0] / n
+        return self.c(h.reshape(b, n)) / math.sqrt(n) + x.shape[1] / n
 
 
 class Twice(nn.Module):

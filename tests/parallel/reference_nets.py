@@ -262,10 +262,10 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = nn.LSTM(6, 6)
+        self.rnn = nn.LSTM(6, 6, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.rnn(x)[0]
+        return self.rnn(x[:, None])[0][:, 0]
 
 
 class Tied(Odd):

@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+LOG: list[int] = []
+
 
 class Remembers(nn.Module):
     """``kind`` of what it remembers, under the name ``kept``."""
+
+    calls = 0
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -22,7 +26,7 @@ class Remembers(nn.Module):
         start: dict[str, Any] = {
             "number": 0, "list": [], "deque": deque(maxlen=3), "array": np.ones(2), "python": random.Random(0),
             "numpy": np.random.default_rng(0), "torch": torch.Generator().manual_seed(0), "cache": None, "unread": 0,
-            "mean": 1.0, "seen": [],
+            "mean": 1.0, "seen": [], "shaped": torch.Generator().manual_seed(0), "calls": None, "log": None,
         }  # fmt: skip
         if kind == "buffer":
             self.register_buffer("kept", torch.ones(()), persistent=False)
@@ -50,6 +54,14 @@ class Remembers(nn.Module):
         return self.counted(x)
 
     def counted(self, x: Tensor) -> Any:
+        if self.kind == "shaped":
+            return torch.rand(x.shape, generator=self.kept)
+        if self.kind == "calls":
+            Remembers.calls += 1
+            return self.calls
+        if self.kind == "log":
+            LOG.append(len(LOG))
+            return 1.0
         if self.kind == "number":
             self.kept += 1
             return self.kept

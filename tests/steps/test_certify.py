@@ -9,11 +9,13 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+import torch
 
 from launcher.__main__ import main
 from launcher.job.schema.steps import Certify
 from launcher.parallel.replicas import tie
-from launcher.steps.certification.certificate import PARTS
+from launcher.steps.certification.certificate import PARTS, _row
+from launcher.steps.certification.comparison import _far
 from tests.run import llama
 from tests.run.launching import TINY, run
 from tests.steps.certified import ALL, REPLICAS, SHARDED, TWO, certificate, of
@@ -241,3 +243,11 @@ def test_targets_with_holes_are_certified() -> None:
         security__allow=("tests",),
     )
     assert c.holds, c.verdict()
+
+
+def test_a_certificate_says_where_an_error_is_relative_to_roundings_of_the_norm():
+    """A gradient of which nothing but roundings is left; one that is no less than these is judged by itself."""
+    want = torch.tensor([1e-9, -2e-9], dtype=torch.float64)
+    found = [_far(4, "gradient", "b", want * 2, want=want, rounding=floor) for floor in (1e-3, 1e-10, 0.0)]
+    assert [(f.error, f.relative_to) for f in found] == [(pytest.approx(2e-6), 1e-3), (1.0, 0.0), (1.0, 0.0)]
+    assert ["relative_to" in _row(f) for f in found] == [True, False, False]

@@ -21,8 +21,13 @@ class Dispatch(TorchDispatchMode):
 
 
 def in_training(build: Callable[[], nn.Module]) -> nn.Module:
-    """A new model in the mode that a loop begins with: ``model.train()``, whatever its maker left."""
+    """A new model as a loop begins with it: after ``model.train()``, whatever its maker left.
+
+    And after ``model.to(device)``, where modules do something of their own then, as keep a buffer in float32.
+    """
     model = build()
+    if any(not type(m)._apply.__module__.startswith("torch.") for m in model.modules()):
+        model._apply(lambda t: t)
     model.train()
     return model
 

@@ -98,6 +98,11 @@ def held(model: nn.Module) -> PythonState:
     return out
 
 
+def owns_generator(model: nn.Module) -> bool:
+    """Whether a module keeps a generator of torch, which does not move for tensors without numbers."""
+    return any(isinstance(v, torch.Generator) for m in model.modules() for v in vars(m).values())
+
+
 def changed(before: PythonState, after: PythonState) -> list[Key]:
     """Where they differ, in their order."""
     a, b = before.marks, after.marks

@@ -117,8 +117,15 @@ def _traits(model: nn.Module) -> ModelTraits:
         synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
         compiled=tuple(n for n, m in modules if _compiled(m)),
         twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
+        batch_norms=tuple(n for n, m in modules if _over_samples(m)),
         saying=tuple(n for n, m in modules if type(m).get_extra_state is not nn.Module.get_extra_state),
     )
+
+
+def _over_samples(module: nn.Module) -> bool:
+    """Whether it normalizes by the samples of a batch: one kept in evaluation mode does not."""
+    known = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return known and (module.training or module.running_mean is None)
 
 
 def _compiled(module: nn.Module) -> bool:
@@ -284,6 +291,7 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
         world=tuple(watch.world),
         global_draws=watch.global_draws,
         beyond=tuple((name, rows, most) for name, (rows, most) in watch.values.beyond.items()),
+        lookups=tuple(watch.values.lookups),
     )
 
 

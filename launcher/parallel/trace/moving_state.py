@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.model_state.backward_state import BACKWARD, FORWARD, entangled
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.python_state import PythonState, changed, held, reading
+from launcher.parallel.model_state.module_globals import files, put_back, variables
+from launcher.parallel.model_state.python_state import PythonState, changed, held, owns_generator, reading
 from launcher.parallel.trace.sample_values import FEW, SampleValues
 from launcher.parallel.trace.zero_inputs import OTHER, drawn, in_memory, stand_ins
 from launcher.plan.values.facts import Kept
@@ -25,16 +27,20 @@ ROUNDS = 3
 
 
 def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kept, ...]:
-    """Attributes of modules, each with whether its numbers come from the data; ``model`` stays what it is.
+    """Attributes of modules and variables of their files, each with whether its numbers come from the data.
 
-    ``looks``: its Python looks at data, so that it can run only on numbers in memory. Nothing is known of a
-    model that is too large for that, or that fails for the numbers that it is tried with.
+    ``model`` stays what it is. ``looks``: its Python looks at data, so that it can run only on numbers in
+    memory, as one that draws from a generator of its own does. Nothing is known of a model that is too large
+    for that, or that fails for the numbers that it is tried with.
     """
-    if looks and sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW:
-        return ()
+    small = sum(t.numel() for t in (*model.parameters(), *model.buffers())) <= FEW
+    looks = looks or owns_generator(model)
+    out: tuple[Kept, ...] = ()
     with suppress(Exception), torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
-        return _found(model, inputs, looks)
-    return ()
+        out += _found(model, inputs, looks) if small or not looks else ()
+    with suppress(Exception), torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
+        out += _variables(model, inputs) if small else ()
+    return out
 
 
 def _found(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kept, ...]:
@@ -59,6 +65,33 @@ def _found(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kep
     return tuple(Kept(name, name in by_data) for name in names if name in read)
 
 
+def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Kept, ...]:
+    """Variables and class attributes of the model's files that a forward changes and a later one reads.
+
+    A new copy of the model then gives something else for the same inputs.
+    """
+    names = files(*map(type, model.modules()))
+
+    def after(batch: int) -> tuple[list[Any], PythonState]:
+        one, xs = _ready(model, inputs, True, batch)
+        return tree_leaves(_forward(one, xs, True)), variables(names)
+
+    with put_back(names):
+        after(0)  # which fills caches
+        first, before = after(0)
+        second, later = after(0)
+        moved = dict.fromkeys(name for name, _ in changed(before, later))
+        pairs = zip(first, second, strict=True)
+        if not moved or all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor)):
+            return ()
+    by_data = []
+    for batch in (0, OTHER):
+        with put_back(names):
+            by_data.append(after(batch)[1])
+    differ = {name for name, _ in changed(*by_data)}
+    return tuple(Kept(name, name in differ) for name in moved)
+
+
 def _after(model: nn.Module, inputs: Sequence[Tensor], batch: int) -> PythonState:
     """What a first forward leaves."""
     one, xs = _ready(model, inputs, True, batch)
@@ -76,10 +109,10 @@ def _ready(
     return copied(model), [torch.empty_like(x, device="meta") for x in inputs]
 
 
-def _forward(model: nn.Module, xs: Sequence[Tensor], looks: bool) -> None:
+def _forward(model: nn.Module, xs: Sequence[Tensor], looks: bool) -> Any:
     torch.manual_seed(0)
     with torch.no_grad(), torch.device("cpu" if looks else "meta"):
-        model(*(x.clone() for x in xs))
+        return model(*(x.clone() for x in xs))
 
 
 def _tensor(model: nn.Module, name: str) -> bool:

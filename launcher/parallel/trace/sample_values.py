@@ -15,13 +15,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
+from launcher.plan.values.facts import Lookup
 
-LOOKUPS = (torch.ops.aten.embedding.default, torch.ops.aten._embedding_bag.default)
+aten = torch.ops.aten
+EMBEDDINGS = (aten.embedding.default, aten._embedding_bag.default)
+INDEXED = (aten.index_select.default, aten.gather.default)
+"""Each with the dim that it looks up."""
+
+SAME = frozenset({
+    aten._to_copy.default, aten._unsafe_view.default, aten.alias.default, aten.clone.default,
+    aten.detach.default, aten.expand.default, aten.permute.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.view.default,
+})  # fmt: skip
+"""What comes of them has the numbers of their first argument and no others."""
+SHIFTS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 FEW = 1 << 24
 """Numbers of a module, or of a batch, that are tried at most: larger ones are zeros, which take no memory."""
@@ -73,21 +85,36 @@ def trying() -> bool:
 class SampleValues(Dispatch):
     """Enter it around a forward on ``given``: it knows the numbers of what comes of them and of constants.
 
-    ``beyond``: modules that look up more than their table has, each with its rows and the largest id.
+    ``beyond``: modules that look up more than their table has, each with its rows and the id. ``lookups``:
+    inputs that are ids of tables, by which a rank checks each batch.
     """
 
     def __init__(self, given: Sequence[Tensor], running: Callable[[], str] = lambda: "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.running = running
         self.beyond: dict[str, tuple[int, int]] = {}
+        self.lookups: dict[Lookup, None] = {}
         trial = _TRIAL.get()
         batches = trial.batches if trial is not None else ()
         self.batches = len(batches)
         self._known: dict[int, tuple[weakref.ref[Tensor], list[Tensor]]] = {}
         self._lost: set[int] = set()
+        self._ids: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self._of_inputs: dict[int, list[Tensor]] = {}
         for place, t in enumerate(given):
             values = [_fitted(batch[place], t) if place < len(batch) else None for batch in batches]
             self._learn(t, values)
+            if not t.is_floating_point():
+                self._of_inputs[place] = self._find(t) or []
+                self._ids[id(t)] = weakref.ref(t), place, 0
+
+    def follow(self, stand_in: Tensor, t: Tensor) -> None:
+        """``stand_in`` has the numbers of ``t``, in memory."""
+        found, at = self._find(t), self._input(t)
+        if found is not None:
+            self._known[id(stand_in)] = weakref.ref(stand_in), found
+        if at is not None:
+            self._ids[id(stand_in)] = weakref.ref(stand_in), *at
 
     def of(self, t: Tensor, batch: int = 0) -> Tensor | None:
         """The numbers of ``t`` for one of the batches, to be changed by whoever asks."""
@@ -108,8 +135,9 @@ class SampleValues(Dispatch):
         out = func(*args, **kwargs)
         if not self.batches:
             return out
-        if func in LOOKUPS:
-            self._look_up(args[0], args[1])
+        self._count(func, args, out)
+        for table, dim, ids in _looked_up(func, args):
+            self._look_up(table.shape[dim], ids, wraps=func is aten.index.Tensor)
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_meta]
         if not made or not all(t.is_meta and t.layout is torch.strided for t in (*given, *made)):
@@ -125,11 +153,40 @@ class SampleValues(Dispatch):
             self._learn(t, [r[at] if at < len(r) else None for r in results])
         return out
 
-    def _look_up(self, table: Tensor, ids: Tensor) -> None:
-        """Note the largest id that a table has no row for; on meta it is looked up all the same."""
-        most = max((int(v.max()) for v in self._find(ids) or () if v.numel()), default=-1)
-        if most >= len(table):
-            self.beyond[self.running()] = len(table), most
+    def _input(self, t: Tensor) -> tuple[int, int] | None:
+        """The place of the input that has the numbers of ``t``, and what was added to them."""
+        found = self._ids.get(id(t))
+        return None if found is None or found[0]() is not t else found[1:]
+
+    def _values(self, at: tuple[int, int] | None) -> list[Tensor]:
+        """The numbers of ids in memory, which come of an input."""
+        return [] if at is None else [v + at[1] for v in self._of_inputs.get(at[0], ())]
+
+    def _count(self, func: Any, args: Any, out: Any) -> None:
+        """Note an input that has only been laid out otherwise, or shifted by a number."""
+        known = (func in SAME or func in SHIFTS) and isinstance(args[0], Tensor)
+        at = self._input(args[0]) if known else None
+        if at is None or not isinstance(out, Tensor):
+            return
+        place, shift = at
+        if func in SHIFTS:
+            if not isinstance(args[1], int):
+                return
+            shift += SHIFTS[func] * args[1]
+        self._ids[id(out)] = weakref.ref(out), place, shift
+
+    def _look_up(self, rows: int, ids: Tensor, wraps: bool) -> None:
+        """Note an id that a table has no row for; on meta it is looked up all the same."""
+        module, at = self.running(), self._input(ids)
+        least = -rows if wraps else 0
+        if at is not None:
+            place, shift = at
+            self.lookups[Lookup(place, module, rows, least - shift, rows - shift)] = None
+        for v in self._find(ids) or self._values(at):
+            if v.numel() and int(v.max()) >= rows:
+                self.beyond[module] = rows, max(int(v.max()), self.beyond.get(module, (rows, 0))[1])
+            elif v.numel() and int(v.min()) < least:
+                self.beyond.setdefault(module, (rows, int(v.min())))
 
     def _carried_out(self, func: Any, args: Any, kwargs: Any, batch: int) -> list[Tensor]:
         """What comes of the numbers of one batch; nothing where they cannot be had."""
@@ -141,6 +198,21 @@ class SampleValues(Dispatch):
             except (RuntimeError, IndexError, NotImplementedError):  # then nobody knows
                 return []
         return [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+
+
+def _looked_up(func: Any, args: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """The tables of a call, the dim that is looked up, and the ids."""
+    if func in EMBEDDINGS:
+        yield args[0], 0, args[1]
+    elif func in INDEXED and isinstance(args[0], nn.Parameter):
+        yield args[0], args[1], args[2]
+    elif func is aten.index.Tensor and isinstance(args[0], nn.Parameter) and _only_ids(args[1]):
+        yield from ((args[0], dim, t) for dim, t in enumerate(args[1]) if t is not None)
+
+
+def _only_ids(index: Sequence[Tensor | None]) -> bool:
+    """A mask takes as many dims as it has, so that others are not at their place."""
+    return all(t is None or t.dtype in (torch.int64, torch.int32) for t in index)
 
 
 def _fitted(samples: Tensor, t: Tensor) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from threading import get_ident
@@ -19,7 +19,8 @@ from torch.utils.checkpoint import CheckpointFunction
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.pytree import tree_leaves
-from launcher.parallel.model_state.python_state import Key, changed, held
+from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.python_state import Key, changed, held, owns_generator
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.model_state.tensor_hooks import REGISTER, uses_weights
 from launcher.parallel.trace.autograd_paths import feeds, reaches
@@ -79,7 +80,8 @@ class Watch(TorchFunctionMode):
     given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
     generator, whose code runs when they are over. Of what is around the model ``world``: modules that ask for
     the processes that they run in, and what for; ``global_draws``: whether numbers come from the global
-    streams of Python or numpy; ``moved``: attributes of modules are other than before.
+    streams of Python or numpy; ``moved``: attributes of modules, or variables of their files, are other than
+    before, or may be once there are numbers.
     """
 
     def __init__(
@@ -313,12 +315,15 @@ class Watch(TorchFunctionMode):
         if func is not torch.autograd.grad:
             return Inner(self._running[-1], backward=True)
         of = args[1] if len(args) > 1 else kwargs.get("inputs")
-        nodes = {get_gradient_edge(t).node for t in tree_leaves(of) if t.requires_grad}
-        known = {id(t) for t in tree_leaves(of)}
+        nodes = set()
+        for t in (t for t in tree_leaves(of) if t.requires_grad):
+            with suppress(AttributeError):  # torch.func under vmap shows no node of what it starts from
+                nodes.add(get_gradient_edge(t).node)
         crosses = []
         for name, given in zip(self._running, self._given, strict=True):
-            others = [t for t in given if id(t) not in known and t.grad_fn is not None]
-            if any(reaches(t.grad_fn, nodes, 0) for t in others):
+            # what comes of the same node is the tensor itself: torch.func takes the gradient of a copy of it
+            others = [t.grad_fn for t in given if t.grad_fn is not None and t.grad_fn not in nodes]
+            if any(reaches(fn, nodes, 0) for fn in others):
                 crosses.append(name)
         return Inner(self._running[-1], False, tuple(crosses))
 
@@ -365,7 +370,8 @@ def watching(
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
     forget()
     watch = Watch(model, units, saved, given)
-    streams, before = streams_now(), held(model)
+    names = files(*map(type, model.modules()))
+    streams, before, around = streams_now(), held(model), variables(names)
 
     # modules: by lambdas, which a copy of the module shares, and so tells this watch
     for name, module in model.named_modules():
@@ -392,7 +398,8 @@ def watching(
             yield watch
         watch.effects.settle()
         watch.global_draws = streams_now() != streams
-        watch.moved = bool(watch.counted or changed(before, held(model)))
+        watch.moved = bool(watch.counted or changed(before, held(model)) or changed(around, variables(names)))
+        watch.moved |= owns_generator(model)
     finally:
         del reentrant.apply
         watch.over = True

@@ -47,6 +47,7 @@ def _stand_ins(given: list[torch.Tensor], watch: Watch | None, zeros: bool = Fal
         made[id(t)] = _zeros(t) if value is None else _as(value, t)
         if watch is not None:
             watch.effects.follow(made[id(t)], t)
+            watch.values.follow(made[id(t)], t)
     return made
 
 

@@ -12,7 +12,7 @@ from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
-from launcher.plan.values.text import listed
+from launcher.plan.values.text import listed, many
 
 KEY = "model"
 Why = tuple[str, str]
@@ -67,7 +67,7 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
         yield from _disagree(graph)
     yield from _references(skeleton, graph)
 
-    yield from _around(at, graph)
+    yield from _around(at, skeleton, graph)
 
     # what a forward changes, and gradients that it takes itself or looks at
     for change in graph.effects.changes:
@@ -97,16 +97,20 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
             yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
 
 
-def _around(at: CutModel, graph: Graph) -> Iterator[Problem]:
+def _around(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     """What is another on every rank, and would make another model of it there."""
     n = at.sizes.grid.size
-    for module, what in graph.effects.world if n > 1 else ():
-        text = f"{_where(module)} asks for {what} in its forward, and {n} ranks get other answers than one"
+    asking = [f"the constructor asks for {what}" for what in skeleton.traits.world]
+    asking += [f"{_where(module)} asks for {what} in its forward" for module, what in graph.effects.world]
+    for asks in asking if n > 1 else ():
+        text = f"{asks}, and {n} ranks get other answers than one"
         cure = "leave it out, for samples, gradients and losses are put together without it"
         yield Problem(KEY, f"{text}: they would train another model; {cure}")
     if graph.effects.global_draws and at.sizes.replicas > 1:
         text = "the forward draws numbers from Python's or numpy's random stream"
         yield Problem(KEY, f"{text}, which is another on every rank; draw with torch, inside a module")
+    if _mixes(graph) and _cuts_batch(at.sizes):
+        yield _mixed(at)
     for kept in graph.effects.kept:
         if kept.by_data and at.sizes.replicas > 1:
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
@@ -170,20 +174,46 @@ def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
     where = ", ".join(path) if isinstance(path, tuple | list) else str(path)
     for module, rows, most in graph.effects.beyond:
         text = f"{_where(module)} has a table of {rows} rows, and an id of the data ({where}) is {most}"
-        yield Problem(KEY, f"{text}; give it at least {most + 1} rows, or read data of fewer tokens")
+        cure = f"give it at least {most + 1} rows, or read data of fewer tokens"
+        yield Problem(KEY, f"{text}; {cure if most >= 0 else 'ids begin at 0: mask what is no token'}")
 
 
 def _mixes(graph: Graph) -> bool:
-    """Of a model that remembers its batches, and so depends on all of them, it is said what it changes."""
+    """Whether samples depend on one another; one that remembers batches is judged by what it changes."""
     remembers = any(c.by_data and c.read for c in graph.effects.changes)
     return bool(graph.effects.mixing) and not remembers and not any(k.by_data for k in graph.effects.kept)
 
 
-def remarks(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+def _cuts_batch(sizes: Sizes) -> bool:
+    return sizes.replicas * sizes.micros > 1
+
+
+MIXED = "its output for a sample depends on the rest of its batch"
+
+
+def _mixed(at: CutModel) -> Problem:
+    """A loss class that compares samples is refused as well: sums over parts of the batch do not add up."""
+    sizes = at.sizes
+    parts = f"{many(sizes.micros, 'micro batch')} and {many(sizes.replicas, 'data-parallel rank')}"
+    why = f"the batch is cut over {parts}, so each layout would train another model"
+    alone = sizes.replicas == 1 and len(at.stages) == 1
+    way_out = "compute each sample by itself, or train with one data-parallel rank, stage and micro batch"
+    cure = "parallel.pipeline.micro_batch_num=1" if alone else ""
+    return Problem(KEY, f"{MIXED}, and {why}; {way_out}", cure)
+
+
+def remarks(job: Job, skeleton: Skeleton, graph: Graph, sizes: Sizes) -> list[Note]:
     """What is trained, but not to the same numbers whatever else is asked."""
-    text = "what its forward gives for a sample depends on the other samples of its batch"
-    other = Note(KEY, f"{text}: another batch size, or a batch in parts, trains to other numbers")
-    return [*_unsaved(job, skeleton, graph), *([other] if _mixes(graph) else [])]
+    out = _unsaved(job, skeleton, graph)
+    if _mixes(graph):
+        text = "another batch size, or a batch in parts, trains to other numbers"
+        out.append(Note(KEY, f"{MIXED}: {text}"))
+    if skeleton.traits.batch_norms and _cuts_batch(sizes):
+        text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
+        names = listed(skeleton.traits.batch_norms)
+        other = "another number of data-parallel ranks or micro batches trains to other numbers"
+        out.append(Note(KEY, f"BatchNorm ({names}) {text} {sizes.global_batch}: {other}"))
+    return out
 
 
 def _unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:

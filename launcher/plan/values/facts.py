@@ -92,7 +92,9 @@ class ModelTraits:
     ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one
     another's memory; ``computed``: attributes made of weights; ``compiled``: modules that the model itself
     has had compiled. ``saying``: modules that say more of themselves (``get_extra_state``). ``for_all``:
-    functions by which the constructor has registered hooks for all modules of torch.
+    functions by which the constructor has registered hooks for all modules of torch. ``batch_norms``: modules
+    that normalize over the samples of a batch in training. ``world``: what the constructor asks of the
+    processes that it runs in.
     """
 
     hooked: tuple[str, ...] = ()
@@ -104,6 +106,8 @@ class ModelTraits:
     compiled: tuple[str, ...] = ()
     saying: tuple[str, ...] = ()
     for_all: tuple[str, ...] = ()
+    batch_norms: tuple[str, ...] = ()
+    world: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,6 +254,17 @@ class Inner:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """``module`` has a table of ``rows`` for ids of the input at ``place``: ``first`` to before ``end``."""
+
+    place: int
+    module: str
+    rows: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Effects:
     """What a forward does besides computing.
 
@@ -263,8 +278,8 @@ class Effects:
     modules that ask for the processes that they run in, each with what it asks. ``global_draws``: whether
     numbers come from the global random stream of Python or numpy. ``kept``: what it remembers in Python.
     ``mixing``: what comes of a sample depends on the others of its batch, BatchNorm aside; ``None``: it was
-    not tried. ``beyond``: modules that look up more in their table than it has, its rows, and the largest id
-    of the data.
+    not tried. ``beyond``: modules that look up more in their table than it has, its rows, and an id of the
+    data that has none. ``lookups``: inputs that are ids of tables.
     """
 
     changes: tuple[Change, ...] = ()
@@ -284,6 +299,7 @@ class Effects:
     kept: tuple[Kept, ...] = ()
     mixing: bool | None = None
     beyond: tuple[tuple[str, int, int], ...] = ()
+    lookups: tuple[Lookup, ...] = ()
 
 
 @dataclass(frozen=True)

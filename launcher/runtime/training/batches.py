@@ -18,7 +18,7 @@ from launcher.plan.sample_checks import classes
 from launcher.plan.values.batch_reading import BatchRole
 from launcher.runtime import device as devices
 from launcher.runtime.training.batch_transfer import deal
-from launcher.runtime.training.target_values import Place, check_classes, check_shares
+from launcher.runtime.training.target_values import Place, check_classes, check_ids, check_shares
 
 Indices = npt.NDArray[np.int64]
 
@@ -119,7 +119,9 @@ class Feed:
         for_inputs, for_targets = self._hands
 
         def read_inputs() -> tuple[Tensor, ...]:
-            return tuple(_each(t, read, where, split)[keep] for t in source.inputs(read))
+            inputs = [_each(t, read, where, split) for t in source.inputs(read)]
+            check_ids(inputs, read % len(source), self.plan.observed.lookups, Place(where, split))
+            return tuple(t[keep] for t in inputs)
 
         def read_targets() -> tuple[Tensor, ...]:
             return (self._targets(source, read, where, split)[keep],)

@@ -1,7 +1,8 @@
-"""Refuses targets that the loss cannot compare with the output, before any rank waits for another."""
+"""Refuses targets that the loss cannot take, and ids that a table has no row for, before ranks wait."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from launcher.errors import RunError
+from launcher.plan.values.facts import Lookup
 
 Indices = npt.NDArray[np.int64]
 
@@ -38,9 +40,23 @@ def check_shares(targets: Tensor, indices: Indices, at: Place) -> None:
         raise RunError(f"{text}, and the loss bce takes numbers from 0 to 1. Look at the data")
 
 
-def _first(targets: Tensor, wrong: Tensor, indices: Indices, at: Place) -> str:
+def check_ids(inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[Lookup], at: Place) -> None:
+    """The same for ids of the ``inputs`` that a table of the model has no row for."""
+    for table in lookups:
+        ids = inputs[table.place]
+        wrong = (ids < table.first) | (ids >= table.end)
+        if wrong.any():
+            text = _first(ids, wrong, indices, at, f"an id of input {table.place}")
+            where = table.module or "the model"
+            known = f"{where} has a table of {table.rows} rows, for ids from {table.first} to {table.end - 1}"
+            more = int(ids.max()) - table.end + 1
+            cure = f"give the table at least {table.rows + more} rows" if more > 0 else "mask what is no id"
+            raise RunError(f"{text}, and {known}. Look at the data, or {cure}")
+
+
+def _first(targets: Tensor, wrong: Tensor, indices: Indices, at: Place, what: str = "the target") -> str:
     spot, *below = wrong.nonzero()[0].tolist()
     more = f" and {int(wrong.sum()) - 1} more" if wrong.sum() > 1 else ""
     inside = f" at {', '.join(map(str, below))}" if below else ""
     number = targets[(spot, *below)].item()
-    return f"{at.when}: the target of {at.split} sample {indices[spot]}{inside} is {number}{more}"
+    return f"{at.when}: {what} of {at.split} sample {indices[spot]}{inside} is {number}{more}"

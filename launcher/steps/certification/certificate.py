@@ -32,7 +32,8 @@ _WORDS = {
 class Finding:
     """How far ``part`` of ``name`` ("" for a single number) is from one process after ``step``.
 
-    ``note`` says why.
+    ``note`` says why. ``relative_to``: what the error is relative to, where that is roundings of the norm,
+    more than the largest number of the tensor; else 0.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Finding:
     name: str
     error: float
     note: str = ""
+    relative_to: float = 0.0
 
     def __str__(self) -> str:
         what = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
@@ -134,7 +136,9 @@ def _compared(c: Certificate, copy: Copy) -> dict[str, Any]:
 
 def _row(f: Finding) -> dict[str, Any]:
     error = f.error if isfinite(f.error) else None  # JSON has no infinity
-    more = {"note": f.note} if f.note else {}
+    more: dict[str, Any] = {"note": f.note} if f.note else {}
+    if f.relative_to:  # a gradient that cancels is what roundings leave: the allowance is in no other place
+        more["relative_to"] = f.relative_to
     return {"step": f.step, "part": f.part, "name": f.name, "error": error} | more
 
 

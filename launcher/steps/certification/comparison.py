@@ -214,11 +214,14 @@ def _far(
 ) -> Finding:
     if got is None:
         return _judged(step, part, name, "there is none")
-    return Finding(step, part, name, error(got, want, rounding))
+    decides = rounding > 0 and bool((want.abs() < rounding).all())
+    relative_to = rounding if decides else 0.0
+    return Finding(step, part, name, error(got, want, rounding), relative_to=relative_to)
 
 
 def _one(step: int, part: str, got: float | None, want: float, rounding: float = 0.0) -> Finding:
     if got is None:
         return _judged(step, part, "", "there is none")
     far, size = abs(got - want), max(abs(want), rounding)
-    return Finding(step, part, "", far / size if size else far)
+    relative_to = rounding if rounding > abs(want) else 0.0
+    return Finding(step, part, "", far / size if size else far, relative_to=relative_to)

@@ -15,6 +15,7 @@ from launcher.parallel.deferred_init import record
 from launcher.parallel.deferred_init.plain_build import differing
 from launcher.parallel.deferred_init.replay import replay
 from launcher.parallel.deferred_init.uninitialized import problems
+from launcher.parallel.dispatch.modes import default_dtype
 from tests.parallel import constructors, unrecorded
 
 
@@ -141,3 +142,14 @@ def test_a_sparse_tensor_is_refused():
     with pytest.raises(RequestError) as error:
         record.record(unrecorded.Sparse)
     assert str(error.value) == "model: links is sparse_coo; only dense tensors can be laid out: keep its parts"
+
+
+def test_a_module_that_does_something_of_its_own_when_it_is_moved_is_as_after_a_move():
+    """``module.to(device)`` is what every loop calls first: the plan must know the dtype that is left then."""
+    with default_dtype(torch.float64):
+        model, recorded = record.record(constructors.KeepsFloat32, 5)
+        want = constructors.KeepsFloat32().to("cpu")
+        assert not differing(constructors.KeepsFloat32, model, recorded)
+    assert recorded.why == ""
+    assert (model.f.dtype, model.lin.weight.dtype) == (torch.float32, torch.float64)
+    assert torch.equal(replay(recorded.log, model.f, "f", 5), want.f)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from launcher.errors import RequestError
+from launcher.errors import RequestError, RunError
 from launcher.planner.plan_job import plan_job
+from launcher.runtime.training.target_values import Place, check_ids
+from tests.parallel.lookup_nets import Ids
 from tests.parity import own
 
 TOKENS = {"name": "random_tokens", "vocab_size": 9, "seq_len": 6}
@@ -41,3 +44,39 @@ def test_as_many_rows_as_ids_are_planned(settings, data):
 def test_stages_are_told_too():
     with pytest.raises(RequestError, match="embed has a table of 8 rows"):
         planned(OWN, stages=2, rows=8)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("how", ["index", "index_select", "gather"])
+def test_a_parameter_that_is_looked_up_by_hand_is_a_table_too(how, looks):
+    model = {"_target_": "tests.parallel.lookup_nets.Positions", "how": how, "looks": looks}
+    plan_job(own("lookup_nets.Positions", ["int64", 6], stages=1, model={**model, "rows": 9}, data=OWN))
+    with pytest.raises(RequestError, match="has a table of 8 rows, and an id of the data"):
+        plan_job(own("lookup_nets.Positions", ["int64", 6], stages=1, model={**model, "rows": 8}, data=OWN))
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "end"),
+    [
+        ({"_target_": "tests.parallel.lookup_nets.Net", "rows": 9}, 0, 9),
+        ({"_target_": "tests.parallel.lookup_nets.Net", "rows": 10, "shift": 1}, -1, 9),
+        ({"_target_": "tests.parallel.lookup_nets.Positions", "rows": 9, "how": "gather", "looks": True}, 0, 9),
+        ({"_target_": "tests.parallel.lookup_nets.Positions", "rows": 9, "how": "index"}, -9, 9),
+    ],
+    ids=["embedding", "shifted", "gathered in a module that looks", "indexed"],
+)
+def test_a_rank_names_the_first_id_that_a_table_has_no_row_for(model, first, end):
+    data = {**OWN, "late": 12}
+    plan = plan_job(own("lookup_nets.Net", ["int64", 6], stages=1, model=model, data=data))
+    (table,) = plan.observed.lookups
+    assert (table.place, table.rows, table.first, table.end) == (0, model["rows"], first, end)
+
+    source = Ids("train", 12)
+    with pytest.raises(RunError) as error:
+        check_ids(source.inputs(np.arange(18, 24)), np.arange(18, 24), (table,), Place("step 2", "training"))
+    where = f"{table.module} has" if table.module else "the model has"
+    assert str(error.value) == (
+        f"step 2: an id of input 0 of training sample 20 at 4 is 12, and {where} a table of {table.rows} rows, for ids "
+        f"from {first} to {end - 1}. Look at the data, or give the table at least {table.rows + 13 - end} rows"
+    )
+    check_ids(source.inputs(np.arange(12)), np.arange(12), (table,), Place("step 1", "training"))

@@ -41,7 +41,12 @@ def test_what_python_keeps_is_named(kind, layout):
     assert said(net(kind, layout)) == [KEPT]
 
 
-@pytest.mark.parametrize("kind", ["torch", "mean", "seen"])
+def test_what_a_class_keeps_is_named_and_what_a_file_only_writes_is_not():
+    assert said(net("calls")) == [KEPT.replace("middle.kept", "tests.parallel.remembering_nets.Remembers.calls")]
+    assert said(net("log")) == []
+
+
+@pytest.mark.parametrize("kind", ["torch", "shaped", "mean", "seen"])
 def test_it_is_named_where_the_model_looks_at_data(kind):
     assert said(net(kind)) == [KEPT]
 

@@ -1,4 +1,4 @@
-"""A forward that asks for its rank, its world or a stream of its process is another on several ranks: refused there."""
+"""Models that ask for a rank, a world or a stream of their process differ on several ranks: refused there."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def net(how: str, parallel: dict[str, Any], looks: bool = False) -> Job:
     return own("world_nets.Net", [6], stages=1, model=model, parallel=parallel)
 
 
+def built(how: str, parallel: dict[str, Any]) -> Job:
+    model = {"_target_": "tests.parallel.world_nets.Built", "how": how}
+    return own("world_nets.Built", [6], stages=1, model=model, parallel=parallel)
+
+
 TEXT = (
     "model: middle asks for {} in its forward, and 2 ranks get other answers than one: they would train another model; "
     "leave it out, for samples, gradients and losses are put together without it"
@@ -39,6 +44,20 @@ def test_who_asks_for_the_world_is_refused_on_several_ranks(how, looks, parallel
     with pytest.raises(RequestError) as refused:
         plan_job(net(how, parallel, looks))
     assert str(refused.value) == TEXT.format(what)
+
+
+@pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
+@pytest.mark.parametrize("how", ["size", "rank", "environment"])
+def test_a_constructor_that_asks_for_the_world_is_refused_on_several_ranks(how, parallel):
+    what = "the environment variable WORLD_SIZE" if how == "environment" else "torch.distributed.is_initialized()"
+    with pytest.raises(RequestError) as refused:
+        plan_job(built(how, parallel))
+    asks = TEXT.replace("middle asks for {} in its forward", f"the constructor asks for {what}")
+    assert str(refused.value) == asks
+
+
+def test_a_constructor_that_asks_for_the_world_is_planned_on_one_rank():
+    plan_job(built("size", {}))
 
 
 @pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])

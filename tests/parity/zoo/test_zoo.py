@@ -23,7 +23,8 @@ SAMPLE = {
     "BaseChangedAcross": (THREE,), "TeacherInGlue": (CUT,), "SharedBuffer": (REPLICAS,),
     "IgnoredTied": (REPLICAS,), "IdleExperts": (SHARDS, HALVED), "UNet": (THREE,), "FrozenStage": ("pp2", HALVED),
     "LayerDrop": (AGAIN, SELECTIVE), "GumbelHard": (AGAIN,), "Gru": (SELECTIVE,), "FunctionalCall": (LEVEL3,),
-    "Force": (AGAIN,), "FuncGrad": (AGAIN,), "VmapGlue": (SELECTIVE,), "PixelShuffle": (WHOLE,),
+    "Force": (AGAIN,), "FuncGrad": (AGAIN,), "FuncJacobian": ("pp2",), "FuncVjp": ("pp2",),
+    "VmapGlue": (SELECTIVE,), "PixelShuffle": (WHOLE,),
     "SpectralNormNew": (WHOLE,), "SharedBiasAcross": (STAGES,), "TensorHook": (WHOLE,), "RootHook": (THREE, WHOLE),
     "TiedThrice": (CUT, HALVED, CHUNKS), "DetachedInPlace": (STAGES,), "ParameterHook": (WHOLE,),
 }  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from tests.parity.zoo.case import ABCD, D, Net, odd
+from tests.parity.zoo.case import ABCD, D, Net, block, odd
 
 
 class _Reverse(Function):
@@ -183,6 +183,46 @@ class _Slope(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         slope: Tensor = torch.func.vmap(torch.func.grad(lambda row: torch.tanh(self.weight * row).sum()))(x)
         return slope
+
+
+class _Jacobian(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        slopes: Tensor = torch.func.vmap(torch.func.jacrev(self.net))(x)
+        return x + slopes.sum(1)
+
+
+@odd("a", "jacobian", "c", "d")
+class FuncJacobian(Net):
+    """torch.func.jacrev of a submodule under vmap."""
+
+    def extra(self) -> None:
+        self.jacobian = _Jacobian()
+        del self.b
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.jacobian(self.a(x))))
+
+
+class _Pullback(_Jacobian):
+    def forward(self, x: Tensor) -> Tensor:
+        y, back = torch.func.vjp(self.net, x)
+        return y + back(torch.ones_like(y))[0]
+
+
+@odd("a", "pullback", "c", "d")
+class FuncVjp(Net):
+    """torch.func.vjp of a submodule by its input."""
+
+    def extra(self) -> None:
+        self.pullback = _Pullback()
+        del self.b
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.pullback(self.a(x))))
 
 
 @odd("a", "slope", "c", "d")
