@@ -1,4 +1,4 @@
-"""Which kernels a plan counts with: CUDA has some that a CPU lacks."""
+"""Which kernels a plan counts with: those of the devices that its ranks will run on."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from launcher.plan.values.facts import COMPUTE, Graph
 
 KEY = "launch.device"
 CUDA = "cuda"
-_on_device = ContextVar("planned_on_device", default=False)
+_kind = ContextVar("planned_kind", default="cpu")
 
 
-def on_device() -> bool:
-    """Whether the plan that is being made is for devices of their own."""
-    return _on_device.get()
+def planned_kind() -> str:
+    """The kind of device that the plan that is being made is for."""
+    return _kind.get()
 
 
 @contextmanager
 def counted(job: Job, size: int) -> Iterator[None]:
     """Plan ``size`` ranks with the kernels of the devices that they will run on."""
     from launcher.models.attention import grouped_heads
-    from launcher.parallel.cost.fused_kernels import fused_norms
+    from launcher.parallel.cost.fused_kernels import counted_as, kernels_of
 
-    there = accelerators(job) or _here(job, -(-size // job.launch.nnodes))
-    before = _on_device.set(there)
+    known, count = devices()
+    kind = _planned(job, known if count >= -(-size // job.launch.nnodes) else None)
+    before = _kind.set(kind)
     try:
-        cuda = there and job.launch.device in ("auto", CUDA)
-        with fused_norms(there), grouped_heads(cuda and not over_device_matrix(job)):
+        fused = kernels_of(kind, here=kind == known)
+        with counted_as(fused), grouped_heads(kind == CUDA and not over_device_matrix(job)):
             yield
     finally:
-        _on_device.reset(before)
+        _kind.reset(before)
 
 
 def notes(job: Job, graph: Graph) -> Iterator[Note]:
     """Which attention is counted; of CPUs, what each torch has, nothing is said."""
-    known = job.launch.device in ("auto", CUDA)
-    if not known or not on_device() or not any(n.operations.attention for n in graph.nodes):
+    if planned_kind() != CUDA or not any(n.operations.attention for n in graph.nodes):
         return
     half = COMPUTE[job.train.precision] in ("bfloat16", "float16")
     kernel = "cuDNN's or flash's kernel" if half else "the memory-efficient kernel"
@@ -57,20 +57,21 @@ def _why(job: Job) -> str:
     return "auto -> cuda, a device of this machine for each rank"
 
 
-def _here(job: Job, ranks: int) -> bool:
-    """Whether ``launch.device=auto`` takes the devices of this machine, of which each of its ranks needs one.
+def _planned(job: Job, here: str | None) -> str:
+    """The kind of device that ranks run on; ``here``: this machine's, if each of its ranks can have one.
 
     A cluster that is named, and a job that starts elsewhere, say nothing of this machine.
     """
     launch = job.launch
-    if launch.device != "auto" or job.cluster.links is not None or launch.slurm or launch.k8s:
-        return False
-    return devices() >= ranks
+    if accelerators(job):
+        return CUDA if launch.device == "auto" else launch.device
+    elsewhere = job.cluster.links is not None or launch.slurm or launch.k8s
+    return here if launch.device == "auto" and here is not None and not elsewhere else "cpu"
 
 
-def devices() -> int:
-    """The CUDA devices of this machine, of which none is touched."""
+def devices() -> tuple[str | None, int]:
+    """The accelerator of this machine and how many there are of it, of which none is touched."""
     import torch
 
     kind = torch.accelerator.current_accelerator()
-    return torch.accelerator.device_count() if kind is not None and kind.type == CUDA else 0
+    return (None, 0) if kind is None else (kind.type, torch.accelerator.device_count())

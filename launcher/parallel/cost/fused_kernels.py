@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,20 +14,59 @@ from torch.overrides import TorchFunctionMode
 
 ATTENTION = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
 RMS_NORM = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
-_norms = ContextVar("fused_norms", default=False)
+ATTENTION_OPERATORS = (
+    "scaled_dot_product_attention", "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+)  # fmt: skip
+NORM_OPERATORS = ("rms_norm", "_fused_rms_norm")
+"""Operators for which a device that has one kernel for it registers that kernel."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """For what the device that is planned for has one kernel: ``attention``, and ``norms`` (RMSNorm).
+
+    ``wide``: its attention drops out, too, and reads keys and values of fewer heads, as CUDA's does.
+    """
+
+    attention: bool = True
+    norms: bool = False
+    wide: bool = False
+
+
+CPU = Fused()
+_fused = ContextVar("fused", default=CPU)
 
 
 @contextmanager
-def fused_norms(there: bool) -> Iterator[None]:
-    """Whether the device that is planned for has one kernel for RMSNorm, as CUDA has; CPUs have none.
-
-    CUDA's attention drops out, too, and reads keys and values of fewer heads.
-    """
-    before = _norms.set(there)
+def counted_as(fused: Fused) -> Iterator[None]:
+    """Count operations as a device that has the kernels ``fused``."""
+    before = _fused.set(fused)
     try:
         yield
     finally:
-        _norms.reset(before)
+        _fused.reset(before)
+
+
+def kernels_of(kind: str, here: bool) -> Fused:
+    """Those of devices of a ``kind``; ``here``: torch knows it in this process, and can be asked.
+
+    A device that torch does not know here is taken to have CUDA's.
+    """
+    if kind == "cpu":
+        return CPU
+    if kind == "cuda" or not here:
+        return Fused(norms=True, wide=True)
+    outside = kind == torch._C._get_privateuse1_backend_name()
+    key = "PrivateUse1" if outside else kind.upper()
+
+    def one_of(names: Sequence[str]) -> bool:
+        """Whether torch has a kernel of this device for an operator of these, where it has the operator."""
+        found = (getattr(torch.ops.aten, name, None) for name in names)
+        return any(op.default.has_kernel_for_dispatch_key(key) for op in found if op is not None)
+
+    attention = one_of(ATTENTION_OPERATORS)
+    return Fused(attention=attention, norms=one_of(NORM_OPERATORS), wide=attention)
 
 
 class FusedKernels(TorchFunctionMode):
@@ -35,9 +75,10 @@ class FusedKernels(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = None
-        if func in ATTENTION:
+        fused = _fused.get()
+        if func in ATTENTION and fused.attention:
             out = _attention(*args, **kwargs)
-        elif func in RMS_NORM and _norms.get():
+        elif func in RMS_NORM and fused.norms:
             out = _rms_norm(*args, **kwargs)
         return func(*args, **kwargs) if out is None else out
 
@@ -71,7 +112,7 @@ def _attention(
     # what the kernel takes
     if not all(_takes(t) for t in (q, k, v)) or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return None
-    if not _norms.get() and (dropout_p > 0 or more.get("enable_gqa")):
+    if not _fused.get().wide and (dropout_p > 0 or more.get("enable_gqa")):
         return None
     if attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4)):
         return None
