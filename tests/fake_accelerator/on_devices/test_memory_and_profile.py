@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.fake_accelerator.on_devices.processes import launched
-from tests.pages import ROOT
+from tests.fake_accelerator.on_devices.processes import fresh, launched
 from tests.run.launching import TINY, events, shape
 
 SIZE = r"[0-9.]+ [KMG]?B"
@@ -19,16 +15,8 @@ LM = (
 )  # fmt: skip
 
 
-def fresh(*words: str, folder: Path, mb: int) -> tuple[int, list[str]]:
-    """A command in a process that reads the size of its devices anew: its exit code, and what it says at the end."""
-    command = [sys.executable, "-m", "launcher", *words, f"run_dir={folder}"]
-    env = os.environ | {"FAKE_MEMORY_MB": str(mb)}
-    done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, check=False)
-    return done.returncode, [line for line in done.stderr.splitlines() if "schedules.py" not in line]
-
-
 def test_what_is_proposed_when_memory_is_out_trains_when_pasted(tmp_path: Path) -> None:
-    code, said = fresh(*LM, "launch.check_memory=false", folder=tmp_path / "run", mb=60)
+    code, said = fresh(*LM, "launch.check_memory=false", folder=tmp_path / "run", memory_mb=60)
     assert code == 1
     at = next(n for n, line in enumerate(said) if line.startswith("error: "))
     assert "out of memory" in said[at], "\n".join(said)
@@ -42,7 +30,7 @@ def test_what_is_proposed_when_memory_is_out_trains_when_pasted(tmp_path: Path) 
     assert cure is not None
 
     # pasted, it trains on the same devices
-    code, said = fresh(*LM, *cure[1].split(" "), folder=tmp_path / "again", mb=60)
+    code, said = fresh(*LM, *cure[1].split(" "), folder=tmp_path / "again", memory_mb=60)
     assert code == 0, "\n".join(said)
 
 
