@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
@@ -12,8 +13,17 @@ from launcher.plan.settings.cluster import accelerators
 from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.facts import COMPUTE, Graph
 
+if TYPE_CHECKING:
+    from launcher.parallel.cost.fused_kernels import Fused
+
 KEY = "launch.device"
 CUDA = "cuda"
+ATTENTION_OPERATORS = (
+    "scaled_dot_product_attention", "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+)  # fmt: skip
+NORM_OPERATORS = ("rms_norm", "_fused_rms_norm")
+"""Operators for which a device that has one kernel for it registers that kernel."""
 _kind = ContextVar("planned_kind", default="cpu")
 
 
@@ -26,7 +36,7 @@ def planned_kind() -> str:
 def counted(job: Job, size: int) -> Iterator[None]:
     """Plan ``size`` ranks with the kernels of the devices that they will run on."""
     from launcher.models.attention import grouped_heads
-    from launcher.parallel.cost.fused_kernels import counted_as, kernels_of
+    from launcher.parallel.cost.fused_kernels import counted_as
 
     known, count = devices()
     kind = _planned(job, known if count >= -(-size // job.launch.nnodes) else None)
@@ -37,6 +47,31 @@ def counted(job: Job, size: int) -> Iterator[None]:
             yield
     finally:
         _kind.reset(before)
+
+
+def kernels_of(kind: str, here: bool) -> Fused:
+    """Those of devices of a ``kind``; ``here``: torch knows it in this process, and can be asked.
+
+    A device that torch does not know here is taken to have CUDA's.
+    """
+    import torch
+
+    from launcher.parallel.cost.fused_kernels import CPU, Fused
+
+    if kind == "cpu":
+        return CPU
+    if kind == CUDA or not here:
+        return Fused(norms=True, wide=True)
+    outside = kind == torch._C._get_privateuse1_backend_name()
+    key = "PrivateUse1" if outside else kind.upper()
+
+    def one_of(names: Sequence[str]) -> bool:
+        """Whether torch has a kernel of this device for an operator of these, where it has the operator."""
+        found = (getattr(torch.ops.aten, name, None) for name in names)
+        return any(op.default.has_kernel_for_dispatch_key(key) for op in found if op is not None)
+
+    attention = one_of(ATTENTION_OPERATORS)
+    return Fused(attention=attention, norms=one_of(NORM_OPERATORS), wide=attention)
 
 
 def notes(job: Job, graph: Graph) -> Iterator[Note]:

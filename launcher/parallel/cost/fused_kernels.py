@@ -14,12 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 ATTENTION = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
 RMS_NORM = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
-ATTENTION_OPERATORS = (
-    "scaled_dot_product_attention", "_scaled_dot_product_fused_attention_overrideable",
-    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-)  # fmt: skip
-NORM_OPERATORS = ("rms_norm", "_fused_rms_norm")
-"""Operators for which a device that has one kernel for it registers that kernel."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +40,6 @@ def counted_as(fused: Fused) -> Iterator[None]:
         yield
     finally:
         _fused.reset(before)
-
-
-def kernels_of(kind: str, here: bool) -> Fused:
-    """Those of devices of a ``kind``; ``here``: torch knows it in this process, and can be asked.
-
-    A device that torch does not know here is taken to have CUDA's.
-    """
-    if kind == "cpu":
-        return CPU
-    if kind == "cuda" or not here:
-        return Fused(norms=True, wide=True)
-    outside = kind == torch._C._get_privateuse1_backend_name()
-    key = "PrivateUse1" if outside else kind.upper()
-
-    def one_of(names: Sequence[str]) -> bool:
-        """Whether torch has a kernel of this device for an operator of these, where it has the operator."""
-        found = (getattr(torch.ops.aten, name, None) for name in names)
-        return any(op.default.has_kernel_for_dispatch_key(key) for op in found if op is not None)
-
-    attention = one_of(ATTENTION_OPERATORS)
-    return Fused(attention=attention, norms=one_of(NORM_OPERATORS), wide=attention)
 
 
 class FusedKernels(TorchFunctionMode):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from launcher.parallel.cost.forward_cost import Meter
-from launcher.parallel.cost.fused_kernels import Fused, counted_as, kernels_of
+from launcher.parallel.cost.fused_kernels import Fused, counted_as
 from launcher.plan.plan import Plan
 from launcher.planner import device_kernels
 from launcher.planner.plan_job import plan_job
@@ -115,7 +115,7 @@ def test_the_plan_says_which_attention_it_counts() -> None:
 @pytest.mark.parametrize("more", [{"dropout_p": 0.1}, {"enable_gqa": True}], ids=["dropout", "groups"])
 def test_a_device_drops_out_and_reads_groups_in_one_kernel(more: dict[str, Any]) -> None:
     """It keeps what it is given, what it returns, and a number for each query."""
-    with torch.device("meta"), counted_as(kernels_of("cuda", here=False)):
+    with torch.device("meta"), counted_as(device_kernels.kernels_of("cuda", here=False)):
         q, k, v = (torch.zeros(2, h, 40, 8, requires_grad=True) for h in (4, 2 if "enable_gqa" in more else 4, 4))
         v = v[:, : k.shape[1]]
         with Meter((q, k, v)) as meter:
@@ -132,5 +132,9 @@ def test_a_device_without_a_kernel_for_attention_keeps_its_scores() -> None:
 
 
 def test_a_device_that_torch_does_not_know_here_is_planned_with_the_kernels_of_cuda() -> None:
-    assert kernels_of("npu", here=False) == kernels_of("cuda", here=True) == Fused(norms=True, wide=True)
-    assert kernels_of("cpu", here=True) == Fused()
+    assert (
+        device_kernels.kernels_of("npu", here=False)
+        == device_kernels.kernels_of("cuda", here=True)
+        == Fused(norms=True, wide=True)
+    )
+    assert device_kernels.kernels_of("cpu", here=True) == Fused()
