@@ -199,15 +199,21 @@ def _recompute(plan: Plan) -> Rows:
     # one line for neighbours of the same cost; modules that keep the same together
     for more, same in _runs([row for row in rows if row[1]], lambda row: row[2]):
         modules = [r for _, here, _ in same for r in here]
-        ways = dict.fromkeys(map(_way, modules))
-        what = "; ".join(listed([r.module for r in modules if _way(r) == way]) + way for way in ways)
+        named = [(r.module, _way(r, compiled=plan.compilation is not None)) for r in modules]
+        ways = dict.fromkeys(way for _, way in named)
+        what = "; ".join(listed([module for module, its in named if its == way]) + way for way in ways)
         each = " each" if len(same) > 1 else ""
         yield "recompute", f"{_where(index for index, _, _ in same)}: {what}: {more} a micro batch{each}"
 
 
-def _way(r: Recomputed) -> str:
+def _way(r: Recomputed, compiled: bool) -> str:
     kept = [*r.keep, *([] if r.comm else ["what is sent over tp"])]
-    return f", keeping {', '.join(kept)}" if kept else ""
+    slower = (
+        f" (by dispatch modes, slower: {', '.join(r.by_operation)})"
+        if r.by_operation and not compiled
+        else ""
+    )
+    return f", keeping {', '.join(kept)}{slower}" if kept else ""
 
 
 def _sends(plan: Plan) -> Rows:

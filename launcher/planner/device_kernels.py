@@ -1,10 +1,11 @@
-"""Which kernels a plan counts with: CUDA has some that a CPU lacks."""
+"""Which kernels a plan counts with: those of the devices that its ranks will run on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
@@ -12,36 +13,70 @@ from launcher.plan.settings.cluster import accelerators
 from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.facts import COMPUTE, Graph
 
+if TYPE_CHECKING:
+    from launcher.parallel.cost.fused_kernels import Fused
+
 KEY = "launch.device"
 CUDA = "cuda"
-_on_device = ContextVar("planned_on_device", default=False)
+ATTENTION_OPERATORS = (
+    "scaled_dot_product_attention", "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+)  # fmt: skip
+NORM_OPERATORS = ("rms_norm", "_fused_rms_norm")
+"""Operators for which a device that has one kernel for it registers that kernel."""
+_kind = ContextVar("planned_kind", default="cpu")
 
 
-def on_device() -> bool:
-    """Whether the plan that is being made is for devices of their own."""
-    return _on_device.get()
+def planned_kind() -> str:
+    """The kind of device that the plan that is being made is for."""
+    return _kind.get()
 
 
 @contextmanager
 def counted(job: Job, size: int) -> Iterator[None]:
     """Plan ``size`` ranks with the kernels of the devices that they will run on."""
     from launcher.models.attention import grouped_heads
-    from launcher.parallel.cost.fused_kernels import fused_norms
+    from launcher.parallel.cost.fused_kernels import counted_as
 
-    there = accelerators(job) or _here(job, -(-size // job.launch.nnodes))
-    before = _on_device.set(there)
+    known, count = devices()
+    kind = _planned(job, known if count >= -(-size // job.launch.nnodes) else None)
+    before = _kind.set(kind)
     try:
-        cuda = there and job.launch.device in ("auto", CUDA)
-        with fused_norms(there), grouped_heads(cuda and not over_device_matrix(job)):
+        fused = kernels_of(kind, here=kind == known)
+        with counted_as(fused), grouped_heads(kind == CUDA and not over_device_matrix(job)):
             yield
     finally:
-        _on_device.reset(before)
+        _kind.reset(before)
+
+
+def kernels_of(kind: str, here: bool) -> Fused:
+    """Those of devices of a ``kind``; ``here``: torch knows it in this process, and can be asked.
+
+    A device that torch does not know here is taken to have CUDA's.
+    """
+    import torch
+
+    from launcher.parallel.cost.fused_kernels import CPU, Fused
+
+    if kind == "cpu":
+        return CPU
+    if kind == CUDA or not here:
+        return Fused(norms=True, wide=True)
+    outside = kind == torch._C._get_privateuse1_backend_name()
+    key = "PrivateUse1" if outside else kind.upper()
+
+    def one_of(names: Sequence[str]) -> bool:
+        """Whether torch has a kernel of this device for an operator of these, where it has the operator."""
+        found = (getattr(torch.ops.aten, name, None) for name in names)
+        return any(op.default.has_kernel_for_dispatch_key(key) for op in found if op is not None)
+
+    attention = one_of(ATTENTION_OPERATORS)
+    return Fused(attention=attention, norms=one_of(NORM_OPERATORS), wide=attention)
 
 
 def notes(job: Job, graph: Graph) -> Iterator[Note]:
     """Which attention is counted; of CPUs, what each torch has, nothing is said."""
-    known = job.launch.device in ("auto", CUDA)
-    if not known or not on_device() or not any(n.operations.attention for n in graph.nodes):
+    if planned_kind() != CUDA or not any(n.operations.attention for n in graph.nodes):
         return
     half = COMPUTE[job.train.precision] in ("bfloat16", "float16")
     kernel = "cuDNN's or flash's kernel" if half else "the memory-efficient kernel"
@@ -57,30 +92,21 @@ def _why(job: Job) -> str:
     return "auto -> cuda, a device of this machine for each rank"
 
 
-def device(job: Job) -> str:
-    """``launch.device``; of ``auto`` the CPU, where ranks start here and there is no device for each."""
-    import torch
-
-    launch = job.launch
-    if launch.device != "auto" or job.cluster.links is not None or launch.slurm or launch.k8s:
-        return launch.device
-    return "auto" if torch.accelerator.device_count() >= (launch.nproc or 1) else "cpu"
-
-
-def _here(job: Job, ranks: int) -> bool:
-    """Whether ``launch.device=auto`` takes the devices of this machine, of which each of its ranks needs one.
+def _planned(job: Job, here: str | None) -> str:
+    """The kind of device that ranks run on; ``here``: this machine's, if each of its ranks can have one.
 
     A cluster that is named, and a job that starts elsewhere, say nothing of this machine.
     """
     launch = job.launch
-    if launch.device != "auto" or job.cluster.links is not None or launch.slurm or launch.k8s:
-        return False
-    return devices() >= ranks
+    if accelerators(job):
+        return CUDA if launch.device == "auto" else launch.device
+    elsewhere = job.cluster.links is not None or launch.slurm or launch.k8s
+    return here if launch.device == "auto" and here is not None and not elsewhere else "cpu"
 
 
-def devices() -> int:
-    """The CUDA devices of this machine, of which none is touched."""
+def devices() -> tuple[str | None, int]:
+    """The accelerator of this machine and how many there are of it, of which none is touched."""
     import torch
 
     kind = torch.accelerator.current_accelerator()
-    return torch.accelerator.device_count() if kind is not None and kind.type == CUDA else 0
+    return (None, 0) if kind is None else (kind.type, torch.accelerator.device_count())

@@ -285,7 +285,7 @@ def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
         build,
         job.optim.target,
         shapes,
-        device=device_kernels.device(job),
+        device=device_kernels.planned_kind(),
         dtype=DTYPE[job.train.precision],
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.settings.device_matrix import over_device_matrix
-from launcher.planner.device_kernels import on_device
+from launcher.planner.device_kernels import planned_kind
 from launcher.planner.trace_model import Followed, ModelRead, ReadOnce
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Traces:
             return follow()
         asked = (job.model, job.seed, job.train.precision, job.parallel.operators, job.parallel.recompute)
         key = (asked, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key)
-        key = repr((*key, on_device()))
+        key = repr((*key, planned_kind()))
         if key not in self._followed:
             self._followed[key] = follow()
         return self._followed[key]

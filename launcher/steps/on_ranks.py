@@ -97,18 +97,21 @@ def _work(world: World, todo: RankSteps, drawn: Drawings) -> dict[str, Any]:
     if not left:
         return {}
     with out_of_memory.explained(world, todo.job, todo.plan, todo.trial):
-        return _on_model(world, todo, left, drawn)
+        live = _session(world, todo, drawn)
+    with out_of_memory.explained(
+        world, todo.job, todo.plan, todo.trial, has_optimizer_state=lambda: bool(live.optimizer.state)
+    ):
+        return _on_model(live, todo, left)
 
 
-def _on_model(world: World, todo: RankSteps, names: Sequence[str], drawn: Drawings) -> dict[str, Any]:
+def _on_model(live: Session, todo: RankSteps, names: Sequence[str]) -> dict[str, Any]:
     """The steps ``names``, which share one model."""
-    live = _session(world, todo, drawn)
     for name in names:
         step = todo.job.steps[name]
         if live.resumed and loads(step):  # what was loaded has been trained on since
             continue
         said = module(step).run_on_ranks(step, live, todo.job)
-        if said and world.rank == 0:
+        if said and live.world.rank == 0:
             live.emit({"text": f"{name}: {said}"})
     save.finish(live)
     if live.unsaved:

@@ -72,17 +72,24 @@ class Node:
         self.ip("addr", "add", f"{self.address6}/64", "dev", INTERFACE, "nodad")
         self.ip("link", "set", INTERFACE, "up")
 
+    def inside(self, before: str = "") -> tuple[str, ...]:
+        """The words before a command that runs there.
+
+        ``before`` are lines of bash, in a mount namespace of the command's own; ``$NODE`` is the node's index.
+        """
+        script = f'NODE={self.index}; hostname {self.name}; {before}\nexec "$@"'
+        entered = ("nsenter", f"--net=/run/netns/{self.namespace}")  # ip netns exec would hide /sys/fs/cgroup
+        return (*entered, "unshare", "--uts", "--mount", "bash", "-ec", script, "_")
+
     def start(
         self, words: Sequence[str], log: Path, env: Mapping[str, str] | None = None, before: str = ""
     ) -> subprocess.Popen[str]:
-        """Start a process there; ``before`` are lines of bash, in a mount namespace of the process's own."""
-        inside = f'hostname {self.name}; {before}\nexec "$@"'
-        outer = ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "--mount", "bash", "-ec", inside, "_"]
+        """Start a process there; ``before`` as in ``inside``."""
         with log.open("w") as out:
             process = subprocess.Popen(
-                [*outer, *words],
+                [*self.inside(before), *words],
                 cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "NODE": str(self.index)} | dict(env or {}),
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(env or {}),
                 stdout=out,
                 stderr=out,
                 text=True,

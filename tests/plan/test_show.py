@@ -9,6 +9,7 @@ from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.show import LEAST, SHORT, short, text
 from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.recomputed import Recomputed
 from tests.plan.made import chain, graph, job, planned, skeleton
 
 ONE = graph("x: input x", "model: module . < x", "output: output output < model")
@@ -188,6 +189,18 @@ COST = "4 parameters, 10 FLOP forward a micro batch"
 )  # fmt: skip
 def test_only_equal_neighbours_are_one_line(config: dict[str, int], costly: str, rows: list[str]) -> None:
     assert stage_rows(config, costly) == rows
+
+
+def test_what_selective_keeps_by_dispatch_modes_is_named() -> None:
+    """Random numbers that are kept are not drawn again, so no call is left out; a compiler needs no such mode."""
+    plan = planned(job("name=kept", "launch.nproc=1", "parallel.pipeline.stages=1"), *decoder(2))
+
+    def kept(*kinds: str) -> str:
+        shown = text(replace(plan, recomputed=(Recomputed("layers.0", kinds),)))
+        return next(line for line in shown.splitlines() if "recompute" in line)
+
+    assert "layers.0, keeping matmul, random (by dispatch modes, slower: random): " in kept("matmul", "random")
+    assert "layers.0, keeping matmul: " in kept("matmul")
 
 
 def test_stages_that_send_different_things_are_not_drawn_together() -> None:

@@ -9,20 +9,20 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.ports import free_port
 
 START_S = 60
 DAEMONS = ("munged", "slurmctld", "slurmd")
-NODES = ("n1", "n2")
 KEY = Path("/etc/munge/munge.key")
 CONF = """\
 ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
+SlurmctldHost={controller.host}({controller.address})
+SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 SlurmdParameters=config_overrides
@@ -44,11 +44,25 @@ JobRequeue=1
 KillWait=20
 AccountingStorageType=accounting_storage/none
 SchedulerParameters=sched_interval=2,batch_sched_delay=0
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=1000 State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000 State=UNKNOWN
+{nodes}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
-"""A requeued job would wait two minutes, but for cred_expire; nodes have more CPUs than the machine."""
+"""A requeued job would wait two minutes, but for cred_expire."""
+NODE = "NodeName={n.name} NodeHostname={n.host} NodeAddr={n.address} Port={port} CPUs=4 RealMemory=1000 State=UNKNOWN"
+"""A node has more CPUs than the machine."""
+
+
+@dataclass(frozen=True)
+class SlurmNode:
+    """A node of the Slurm, by the name that Slurm gives it, its host name and its address.
+
+    ``inside``: the words before a command that runs on it.
+    """
+
+    name: str
+    host: str
+    address: str
+    inside: tuple[str, ...] = ()
 
 
 def missing() -> str:
@@ -57,8 +71,13 @@ def missing() -> str:
         return "make test-slurm starts a Slurm of its own"
     if os.geteuid():
         return "the daemons of Slurm are started as root"
-    lacking = [name for name in DAEMONS if _where(name) is None]
-    return f"not installed: {', '.join(lacking)}; make test-slurm installs them" if lacking else ""
+    return lacking()
+
+
+def lacking() -> str:
+    """Which of its daemons are not installed, in words; "" where all are."""
+    absent = [name for name in DAEMONS if _where(name) is None]
+    return f"not installed: {', '.join(absent)}; make test-slurm installs them" if absent else ""
 
 
 class NoSlurm(Exception):
@@ -66,19 +85,22 @@ class NoSlurm(Exception):
 
 
 @contextmanager
-def slurm(at: Path) -> Iterator[Path]:
+def slurm(at: Path, nodes: Sequence[SlurmNode] = ()) -> Iterator[Path]:
     """Its configuration file, for ``SLURM_CONF``. What was started ends with the block.
+
+    ``nodes``: two on the loopback of this machine, unless there are others; the controller is on the first.
 
     Raises:
         NoSlurm: this machine does not let its daemons work.
     """
+    nodes = nodes or [SlurmNode(name, _host(), "127.0.0.1") for name in ("n1", "n2")]
     at.mkdir()
-    for name in ("state", *NODES):
+    for name in ("state", *(node.name for node in nodes)):
         (at / name).mkdir()
     conf = at / "slurm.conf"
     started: list[subprocess.Popen[bytes]] = []
     try:
-        _start(at, conf, started)
+        _start(at, conf, nodes, started)
         yield conf
     finally:
         for process in reversed(started):
@@ -89,16 +111,18 @@ def slurm(at: Path) -> Iterator[Path]:
             process.wait()
 
 
-def _start(at: Path, conf: Path, started: list[subprocess.Popen[bytes]]) -> None:
+def _start(at: Path, conf: Path, nodes: Sequence[SlurmNode], started: list[subprocess.Popen[bytes]]) -> None:
     """Until a job has run on both nodes."""
     env = os.environ | {"SLURM_CONF": str(conf)}
+    first = nodes[0]
+    rows = [NODE.format(n=node, port=free_port()) for node in nodes]
     try:
-        conf.write_text(CONF.format(host=_host(), at=at, ports=[free_port() for _ in range(3)]))
+        conf.write_text(CONF.format(controller=first, at=at, port=free_port(), nodes="\n".join(rows)))
         started.extend(_munged(at))
-        for words in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", node] for node in NODES)):
-            started.append(_daemon(words, at, env))
-        until(lambda: _idle(env) == len(NODES), START_S, "the nodes are not idle")
-        tried = ["srun", "-N2", "-n2", "--immediate=30", "true"]
+        started.append(_daemon(["slurmctld", "-D"], at, env, first.inside))
+        started += [_daemon(["slurmd", "-D", "-N", node.name], at, env, node.inside) for node in nodes]
+        until(lambda: _idle(first, env) == len(nodes), START_S, "the nodes are not idle")
+        tried = [*first.inside, "srun", "-N2", "-n2", "--immediate=30", "true"]
         subprocess.run(tried, env=env, check=True, capture_output=True, text=True, timeout=START_S)
     except (OSError, AssertionError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or ""
@@ -152,11 +176,13 @@ def _munged(at: Path) -> Iterator[subprocess.Popen[bytes]]:
     )
 
 
-def _daemon(words: list[str], at: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+def _daemon(words: list[str], at: Path, env: dict[str, str], inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     with (at / f"{'-'.join(words[:1] + words[3:])}.out".replace("/", "_")).open("w") as out:
-        return subprocess.Popen([str(_where(words[0])), *words[1:]], env=env, stdout=out, stderr=out)
+        command = [*inside, str(_where(words[0])), *words[1:]]
+        return subprocess.Popen(command, env=env, stdout=out, stderr=out)
 
 
-def _idle(env: dict[str, str]) -> int:
-    done = subprocess.run(["sinfo", "-hN", "-o", "%T"], env=env, capture_output=True, text=True)
+def _idle(first: SlurmNode, env: dict[str, str]) -> int:
+    asked = [*first.inside, "sinfo", "-hN", "-o", "%T"]
+    done = subprocess.run(asked, env=env, capture_output=True, text=True)
     return done.stdout.split().count("idle")

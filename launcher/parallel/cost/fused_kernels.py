@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,20 +14,32 @@ from torch.overrides import TorchFunctionMode
 
 ATTENTION = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
 RMS_NORM = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
-_norms = ContextVar("fused_norms", default=False)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """For what the device that is planned for has one kernel: ``attention``, and ``norms`` (RMSNorm).
+
+    ``wide``: its attention drops out, too, and reads keys and values of fewer heads, as CUDA's does.
+    """
+
+    attention: bool = True
+    norms: bool = False
+    wide: bool = False
+
+
+CPU = Fused()
+_fused = ContextVar("fused", default=CPU)
 
 
 @contextmanager
-def fused_norms(there: bool) -> Iterator[None]:
-    """Whether the device that is planned for has one kernel for RMSNorm, as CUDA has; CPUs have none.
-
-    CUDA's attention drops out, too, and reads keys and values of fewer heads.
-    """
-    before = _norms.set(there)
+def counted_as(fused: Fused) -> Iterator[None]:
+    """Count operations as a device that has the kernels ``fused``."""
+    before = _fused.set(fused)
     try:
         yield
     finally:
-        _norms.reset(before)
+        _fused.reset(before)
 
 
 class FusedKernels(TorchFunctionMode):
@@ -35,9 +48,10 @@ class FusedKernels(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = None
-        if func in ATTENTION:
+        fused = _fused.get()
+        if func in ATTENTION and fused.attention:
             out = _attention(*args, **kwargs)
-        elif func in RMS_NORM and _norms.get():
+        elif func in RMS_NORM and fused.norms:
             out = _rms_norm(*args, **kwargs)
         return func(*args, **kwargs) if out is None else out
 
@@ -71,7 +85,7 @@ def _attention(
     # what the kernel takes
     if not all(_takes(t) for t in (q, k, v)) or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return None
-    if not _norms.get() and (dropout_p > 0 or more.get("enable_gqa")):
+    if not _fused.get().wide and (dropout_p > 0 or more.get("enable_gqa")):
         return None
     if attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4)):
         return None

@@ -45,7 +45,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
         F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, torch.log_softmax, Tensor.log_softmax,
     ),
 }  # fmt: skip
-"""The functions whose result may be that of one operation; none of them changes anything, or draws."""
+"""The functions whose result may be that of one operation; none of them changes anything, or draws.
+
+All kinds have some but those of ``BY_OPERATION``.
+"""
 PLAIN = (Tensor, nn.Parameter)
 SMALL = 64
 """Bytes of numbers that a kernel keeps besides its result, as a seed."""
@@ -60,11 +63,6 @@ class Calls:
 
     watched: bool = False
     by_operation: str = ""
-
-
-def possible(kinds: Sequence[str]) -> bool:
-    """Whether there are functions for all ``kinds``: random numbers that are kept are not drawn again."""
-    return all(kind in FUNCTIONS for kind in kinds)
 
 
 def contexts(

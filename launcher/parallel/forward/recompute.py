@@ -151,7 +151,7 @@ class _Region:
         """Call by call; operation by operation where calls do not tell, and where these are counted."""
         calls = self.of.calls
         counted = KEEPING.get() is not None or AGAIN.get() is not None
-        if counted or calls.by_operation or not kept_calls.possible(keep):
+        if counted or calls.by_operation or self.of.recomputed.by_operation:
             return kept_operations.contexts(keep)
         return kept_calls.contexts(self.of.recomputed.module, keep, calls, self.of.refused)
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BY_OPERATION = ("random",)
+"""Kinds whose results are kept operation by operation, by dispatch modes, which is slower in eager code.
+
+No call is left out in the second run for their sake: numbers that are kept are not drawn again.
+"""
+
 
 @dataclass(frozen=True)
 class Recomputed:
@@ -18,6 +24,11 @@ class Recomputed:
     keep: tuple[str, ...] = ()
     comm: bool = True
     restored: tuple[str, ...] = ()
+
+    @property
+    def by_operation(self) -> tuple[str, ...]:
+        """The kinds of ``keep`` for which all that is kept of the module is kept operation by operation."""
+        return tuple(kind for kind in self.keep if kind in BY_OPERATION)
 
     @property
     def policy(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from launcher.parallel.cost.operations_meter import OperationsMeter
 from launcher.parallel.dispatch.modes import Dispatch
 from launcher.plan.prediction.calibration.timed import Attended, Block, Moved, Multiplied
 from launcher.plan.values.operations import Operations, Product
-from launcher.runtime.calibration.sample import Sample
+from launcher.runtime.calibration.sample import Sample, divisor
+from launcher.runtime.device import total_memory
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16}
 
@@ -41,7 +42,11 @@ LONG = 0.05
 
 
 def sizes_on(device: torch.device) -> Sizes:
-    return CPU if device.type == "cpu" else GPU
+    """Those of the CPU, or those that the memory of a device has room for."""
+    if device.type == "cpu":
+        return CPU
+    by = divisor(total_memory(device))
+    return replace(GPU, rows=GPU.rows // by, width=GPU.width // by, copied=GPU.copied // by**2)
 
 
 def samples(device: torch.device, in_it: bool, first: bool) -> Iterator[Sample]:

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from launcher.plan.prediction.calibration.timed import Collective, Message, Overlap
-from launcher.runtime.calibration.sample import LEAST, Sample
+from launcher.runtime.calibration.sample import LEAST, Sample, divisor
 from launcher.runtime.cluster.world import World
+from launcher.runtime.device import total_memory
 
 CPU = (1 << 16, 1 << 20, 1 << 23)
 GPU = (1 << 20, 1 << 24, 1 << 27)
@@ -39,8 +40,9 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
     Groups are made on the way: all ranks go through them in one order. On cores a collective comes after a
     computation, as in a step: it finds its threads asleep and its tensors out of the caches.
     """
-    sizes = CPU if device.type == "cpu" else GPU
-    before, least = (None, LEAST) if cores is None else (_product(device), TURNS)
+    by = 1 if device.type == "cpu" else divisor(total_memory(device))
+    sizes = CPU if device.type == "cpu" else tuple(nbytes // by**2 for nbytes in GPU)
+    before, least = (None, LEAST) if cores is None else (_product(device, by), TURNS)
     for link, ranks in groups(world):
         group = dist.new_group(list(ranks))
         here = world.rank in ranks
@@ -54,7 +56,7 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
             work = _message(nbytes, pair, world.rank, device)
             here = world.rank in pair
             yield Sample(Message(link, nbytes), work, here, joint=True, share=0.5, least=SEVERAL)
-    yield from _overlap(world, cores, device)
+    yield from _overlap(world, cores, device, by)
 
 
 def groups(world: World) -> list[tuple[Link, tuple[int, ...]]]:
@@ -135,18 +137,22 @@ def _message(nbytes: int, pair: tuple[int, int], rank: int, device: torch.device
     return work
 
 
-def _product(device: torch.device) -> Callable[[], object]:
-    side = torch.randn(512 if device.type == "cpu" else 8192, 1024, device=device)
+def _product(device: torch.device, by: int) -> Callable[[], object]:
+    """``by``: what its sides are divided by, as in ``divisor``."""
+    side = torch.randn((512 if device.type == "cpu" else 8192) // by, 1024 // by, device=device)
     return lambda: side @ side.t() @ side
 
 
-def _overlap(world: World, cores: int | None, device: torch.device) -> Iterator[Sample]:
-    """Of ranks with a core each: a product, an all-reduce that takes less, both, one after the other."""
+def _overlap(world: World, cores: int | None, device: torch.device, by: int) -> Iterator[Sample]:
+    """Of ranks with a core each: a product, an all-reduce that takes less, both, one after the other.
+
+    ``by`` as in ``_product``.
+    """
     count = min(world.local_size, cores or world.local_size)
     group = dist.new_group(list(range(max(2, count))))
     on_cpu = device.type == "cpu"
-    flat = torch.zeros((1 << 19) if on_cpu else (1 << 24), device=device)
-    product = _product(device)
+    flat = torch.zeros(((1 << 19) if on_cpu else (1 << 24)) // by**2, device=device)
+    product = _product(device, by)
 
     def network() -> None:
         dist.all_reduce(flat, group=group)

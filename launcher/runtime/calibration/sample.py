@@ -16,6 +16,20 @@ from launcher.runtime.device import synchronize
 LEAST = 0.01
 """Seconds that one goes on at least: clocks and wake-ups are less than that."""
 MOST = 2000
+ROOMY = 16 << 30
+"""Bytes of a device on which samples have their full sizes: together they take half of it at most."""
+
+
+def divisor(memory: int) -> int:
+    """What the sides of samples are divided by on a device of so many bytes, a power of two.
+
+    >>> [divisor(gb << 30) for gb in (80, 16, 15, 4, 3)]
+    [1, 1, 2, 2, 4]
+    """
+    halvings = 0
+    while memory << 2 * halvings < ROOMY:
+        halvings += 1
+    return 1 << halvings
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from resource import RUSAGE_SELF, getrusage
@@ -77,11 +77,18 @@ class InUse:
 
 
 @contextmanager
-def explained(world: World, job: Job, plan: Plan | None, trial: bool = False) -> Iterator[None]:
+def explained(
+    world: World,
+    job: Job,
+    plan: Plan | None,
+    trial: bool = False,
+    has_optimizer_state: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
     """What the block raises for want of memory becomes one message; any other error passes through.
 
     ``plan``: of what the block trains; ``None`` where that is something else. ``trial``: nobody looks for a
-    lighter layout, for others are tried anyway.
+    lighter layout, for others are tried anyway. ``has_optimizer_state``: whether an update has been made, or
+    loaded: before it less is held than is planned for the fullest moment.
     """
     try:
         yield
@@ -89,7 +96,8 @@ def explained(world: World, job: Job, plan: Plan | None, trial: bool = False) ->
         cause = _cause(error)
         if cause is None:
             raise
-        lines = _message(in_use(world.device, str(cause)), world.rank, job, plan, trial)
+        at = in_use(world.device, str(cause))
+        lines = _message(at, world.rank, job, plan, trial, has_optimizer_state())
         if isinstance(error, RunError):  # it says whose code it was
             lines.append(str(error))
         raise OutOfMemory("\n  ".join(lines)) from error
@@ -117,7 +125,9 @@ def in_use(device: str, message: str) -> InUse:
     return InUse(device, total, free, tensors, kept, asked)
 
 
-def _message(at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool) -> list[str]:
+def _message(
+    at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool, has_optimizer_state: bool
+) -> list[str]:
     wanted = f", {bytes_text(at.asked)} more were asked for" if at.asked else ""
     lines = [f"out of memory on {at.device}{wanted}: {at}"]
     if plan is None:
@@ -128,8 +138,9 @@ def _message(at: InUse, rank: int, job: Job, plan: Plan | None, trial: bool) -> 
     # what makes room
     if trial:
         return lines
-    if (found := cure(at, rank, job, plan)) is not None:
-        lines.append(f"try: {found.words} (planned: {bytes_text(found.planned)})")
+    excess = overhead(at, planned, has_optimizer_state)
+    if (found := cure(at, rank, job, plan, excess)) is not None:
+        lines.append(f"try: {found.words} ({_planned(found.planned, excess)})")
     elif max(at.tensors, at.asked) > 2 * planned.total:
         lines.append(
             "most of it is not in the plan: it belongs to code of your own, or to the process itself"
@@ -155,6 +166,39 @@ def parts(planned: Memory) -> str:
     return f"{bytes_text(planned.total)} ({each})"
 
 
+def _planned(nbytes: int, excess: float) -> str:
+    """
+    >>> _planned(40 << 20, 1.0)
+    'planned: 40.0 MB'
+    >>> _planned(40 << 20, 1.25)
+    'planned: 40.0 MB; this run took 1.25 times its plan, which makes it 50.0 MB'
+    """
+    text = f"planned: {bytes_text(nbytes)}"
+    if excess < 1.005:
+        return text
+    likely = bytes_text(round(nbytes * excess))
+    return f"{text}; this run took {excess:.2f} times its plan, which makes it {likely}"
+
+
+def overhead(at: InUse, planned: Memory, has_optimizer_state: bool) -> float:
+    """How many times its plan this rank takes of its device, as this run has shown; at least 1.
+
+    Its tensors took, with what was asked for, more than is planned by then; and its allocator takes more from
+    the device than tensors hold. Of the CPU nothing is known: the bytes are those of the whole process there.
+
+    >>> from launcher.plan.cost.memory import Memory
+    >>> plan = Memory(0, 10 << 30, grads=0, optimizer=20 << 30, gathered=0, activations=40 << 30)
+    >>> at = InUse("npu:1", 80 << 30, 0, tensors=59 << 30, kept=0, asked=1 << 30)
+    >>> overhead(at, plan, has_optimizer_state=False), overhead(at, plan, has_optimizer_state=True)
+    (1.2, 1.0)
+    """
+    if not at.total:
+        return 1.0
+    by_then = planned.total - (0 if has_optimizer_state else planned.optimizer)
+    beyond = max(1.0, (at.tensors + at.asked) / max(1, by_then))
+    return beyond * (at.tensors + at.kept) / max(1, at.tensors)
+
+
 @dataclass(frozen=True)
 class Cure:
     """What to add to the command, and the bytes that are planned then for the same rank."""
@@ -163,15 +207,15 @@ class Cure:
     planned: int
 
 
-def cure(at: InUse, rank: int, job: Job, plan: Plan) -> Cure | None:
+def cure(at: InUse, rank: int, job: Job, plan: Plan, excess: float = 1.0) -> Cure | None:
     """The first layout with the same numbers that is planned to take enough less.
 
-    It has room for the plan, and saves what was missing: what ran out of memory may have taken more than was
-    planned, or be far from the fullest moment.
+    There is room for ``excess`` times its plan, and it saves what was missing: what ran out of memory may
+    be far from the fullest moment.
     """
     began = time.monotonic()
     before = plan.estimate.memory
-    target = min(before[rank].total - at.missing, at.room)
+    target = min(before[rank].total - at.missing, math.floor(at.room / excess))
     if target <= 0:
         return None
     for words, other in _changes(job, plan, target):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 from launcher.runtime.cluster.world import World
 from tests.forked import python
+from tests.pages import ROOT
 from tests.ranks import here
 
 T = TypeVar("T")
@@ -65,3 +68,14 @@ def launched(*words: str, folder: Path, code: int = 0) -> Done:
     assert process.returncode == code, f"{' '.join(words)}\n{out}\n{err}"
     assert not torch.get_device_module(KIND).is_initialized()
     return Done(out, err, folder)
+
+
+def fresh(*words: str, folder: Path, memory_mb: int) -> tuple[int, list[str]]:
+    """A command whose devices have so much memory: its exit code, and what it says at the end.
+
+    Its process is not forked, for the size of a device is read once.
+    """
+    command = [sys.executable, "-m", "launcher", *words, f"run_dir={folder}"]
+    env = os.environ | {"FAKE_MEMORY_MB": str(memory_mb)}
+    done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, check=False)
+    return done.returncode, [line for line in done.stderr.splitlines() if "schedules.py" not in line]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoint.read import open_checkpoint, read_extra
-from tests.fake_accelerator.on_devices.processes import Done, launched
+from tests.fake_accelerator.on_devices.processes import Done, fresh, launched
 from tests.pages import ROOT
 from tests.run.launching import BATCH, TINY, shape, tensors
 
@@ -107,6 +107,36 @@ def test_the_same_layout_goes_on_on_the_cpu_and_back(straight: Done, tmp_path: P
     back = f"checkpoint.resume={away.folder}/checkpoints/step-000004"
     home = launched(*words, "launch.device=fake", "train.steps=6", back, folder=tmp_path / "home")
     assert [*away.losses, *home.losses] == pytest.approx(straight.losses[2:], rel=1e-10)
+
+
+def test_devices_are_calibrated_with_samples_that_fit_their_memory(tmp_path: Path) -> None:
+    """Those of a device of 16 GB and more are 64 times as large, and need gigabytes."""
+    words = ("steps=[calibrate]", "steps.calibrate.seconds=0.1", "steps.calibrate.spread=1e9", "train.steps=1")
+    run = tmp_path / "run"
+    code, said = fresh(*DEVICE, *words, "launch.nproc=2", "parallel.hsdp=null", folder=run, memory_mb=128)
+    assert code == 0, "\n".join(said)
+    written = (run / "here.yaml").read_text()
+    assert "of 1 node, Fake accelerator, cpu:gloo,fake:fakeccl, torch" in written.replace("\n# ", " ")
+    assert re.search(r"^memory_gb: 0\.125\b", written, re.MULTILINE)
+    assert "cores_per_node" not in written
+
+
+def test_a_sample_of_a_finished_run_is_that_of_the_cpu(tmp_path: Path) -> None:
+    """``steps=[export,sample]`` of the run trains nothing; ``steps=[sample]`` alone has no model to sample from."""
+    text = ("data=text", "data.seq_len=16", "logger=plain", "model=lm_tiny", "model.dim=16", "train.batch_size=16")
+    words, run = (*text, "train.steps=2", *shape(pp=2)), tmp_path / "run"
+    launched(*words, "launch.device=fake", "steps=[train,save]", folder=run)
+
+    likeliest = ("steps=[export,sample]", "steps.sample.tokens=20", "steps.sample.temperature=0")
+    samples = []
+    for device in ("fake", "cpu"):
+        out = launched(*words, *likeliest, f"launch.device={device}", folder=run).out
+        samples.append(out.partition("sample:\n")[2].partition("\ndone in")[0])
+    assert len(samples[0]) > 10
+    assert samples[0] == samples[1]
+
+    refused = launched(*words, "launch.device=fake", "steps=[sample]", folder=tmp_path / "other", code=2).err
+    assert "steps.sample: needs an exported model, which 'export' makes" in refused
 
 
 def test_layouts_are_measured_on_devices(tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.fake_accelerator.on_devices.processes import launched
-from tests.pages import ROOT
+from tests.fake_accelerator.on_devices.processes import fresh, launched
 from tests.run.launching import TINY, events, shape
 
 SIZE = r"[0-9.]+ [KMG]?B"
@@ -18,30 +15,32 @@ LM = (
 )  # fmt: skip
 
 
-def fresh(*words: str, folder: Path) -> tuple[int, list[str]]:
-    """A command in a process that reads the size of its devices anew: its exit code, and what it says at the end."""
-    command = [sys.executable, "-m", "launcher", *words, f"run_dir={folder}"]
-    env = os.environ | {"FAKE_MEMORY_MB": "60"}
-    done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, check=False)
-    return done.returncode, [line for line in done.stderr.splitlines() if "schedules.py" not in line]
-
-
-def test_what_is_proposed_when_memory_is_out_passes_when_pasted(tmp_path: Path) -> None:
-    code, told = fresh(*LM, "launch.check_memory=false", folder=tmp_path / "run")
+def test_what_is_proposed_when_memory_is_out_trains_when_pasted(tmp_path: Path) -> None:
+    code, said = fresh(*LM, "launch.check_memory=false", folder=tmp_path / "run", memory_mb=60)
     assert code == 1
-    at = next(n for n, line in enumerate(told) if line.startswith("error: "))
-    assert "out of memory" in told[at], "\n".join(told)
+    at = next(n for n, line in enumerate(said) if line.startswith("error: "))
+    assert "out of memory" in said[at], "\n".join(said)
     assert re.fullmatch(
         rf"error: rank ([01]): out of memory on fake:\1, {SIZE} more were asked for: "
         rf"of 60\.0 MB its tensors held {SIZE}, its allocator kept {SIZE}, others held {SIZE}; {SIZE} were free",
-        told[at],
+        said[at],
     )
-    assert re.fullmatch(rf"  planned: {SIZE} \(activations {SIZE}, optimizer {SIZE}, params {SIZE}\)", told[at + 1])
-    cure = re.fullmatch(rf"  try: (.*) \(planned: {SIZE}\)", told[at + 2])
+    assert re.fullmatch(rf"  planned: {SIZE} \(activations {SIZE}, optimizer {SIZE}, params {SIZE}\)", said[at + 1])
+    cure = re.fullmatch(rf"  try: (.*) \(planned: {SIZE}\)", said[at + 2])
     assert cure is not None
 
-    # pasted, it is let through
-    assert fresh(*LM, *cure[1].split(" "), "show=plan", folder=tmp_path / "again")[0] == 0
+    # pasted, it trains on the same devices
+    code, said = fresh(*LM, *cure[1].split(" "), folder=tmp_path / "again", memory_mb=60)
+    assert code == 0, "\n".join(said)
+
+
+def test_the_plan_is_an_upper_bound_of_what_a_device_holds(tmp_path: Path) -> None:
+    """Law 4, on a device that has no kernel for attention or norms: torch takes both to pieces there."""
+    for device in ("auto", "fake"):
+        folder = tmp_path / device
+        done = launched(*LM, f"launch.device={device}", folder=folder)
+        planned = json.loads((folder / "plan.json").read_text())["memory"][0]["total"]
+        assert 0.99 * planned < max(row["memory_mb"] for row in done.rows) * 2**20 <= planned
 
 
 def test_a_window_is_profiled_on_a_device_that_the_profiler_does_not_see(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from itertools import combinations, product
 from typing import Any
 
 import pytest
 
+from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
@@ -45,7 +47,14 @@ RECOMPUTE: dict[str, Any] = {
     "selective": {"modules": "layers.*", "policy": "selective"},
 }
 
-# schedule, data, tp, tied, recompute, precision: every pair of values is in a row, as far as they go together
+VALUES: tuple[tuple[Any, ...], ...] = (
+    (*SCHEDULES,), (*DATA,), (False, True), (False, True), (*RECOMPUTE,), ("fp32", "fp64"),
+)  # fmt: skip
+"""Of each column of ``ROWS``: schedule, data, tp, tied, recompute, precision."""
+PLAINEST = ("single", "plain", False, False, "", "fp64")
+Pair = tuple[int, Any, int, Any]
+"""Two columns, with a value of each."""
+
 ROWS = (
     ("single", "plain", False, True, "full", "fp32"),
     ("single", "replicas", True, False, "selective", "fp64"),
@@ -69,6 +78,22 @@ ROWS = (
     ("dualpipe_v", "plain", True, True, "", "fp32"),
     ("seqpipe", "level2", False, False, "", "fp64"),
     ("seqpipe", "plain", True, True, "", "fp64"),
+    ("seqpipe", "level3", False, False, "selective", "fp32"),
+    ("zero_bubble_h1", "plain", True, False, "full", "fp64"),
+    ("gpipe", "replicas", False, False, "", "fp64"),
+    ("interleaved", "replicas", False, False, "full", "fp64"),
+    ("zero_bubble_h1", "level2", False, False, "selective", "fp64"),
+    ("zero_bubble_v", "replicas", False, False, "full", "fp64"),
+    ("zero_bubble_v", "level1", False, False, "selective", "fp64"),
+    ("dualpipe_v", "replicas", False, False, "full", "fp64"),
+    ("dualpipe_v", "level2", False, False, "selective", "fp64"),
+    ("seqpipe", "replicas", False, False, "full", "fp64"),
+    ("single", "level2", True, False, "", "fp64"),
+    ("gpipe", "level2", False, False, "", "fp64"),
+    ("gpipe", "level3", False, False, "", "fp64"),
+    ("1f1b", "level1", False, False, "", "fp64"),
+    ("interleaved", "level2", False, False, "", "fp64"),
+    ("seqpipe", "level1", False, False, "", "fp64"),
 )
 
 
@@ -112,6 +137,35 @@ def one_step_each(world: Any, cells: Mapping[Any, tuple[Job, Plan]]) -> dict[Any
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(str(word) for word in row))
 def test_every_gradient_is_that_of_the_cpu(row: tuple[Any, ...]) -> None:
     found()[row].assert_same()
+
+
+def pairs(row: tuple[Any, ...]) -> set[Pair]:
+    return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
+
+
+def planned_pairs(missing: list[Pair]) -> list[Pair]:
+    """Those that the planner does not refuse where all else is the plainest."""
+    out = []
+    for i, first, j, second in missing:
+        row = list(PLAINEST)
+        row[i], row[j] = first, second
+        try:
+            plan_job(cell(*row))
+        except RequestError:
+            continue
+        out.append((i, first, j, second))
+    return out
+
+
+def test_every_pair_of_values_that_is_not_refused_is_in_a_row() -> None:
+    columns = combinations(enumerate(VALUES), 2)
+    every = [(i, a, j, b) for (i, some), (j, others) in columns for a, b in product(some, others)]
+    tried = set[Pair]().union(*map(pairs, ROWS))
+    missing = [pair for pair in every if pair not in tried]
+    assert {(first, second) for _, first, _, second in missing} == {
+        (schedule, "level3") for schedule in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
+    }
+    assert apart(planned_pairs, missing) == []
 
 
 def test_what_is_compared_has_a_tolerance_of_rounding() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from launcher.parallel.cost.forward_cost import Meter
-from launcher.parallel.cost.fused_kernels import fused_norms
+from launcher.parallel.cost.fused_kernels import Fused, counted_as
 from launcher.plan.plan import Plan
 from launcher.planner import device_kernels
 from launcher.planner.plan_job import plan_job
@@ -43,7 +43,7 @@ def test_as_many_bytes_are_saved_on_meta_as_on_a_cpu(mask):
 
 def norm(fused: bool, weight: torch.dtype = torch.bfloat16) -> tuple[int, Tensor]:
     """Bytes that the norm of 30 rows of 64 in bfloat16 keeps, its weight aside, and what comes of it."""
-    with torch.device("meta"), fused_norms(fused):
+    with torch.device("meta"), counted_as(Fused(norms=fused)):
         x, scale = torch.zeros(2, 15, 64, dtype=torch.bfloat16, requires_grad=True), torch.ones(64, dtype=weight)
         with Meter((scale,)) as meter:
             out = F.rms_norm(x, (64,), scale)
@@ -92,11 +92,11 @@ def test_auto_plans_for_the_devices_of_this_machine(monkeypatch: pytest.MonkeyPa
     """Where each rank has one; a cluster that is named, and a job that starts elsewhere, are not here."""
     on_cuda, on_cpu = plan("launch.device=cuda"), plan("launch.device=cpu")
     ranks = on_cpu.sizes.grid.size
-    monkeypatch.setattr(device_kernels, "devices", lambda: ranks)
+    monkeypatch.setattr(device_kernels, "devices", lambda: ("cuda", ranks))
     assert plan().estimate.memory == on_cuda.estimate.memory
     assert plan("cluster=here").estimate.memory == on_cpu.estimate.memory
     assert plan("launch.slurm.partition=gpu").estimate.memory == on_cpu.estimate.memory
-    monkeypatch.setattr(device_kernels, "devices", lambda: ranks - 1)
+    monkeypatch.setattr(device_kernels, "devices", lambda: ("cuda", ranks - 1))
     assert plan().estimate.memory == on_cpu.estimate.memory
 
 
@@ -115,9 +115,26 @@ def test_the_plan_says_which_attention_it_counts() -> None:
 @pytest.mark.parametrize("more", [{"dropout_p": 0.1}, {"enable_gqa": True}], ids=["dropout", "groups"])
 def test_a_device_drops_out_and_reads_groups_in_one_kernel(more: dict[str, Any]) -> None:
     """It keeps what it is given, what it returns, and a number for each query."""
-    with torch.device("meta"), fused_norms(True):
+    with torch.device("meta"), counted_as(device_kernels.kernels_of("cuda", here=False)):
         q, k, v = (torch.zeros(2, h, 40, 8, requires_grad=True) for h in (4, 2 if "enable_gqa" in more else 4, 4))
         v = v[:, : k.shape[1]]
         with Meter((q, k, v)) as meter:
             F.scaled_dot_product_attention(q, k, v, is_causal=True, **more)
     assert meter.saved == 4 * 2 * 4 * 40 * (8 + 1)
+
+
+def test_a_device_without_a_kernel_for_attention_keeps_its_scores() -> None:
+    """Torch takes attention to pieces there: the weights of 40 positions to each of 64 are kept."""
+    with counted_as(Fused(attention=False)):
+        in_pieces = saved("meta", MASKS["none"])
+    scores = 4 * 2 * 4 * 40 * 64
+    assert saved("meta", MASKS["none"]) < scores < in_pieces
+
+
+def test_a_device_that_torch_does_not_know_here_is_planned_with_the_kernels_of_cuda() -> None:
+    assert (
+        device_kernels.kernels_of("npu", here=False)
+        == device_kernels.kernels_of("cuda", here=True)
+        == Fused(norms=True, wide=True)
+    )
+    assert device_kernels.kernels_of("cpu", here=True) == Fused()

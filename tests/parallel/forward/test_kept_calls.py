@@ -16,11 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from launcher.errors import RequestError
 from launcher.job.schema.components import LanguageModel
 from launcher.models.lm import Block
+from launcher.parallel.forward.kept_calls import FUNCTIONS
+from launcher.parallel.forward.kept_operations import KINDS
 from launcher.parallel.forward.recompute import install
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.plan.values.recomputed import Recomputed
+from launcher.plan.values.recomputed import BY_OPERATION, Recomputed
 
 PRODUCTS = ("matmul", "batched_matmul", "attention")
+
+
+def test_a_kind_has_functions_or_is_kept_by_operation_as_the_plan_says() -> None:
+    assert {*FUNCTIONS} | {*BY_OPERATION} == {*KINDS}
+    assert not {*FUNCTIONS} & {*BY_OPERATION}
 
 
 class Counting(TorchDispatchMode):

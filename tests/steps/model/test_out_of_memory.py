@@ -9,11 +9,12 @@ import torch
 
 from launcher.errors import RunError
 from launcher.job.compose import compose
+from launcher.plan.cost.memory import Memory
 from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import OutOfMemory, failed, raised
-from launcher.steps.model.out_of_memory import InUse, cure, explained
+from launcher.steps.model.out_of_memory import InUse, cure, explained, overhead
 from tests.parity import job
 
 HERE = World(0, 1, 0, 1, 0, "cpu", "gloo")
@@ -74,6 +75,41 @@ def test_what_is_proposed_has_room_for_the_fullest_moment_not_only_for_what_was_
     assert early.missing == 4
     assert found is not None
     assert found.planned <= room
+
+
+@pytest.mark.parametrize(
+    ("at", "has_state", "times"),
+    [
+        # by the plan it would have fitted: its tensors took more
+        ({"tensors": 60, "asked": 15}, True, 1.25),
+        # before the first update the optimizer's 20 are not there yet
+        ({"tensors": 47, "asked": 1}, False, 1.2),
+        # far from the fullest moment nothing is known
+        ({"tensors": 20, "asked": 4}, True, 1.0),
+        # an allocator that takes a tenth more than tensors hold
+        ({"tensors": 50, "kept": 5, "asked": 5}, True, 1.1),
+        # of the CPU only the whole process is known
+        ({"tensors": 600, "total": 0}, True, 1.0),
+    ],
+    ids=["more than planned", "before an update", "early", "kept", "cpu"],
+)
+def test_the_margin_is_what_this_run_took_above_its_plan(at: dict[str, int], has_state: bool, times: float) -> None:
+    planned = Memory(0, params=10 * GB, grads=0, optimizer=20 * GB, gathered=0, activations=30 * GB)
+    seen = {"total": 80, "free": 0, "tensors": 0, "kept": 0, "asked": 0} | at
+    in_use = InUse("cuda:0", **{name: n * GB for name, n in seen.items()})
+    assert overhead(in_use, planned, has_state) == pytest.approx(times)
+
+
+def test_a_cure_has_room_for_what_this_run_took_above_its_plan() -> None:
+    """The first layout that would fit by its plan alone is not proposed to a rank that took 1.5 times its plan."""
+    asked = compose(LM).job
+    plan = plan_job(asked)
+    room = plan.estimate.memory[0].total
+    at = InUse("cuda:0", total=room, free=0, tensors=room, kept=0, asked=4)
+    lighter, least = cure(at, 0, asked, plan), cure(at, 0, asked, plan, excess=1.5)
+    assert lighter is not None
+    assert least is not None
+    assert 1.5 * least.planned <= room < 1.5 * lighter.planned
 
 
 def test_nothing_is_proposed_that_does_not_save_enough() -> None:

@@ -142,6 +142,9 @@ def _products(found: Round) -> Values:
         ideal = p.flops / peaks[first] / seconds
         lines.append((ideal, ideal * (1 / p.m + 1 / p.n + 1 / p.k)))
     whole, short = _least_squares(lines)
+    if not whole:  # short sides explain all of it: then nothing else is slower than the peak
+        squares = sum(part * part for _, part in lines)
+        whole, short = 1.0, max(0.0, sum(part * (1 - ideal) for ideal, part in lines) / squares)
     out = {f"tflops.{p}": peak / 1e12 for p, peak in peaks.items()}
     return out | {"efficiency": min(1.0, 1 / whole), "kernels.small": short / whole}
 

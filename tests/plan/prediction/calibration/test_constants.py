@@ -140,6 +140,18 @@ def test_known_numbers_come_back(cores: int | None) -> None:
     assert found == pytest.approx(expected, rel=1e-2)
 
 
+def test_products_whose_short_sides_explain_all_of_their_seconds() -> None:
+    """As on a small device: nothing is left that would be an efficiency below that of the fastest product."""
+    at = machine(None)
+    timed = one_round(at)
+    for what in (w for w in timed if isinstance(w, Multiplied) and w.precision == "fp32"):
+        p = what.product
+        timed[what] = p.flops / 0.08e12 * 1000 * (1 / p.m + 1 / p.n + 1 / p.k) ** 2
+    found = fitted(timed, at)
+    assert found["efficiency"] == 1.0
+    assert 0 < found["kernels.small"] < float("inf")
+
+
 def test_one_node_has_no_network_of_its_own() -> None:
     at = machine(2)
     timed = {w: s for w, s in one_round(at).items() if getattr(w, "link", "") != "between"}
