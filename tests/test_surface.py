@@ -66,7 +66,7 @@ def test_names_signatures_settings_and_defaults_are_those_of_the_golden_file() -
 
 def test_the_package_offers_the_documented_names_and_no_other() -> None:
     assert sorted(launcher.__all__) == ["Job", "Plan", "RequestError", "__version__", "plan_job", "run_job"]
-    assert all(callable(getattr(launcher, name)) for name in launcher.__all__)
+    assert all(callable(getattr(launcher, name)) for name in launcher.__all__ if name != "__version__")
 
 
 def documented() -> dict[str, str]:
