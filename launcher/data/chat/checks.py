@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from launcher.data.chat.conversations import BadRow, Row, conversation, files, rows
 from launcher.data.chat.tokenizer import ChatTokenizer, chat_tokenizer
@@ -39,7 +40,9 @@ def learnt(settings: Chat) -> str:
         by = chat_tokenizer(settings)
         for row in islice(rows(settings, settings.path), LOOKED):
             try:
-                return f"of {row.place} is learnt {by.learnt(*by.labelled(conversation(row.data)))}"
+                return (
+                    f"of {Path(row.place).name} is learnt {by.learnt(*by.labelled(conversation(row.data)))}"
+                )
             except BadRow:
                 continue
     except (BadFile, ValueError, OSError):  # which the checks of the data tell

@@ -50,7 +50,7 @@ def settings(home: Path, template: str) -> Chat:
 def test_a_turn_that_ends_with_a_special_token_is_taken_and_told(template: str, tmp_path: Path) -> None:
     of = settings(tmp_path, template)
     assert [*check_chat(of)] == []
-    assert learnt(of) == f"of {tmp_path}/c.jsonl:1 is learnt 'one<|im_end|>' and 'two<|im_end|>'"
+    assert learnt(of) == "of c.jsonl:1 is learnt 'one<|im_end|>' and 'two<|im_end|>'"
 
 
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=[*ENDLESS])
