@@ -29,7 +29,7 @@ def export(
     trust: Trust = ANYONE,
     averaged: bool = False,
     adapters: Adapters | None = None,
-    dtype_of: Callable[[str, str], str] = lambda name, dtype: dtype,
+    dtype_of: Callable[[str, str], str] | None = None,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
     """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``.
@@ -49,7 +49,9 @@ def export(
     reader.check_headers()
 
     # what goes into it
-    specs = {n: TensorSpec(e.spec.shape, dtype_of(n, e.dtype)) for n, e in entries.items()}
+    specs = {
+        n: TensorSpec(e.spec.shape, dtype_of(n, e.dtype) if dtype_of else e.dtype) for n, e in entries.items()
+    }
     aliases = {alias: name for name, entry in entries.items() for alias in entry.aliases}
     metadata = {"format": "pt", ALIASES: json.dumps(aliases)}
 

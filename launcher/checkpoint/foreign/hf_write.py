@@ -46,7 +46,7 @@ def write_hf(
     averaged: bool = False,
     adapters: Adapters | None = None,
     split_as: object = None,
-    dtype_of: Callable[[str, str], str] = lambda name, dtype: dtype,
+    dtype_of: Callable[[str, str], str] | None = None,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
     """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
@@ -76,7 +76,7 @@ def write_hf(
     reader.check_headers()
 
     specs_of = {n: _spec(entries[name].spec, part) for n, (name, part) in ours.items()}
-    new_dtypes = {n: dtype_of(n, spec.dtype) for n, spec in specs_of.items()}
+    new_dtypes = {n: dtype_of(n, spec.dtype) if dtype_of else spec.dtype for n, spec in specs_of.items()}
     files = named(shards({n: TensorSpec(s.shape, new_dtypes[n]) for n, s in specs_of.items()}, limit))
 
     def bytes_of(piece: str) -> Iterator[memoryview]:

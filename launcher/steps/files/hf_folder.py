@@ -10,12 +10,11 @@ from typing import Any
 
 from launcher.checkpoint.foreign.cast import WIDTHS
 from launcher.checkpoint.foreign.hf_names import written
-from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, read_hf
+from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, named_dtype, read_hf
 from launcher.job.schema.components import Chat, HuggingFace, Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export
 from launcher.plan.values.facts import COMPUTE, TensorSpec
-from launcher.untrusted.files import read_json
 
 GENERATION = ("generation_config.json",)
 TOKENIZER = (
@@ -100,22 +99,13 @@ def dtype_of(step: Export, job: Job) -> Callable[[str, str], str]:
         with suppress(ValueError, OSError):  # a folder of a config alone
             specs = read_hf(path).specs
         common = Counter(spec.dtype for spec in specs.values() if spec.dtype in WIDTHS).most_common(1)
-        usual = _named_dtype(path) or next((name for name, _ in common), None)
+        usual = named_dtype(path) or next((name for name, _ in common), None)
 
     def new(name: str, dtype: str) -> str:
         known = specs[name].dtype if name in specs else usual
         return known if dtype in WIDTHS and known in WIDTHS else dtype
 
     return new
-
-
-def _named_dtype(path: Path) -> str | None:
-    """The one of the config, under its key of today or of before."""
-    data = read_json(path / CONFIG, unique=True)
-    inner = data.get("text_config") if isinstance(data, dict) else None
-    of = [part for part in (data, inner) if isinstance(part, dict)]
-    found = (part.get(key) for part in of for key in ("dtype", "torch_dtype"))
-    return next((name for name in found if name in WIDTHS), None)
 
 
 def texts(step: Export, job: Job, kept: str) -> dict[str, str]:
