@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_outside
 from launcher.checkpoint.foreign.adapters import Adapters, chunks, merged
+from launcher.checkpoint.foreign.cast import cast_chunks
 from launcher.checkpoint.layout.derived import sources
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.tensorfile.blob import Blob
@@ -16,6 +17,7 @@ from launcher.checkpoint.tensorfile.durable import sync
 from launcher.checkpoint.tensorfile.header import read_header
 from launcher.checkpoint.tensorfile.safetensors import blob_at, mapped, write_stream
 from launcher.checkpoint.transform import PEAK, Report
+from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.trust import ANYONE, Trust
 
 ALIASES = "launcher.aliases"
@@ -27,6 +29,7 @@ def export(
     trust: Trust = ANYONE,
     averaged: bool = False,
     adapters: Adapters | None = None,
+    dtype_of: Callable[[str, str], str] | None = None,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
     """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``.
@@ -35,8 +38,8 @@ def export(
     tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
     metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all.
     ``trust`` says who must vouch for ``src``. ``averaged``: moving averages of weights in their place.
-    ``adapters`` are added to the weights that they are beside. ``judge`` is called with the whole file before
-    it has its name; what it raises leaves none.
+    ``adapters`` are added to the weights that they are beside. ``dtype_of``: as of ``write_hf``. ``judge`` is
+    called with the whole file before it has its name; what it raises leaves none.
     """
     check_file(path)
     reader = Reader(open_checkpoint(src, trust))
@@ -46,15 +49,21 @@ def export(
     reader.check_headers()
 
     # what goes into it
-    specs = {name: entry.spec for name, entry in entries.items()}
+    specs = {
+        n: TensorSpec(e.spec.shape, dtype_of(n, e.dtype) if dtype_of else e.dtype) for n, e in entries.items()
+    }
     aliases = {alias: name for name, entry in entries.items() for alias in entry.aliases}
     metadata = {"format": "pt", ALIASES: json.dumps(aliases)}
+
+    def bytes_of(name: str) -> Iterator[memoryview]:
+        found = chunks(reader, name, adapters, read_from)
+        return cast_chunks(name, found, entries[name].dtype, specs[name].dtype)
 
     # the file, under its own name when it is whole
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.partial")
     try:
-        done = write_stream(new, specs, lambda name: chunks(reader, name, adapters, read_from), metadata)
+        done = write_stream(new, specs, bytes_of, metadata)
         if judge is not None:
             judge(new)
         new.replace(path)

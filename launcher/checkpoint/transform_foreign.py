@@ -17,18 +17,15 @@ from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.mindspore.rank_conversion import (
     Layouts,
     RankConversion,
+    laid_out,
     of_checkpoint,
     of_rank_folders,
     write_ranks,
 )
 from launcher.checkpoint.mindspore.rank_files import held_boxes, write_held
-from launcher.checkpoint.mindspore.strategy_input import (
-    StrategyInput,
-    by_stage,
-    of_whole,
-    open_strategy,
-    whole_specs,
-)
+from launcher.checkpoint.mindspore.rank_folders import rank_paths
+from launcher.checkpoint.mindspore.rank_source import open_source
+from launcher.checkpoint.mindspore.strategy_input import StrategyInput, by_stage, open_strategy
 from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
 from launcher.plan.values.layout import Layout
@@ -84,13 +81,16 @@ def aimed(
     src: Path, to: StrategyInput | Layouts, strategy: str | None, *, verify: bool = True
 ) -> tuple[Foreign, Strategy]:
     """What is at ``src``, and the layout asked for, with whole copies of what the strategies do not list."""
-    stage = None if callable(to) else by_stage(_given(strategy), to)
+    stage = None
+    if not callable(to) and strategy is not None and src.is_dir():
+        files = {rank: open_source(path, verify=False).specs for rank, path in rank_paths(src).items()}
+        stage = by_stage(_given(strategy), to, files)
     if stage is not None:
         text = f"the source is stage {stage} of a pipeline alone, which is no whole checkpoint"
         raise ValueError(f"{text}; rank files have place for it: give format ckpt or safetensors")
 
     found = foreign(src, _path(strategy), verify=verify)
-    target = _laid_out(to, found.strategy)
+    target = laid_out(to, found.strategy)
     match(found.strategy, target)
 
     # what the strategies do not list, whole on every rank
@@ -142,7 +142,7 @@ def writer(
 
     # whole tensors, of which each rank gets its pieces
     found = foreign(src, _path(strategy), verify=verify)
-    after = _laid_out(to, found.strategy)
+    after = laid_out(to, found.strategy)
     names = match(found.strategy, after)
 
     def write(rank: int, path: Path, behind: WriteBehind) -> None:
@@ -154,7 +154,7 @@ def writer(
 
         write_held(path, after, rank, chunks, behind=behind)
 
-    return RankConversion(after, write, ".safetensors")
+    return RankConversion(after, write)
 
 
 def check_rank_places(src: Path, dst: Path, overwrite: bool) -> None:
@@ -166,10 +166,6 @@ def check_rank_places(src: Path, dst: Path, overwrite: bool) -> None:
 def check_free_for_ranks(dst: Path, overwrite: bool) -> None:
     """The same without knowing the source."""
     check_destination(dst, overwrite, lambda path: any(path.glob("rank_*")), "folder of rank files")
-
-
-def _laid_out(to: StrategyInput | Layouts, src: Strategy) -> Strategy:
-    return to(src) if callable(to) else of_whole(to, whole_specs(src))
 
 
 def _given(strategy: str | None) -> StrategyInput | None:

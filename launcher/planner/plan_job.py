@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from launcher.data.chat.checks import learnt as learnt_of_chat
 from launcher.data.checks import check
 from launcher.data.fallback import resolve as resolve_data
 from launcher.data.fallback import with_data_read
@@ -16,7 +17,7 @@ from launcher.data.spec import classes, vocab
 from launcher.data.vocabulary import note as vocabulary_note
 from launcher.data.vocabulary import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.schema.components import Target, foreign
+from launcher.job.schema.components import Chat, Target, foreign
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.models.defaults import resolve as resolve_model
@@ -364,6 +365,8 @@ def _planned(
     fallback = resolve_data(job.data)[1]
     if fallback:
         notes.append(Note(*fallback.split(" ", 1)))
+    if isinstance(job.data, Chat) and (learnt := learnt_of_chat(job.data)):
+        notes.append(Note("data.path", learnt))
     if vocabulary := vocabulary_note(job):
         notes.append(Note(*vocabulary.split(" ", 1)))
     if job.debug.onerank:

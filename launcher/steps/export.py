@@ -39,13 +39,13 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGED
-from launcher.plan.values.facts import DTYPE, HALF
-from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.facts import COMPUTE, DTYPE, HALF
+from launcher.plan.values.text import bytes_text, listed, many
 from launcher.plan.values.trust import Trust
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
 from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.hf_folder import opens_by_itself, settled, split_as, texts, told
+from launcher.steps.files.hf_folder import dtype_of, opens_by_itself, settled, split_as, texts, told
 from launcher.steps.files.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 SUMS = ("float32", "float64")
 """Dtypes that adapters are added to weights in."""
 EXACT = 1e-5
-ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """How far the loss of what was written may be from the run's."""
 
 
@@ -77,7 +77,7 @@ def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
         yield Problem(f"{at.key}.lora", "separate: model.lora is null, so there are no adapters")
     if _apart(step, at.job):
         text = "adapters alone are two files of PEFT, by the names of modules here; leave it out"
-        for key in ("format", "names", "beside"):
+        for key in ("format", "names", "beside", "dtype"):
             if said := getattr(step, key):
                 yield Problem(f"{at.key}.{key}", f"{said}: {text}")
 
@@ -172,9 +172,15 @@ def _compared(
     from launcher.steps.model import opened_folder, single_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
-    made = single_process.of(_exported_job(step, job), read(run, new))
+    there = read(run, new)
+    made = single_process.of(_exported_job(step, job), there)
     if itself is not None:
         opened_folder.check_logits(made, itself, job, new)
+    trained = {} if _merged(step, job) else _trained(step, run)
+    if dtypes := _check_rounding(trained, there):
+        # the loss of the run is that of the weights before they were rounded
+        made = single_process.of(job, trained)
+        say(f"export: weights are rounded once, to the nearest in {dtypes} (steps.export.dtype)")
     of = AVERAGED if step.weights == "ema" else ""
     if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
         loss = single_process.held_out_loss(made, job, 1, terms)  # that it runs; more would tell no more
@@ -194,12 +200,42 @@ def _compared(
     return {"exported_loss": loss, "export_gap": gap}
 
 
+def _check_rounding(trained: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
+    """The dtypes that weights were rounded to, empty where none was.
+
+    Raises ``RunError`` unless each written number is the trained one, rounded once.
+    """
+    rounded = {n: t for n, t in there.items() if n in trained and trained[n].dtype != t.dtype}
+    for name, tensor in rounded.items():
+        if not trained[name].to(tensor.dtype).equal(tensor) and not tensor.isnan().any():
+            raise RunError(f"export: {name} is not the nearest {tensor.dtype} to what was trained")
+    return listed(sorted({str(t.dtype).removeprefix("torch.") for t in rounded.values()}))
+
+
+def _trained(step: Export, run: RunFiles) -> dict[str, Tensor]:
+    """The tensors of the checkpoint that is exported."""
+    from launcher.runtime.training.state import unpacked
+
+    src = source(step, run)
+    checkpoint = open_checkpoint(src, run.trust)
+    read_from = sources(src, checkpoint.strategy, step.weights == "ema")
+    tensors = read_rank(checkpoint, single(checkpoint.strategy), 0)
+    return {name: unpacked(tensors[own]) for name, own in read_from.items()}
+
+
+def _merged(step: Export, job: Job) -> bool:
+    """Whether adapters are added to the weights beside them."""
+    return job.model.lora is not None and not _apart(step, job)
+
+
 def _tolerance(step: Export, job: Job) -> float:
-    """Of sums that are rounded to half precision where a run has rounded their terms, a rounding."""
+    """Of sums that are rounded to half precision, or of whose terms a run has rounded, a rounding."""
     if step.tolerance is not None:
         return step.tolerance
-    summed = job.model.lora is not None and not _apart(step, job)
-    return ROUNDING.get(job.train.precision, EXACT) if summed else EXACT
+    if not _merged(step, job):
+        return EXACT
+    written = dtype_of(step, job)("", "float32")
+    return max(ROUNDING.get(name, EXACT) for name in (COMPUTE[job.train.precision], written))
 
 
 def written(run: RunFiles) -> Path:
@@ -328,7 +364,7 @@ def _write(step: Export, run: RunFiles, path: Path, judge: Callable[[Path], None
             src, path, adapters, base, overwrite=overwrite, trust=trusted, averaged=averaged, judge=judge
         )
     if step.format != "hf":
-        return export(src, path, trusted, averaged, adapters, judge)
+        return export(src, path, trusted, averaged, adapters, dtype_of(step, run.job), judge)
     own = step.path is None  # a folder of this run, which a second start may write again
     return write_hf(
         src,
@@ -342,6 +378,7 @@ def _write(step: Export, run: RunFiles, path: Path, judge: Callable[[Path], None
         averaged=averaged,
         adapters=adapters,
         split_as=split_as(step, run.job),
+        dtype_of=dtype_of(step, run.job),
         judge=judge,
     )
 

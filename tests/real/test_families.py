@@ -124,6 +124,34 @@ def test_experts_that_look_at_numbers_are_not_followed_beside_what_is_cut(
     assert "model.layers.0.mlp.experts looks at numbers that come from its inputs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_folder_comes_back_in_its_own_dtype(dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    from tests.real.families import weighed
+
+    folder, run = weighed("llama", tmp_path / "m"), tmp_path / "run"
+    AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).save_pretrained(folder)
+    steps = "steps=[train,evaluate,save,export]"
+    words = ("train.steps=2", "optim.lr=0.01", "train.batch_size=4", "launch.nproc=1")
+    assert main(typed(folder, run, *words, steps, "steps.evaluate.batches=1")) == 0
+    assert json.loads((run / "status.json").read_text())["metrics"]["export_gap"] < 1e-5
+    out = load_file(run / "exports/hf/model.safetensors")
+    assert {t.dtype for t in out.values()} == {getattr(torch, dtype)}
+    assert json.loads((run / "exports/hf/config.json").read_text())["dtype"] == dtype
+    rounded = f"export: weights are rounded once, to the nearest in {dtype} (steps.export.dtype)"
+    assert (rounded in capsys.readouterr().out) == (dtype != "float32")
+
+    # each number is the nearest to the one that was trained; with the setting, that number
+    exact = (f"run_dir={run}", "steps=[export]", "steps.export.dtype=fp32", f"steps.export.path={tmp_path}/wide")
+    assert main(typed(folder, run, *words, *exact)) == 0
+    wide = load_file(tmp_path / "wide/model.safetensors")
+    assert {t.dtype for t in wide.values()} == {torch.float32}
+    assert all(torch.equal(out[name], t.to(out[name].dtype)) for name, t in wide.items())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_are_read_into_parts_of_operators(dtype: str, tmp_path: Path) -> None:
     import torch
@@ -138,9 +166,9 @@ def test_weights_are_read_into_parts_of_operators(dtype: str, tmp_path: Path) ->
     assert main(typed(folder, run, *words)) == 0
 
     out = AutoModelForCausalLM.from_pretrained(run / "exports" / "hf")
-    assert out.dtype == torch.float32
+    assert out.dtype == getattr(torch, dtype)
     weights = {name: w.float() for name, w in kept.state_dict().items()}
-    assert all(torch.equal(w, weights[name]) for name, w in out.state_dict().items())
+    assert all(torch.equal(w.float(), weights[name]) for name, w in out.state_dict().items())
 
 
 OLD_KEYS: dict[str, dict[str, object]] = {

@@ -156,7 +156,8 @@ AT_THE_DOOR = {
     ),
     "pieces without a strategy": (
         ["steps=[import]", "steps.import.src=ranks"],
-        "steps.import.src = ranks: pieces of ranks 0, 1; give the strategy file that they were saved with",
+        "steps.import.src = ranks: no strategy file: every rank then has a full checkpoint, but w of rank 1 differs "
+        "from rank 0; give the strategy file that they were saved with, or ",
     ),
     "whole tensors with a strategy": (
         ["steps=[import]", "steps.import.src=hf", "steps.import.strategy=one.json"],
@@ -239,7 +240,9 @@ def test_what_heads_and_manifests_tell_is_told_before_anything_is_started(
     Path("short.safetensors").write_bytes(shard.read_bytes()[:-4])
     for rank in range(2):
         Path(f"ranks/rank_{rank}").mkdir(parents=True)
-        shutil.copy(shard, f"ranks/rank_{rank}")
+        piece = bytes([rank, 0, 0, 0])
+        file = Path(f"ranks/rank_{rank}/net.safetensors")
+        write_stream(file, {"w": TensorSpec((1,), "float32")}, lambda n, of=piece: [memoryview(of)], {})
     Path("recipes").mkdir()
     head = "defaults: [override /steps: [train, save, export]]\nsteps: {export: {names: {emb: x}}}\n"
     Path("recipes/export.yaml").write_text(head)

@@ -70,7 +70,7 @@ def test_rank_folders_of_mindspore_come_in_with_their_strategy(trained: Path, tm
     merged = tmp_path / "strategy.ckpt"
     strategy = open_checkpoint(last(trained)).strategy
     write_strategy(merged, merged_file(strategy.only("param")), "protobuf")
-    transform_checkpoints(last(trained), tmp_path / "full", "full")
+    transform_checkpoints(last(trained), tmp_path / "full", "full", output_format="safetensors")
     one = read_full(tmp_path / "full" / "rank_0" / "full0.safetensors")
     plain = {n: one[n] for n in strategy.only("param").entries}
     for rank in range(4):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -67,13 +67,36 @@ class Cast:
         self.source.fill(name, part, raw)
         old = numbers(raw, spec.dtype)
 
-        # the new ones, none of which may become infinite
-        new = self.into[name]
-        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is looked for; NaN stays NaN
-            found = old.astype(new)
-        if not exact(spec.dtype, new) and (np.isinf(found) & ~np.isinf(old)).any():
-            raise ValueError(f"{name}: {described(spec)} has numbers that are too large for {new}")
-        out[...] = found.view(out.dtype)
+        # the new ones
+        out[...] = _rounded(f"{name}: {described(spec)}", old, self.into[name]).view(out.dtype)
+
+
+def cast_chunks(name: str, parts: Iterable[memoryview], src: str, dst: str) -> Iterator[memoryview]:
+    """The bytes of a tensor of dtype ``src`` as ``dst``: to the nearest numbers, ties to even.
+
+    Raises ``ValueError`` for a number that is too large.
+    """
+    for part in parts:
+        if src == dst:
+            yield part
+            continue
+        old = numbers(np.frombuffer(part, f"u{ITEMSIZE[src]}"), src)
+        yield _rounded(f"{name}: {src}", old, dst).view(np.uint8).data
+
+
+def _rounded(what: str, old: npt.NDArray[Any], dst: str) -> npt.NDArray[Any]:
+    """The nearest numbers of ``dst``, of bfloat16 their bits. Raises ``ValueError``, about ``what``."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is looked for; NaN stays NaN
+        new = old.astype("float32" if dst == "bfloat16" else dst)
+    infinite = np.isinf(new)
+    if dst == "bfloat16":
+        bits = new.view(np.uint32)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        new = np.where(np.isnan(new), (bits >> 16) | 0x40, nearest).astype(np.uint16)
+        infinite = (new & 0x7FFF) == 0x7F80
+    if (infinite & ~np.isinf(old)).any():
+        raise ValueError(f"{what} has numbers that are too large for {dst}")
+    return new
 
 
 def numbers(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:

@@ -84,6 +84,15 @@ def model_type(folder: Path) -> object:
     return data.get("model_type") if isinstance(data, dict) else None
 
 
+def named_dtype(folder: Path) -> str | None:
+    """The dtype that its ``config.json`` names, under the key of today or of before."""
+    data = read_json(folder / CONFIG, unique=True)
+    inner = data.get("text_config") if isinstance(data, dict) else None
+    of = [part for part in (data, inner) if isinstance(part, dict)]
+    found = (part.get(key) for part in of for key in ("dtype", "torch_dtype"))
+    return next((name for name in found if isinstance(name, str)), None)
+
+
 def _shards(index: Path) -> dict[Path, Header]:
     weights = _weight_map(index)
     for file in dict.fromkeys(weights.values()):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_apart, check_destination, fresh
 from launcher.checkpoint.foreign.adapters import Adapters, chunks, merged
+from launcher.checkpoint.foreign.cast import cast_chunks
 from launcher.checkpoint.foreign.experts import Pieces, split
 from launcher.checkpoint.foreign.hf_read import INDEX, ONE
 from launcher.checkpoint.foreign.rename import Renamed, Table, renamed
@@ -45,6 +46,7 @@ def write_hf(
     averaged: bool = False,
     adapters: Adapters | None = None,
     split_as: object = None,
+    dtype_of: Callable[[str, str], str] | None = None,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
     """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
@@ -55,7 +57,9 @@ def write_hf(
     tokenizer) are copied along, ``texts`` are written by their names. ``trust`` says who must vouch for
     ``src``. ``averaged``: moving averages of weights in their place; ``adapters`` are added to the weights
     that they are beside. ``split_as``: a ``model_type`` whose experts are written one by one, as ``split``
-    has it. ``judge`` sees the folder first; what it raises leaves none. Raises as ``transform`` does.
+    has it. ``dtype_of`` says what a tensor is written in, by its name in the folder and the dtype that it
+    has: numbers are rounded once. ``judge`` sees the folder first; what it raises leaves none. Raises as
+    ``transform`` does.
     """
     # everything is checked first
     limit = size_in_bytes(max_shard_size)
@@ -71,11 +75,14 @@ def write_hf(
     read_from = sources(src, strategy, averaged)
     reader.check_headers()
 
-    files = named(shards({n: _spec(entries[name].spec, part) for n, (name, part) in ours.items()}, limit))
+    specs_of = {n: _spec(entries[name].spec, part) for n, (name, part) in ours.items()}
+    new_dtypes = {n: dtype_of(n, spec.dtype) if dtype_of else spec.dtype for n, spec in specs_of.items()}
+    files = named(shards({n: TensorSpec(s.shape, new_dtypes[n]) for n, s in specs_of.items()}, limit))
 
     def bytes_of(piece: str) -> Iterator[memoryview]:
         name, part = ours[piece]
-        return chunks(reader, name, adapters, read_from, part)
+        found = chunks(reader, name, adapters, read_from, part)
+        return cast_chunks(name, found, specs_of[piece].dtype, new_dtypes[piece])
 
     with fresh(folder) as new, WriteBehind() as behind:
         written = 0

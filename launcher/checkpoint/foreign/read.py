@@ -17,6 +17,7 @@ from launcher.checkpoint.full_tensors import Blobs, FullTensors, RenamedTensors
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.mindspore.formats.to_ours import kind_of
 from launcher.checkpoint.mindspore.rank_conversion import whole_tensors
+from launcher.checkpoint.mindspore.rank_files import full_copy
 from launcher.checkpoint.mindspore.rank_folders import rank_paths
 from launcher.checkpoint.mindspore.rank_source import RankSource, open_source
 from launcher.checkpoint.tensorfile.mmap_window import Window
@@ -117,7 +118,7 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
     if strategy is not None:
         files, whole = whole_tensors(path, strategy, verify=verify)
         return Foreign(whole, files.strategy, tuple(files.loose), tuple(files.texts))
-    file = open_source(_one_file(path) if path.is_dir() else path, verify=verify)
+    file = _one_file(path, verify) if path.is_dir() else open_source(path, verify=verify)
     return _of_whole(lambda: _File(file), tuple(file.texts))
 
 
@@ -131,13 +132,10 @@ def _of_whole(whole: Callable[[], FullTensors], others: tuple[str, ...] = ()) ->
     return Foreign(whole, Strategy(grid, entries), (), others)
 
 
-def _one_file(path: Path) -> Path:
-    """Of rank folders that need no strategy."""
-    files = rank_paths(path)
-    if [*files] != [0]:
-        told = f"ranks {', '.join(map(str, files))}"
-        raise ValueError(f"{path}: pieces of {told}; give the strategy file that they were saved with")
-    return files[0]
+def _one_file(path: Path, verify: bool) -> RankSource:
+    """Of rank folders that need no strategy: those of data-parallel ranks, which are copies."""
+    files = {rank: open_source(file, verify=verify) for rank, file in rank_paths(path).items()}
+    return full_copy(f"{path}: no strategy file", files, verify=verify)
 
 
 @dataclass(frozen=True)

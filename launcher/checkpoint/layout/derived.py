@@ -41,18 +41,21 @@ def taken(plan: Plan, source: Collection[str]) -> Strategy:
 
 
 def followed(target: Strategy, src: Strategy) -> Strategy:
-    """``target`` with the optimizer states of ``src`` that it does not list, each where its parameter is.
+    """``target`` with the tensors of ``src`` that a strategy may leave out.
 
-    A state of another shape than its parameter (a step counter) is whole on every rank that holds the
-    parameter, unless it is a row or a column of it.
+    Those are parameters that are not trained and buffers: each is full on the ranks of the stages that have
+    the other tensors of its module. Optimizer states are where their parameter is; one of another shape than
+    its parameter (a step counter) is full on every rank that holds the parameter, unless it is a row or a
+    column of it.
     """
-    entries = dict(target.entries)
+    entries = {**target.entries, **_untrained(target, src)}
     for name, entry in src.entries.items():
         param = name.split(".", 2)[2] if name.startswith("optim.") and name.count(".") > 1 else ""
-        if entry.kind != "optim" or name in target.named or param not in target.named:
+        first = target.named.get(param, param)
+        if entry.kind != "optim" or name in target.named or first not in entries:
             continue
 
-        layout = target.entries[target.named[param]].layout
+        layout = entries[first].layout
         own = factor(name.split(".", 2)[1], layout)
         if own is not None and own.shape == entry.layout.shape:
             layout = own
@@ -61,6 +64,48 @@ def followed(target: Strategy, src: Strategy) -> Strategy:
             layout = replace(layout, shape=shape, split=((),) * len(shape))
         entries[name] = Entry(layout, entry.dtype, "optim")
     return Strategy(target.grid, entries)
+
+
+def _untrained(target: Strategy, src: Strategy) -> dict[str, Entry]:
+    """The entries of ``src`` that ``target`` leaves out as a strategy of trainable parameters does.
+
+    None where ``target`` has names of its own, or leaves out a parameter that has optimizer states: it is
+    then not the strategy of this model.
+    """
+    left = {
+        name: entry
+        for name, entry in src.entries.items()
+        if entry.kind != "optim" and target.named.keys().isdisjoint((name, *entry.aliases))
+    }
+    states = (name.split(".", 2)[2:] for name in src.only("optim").entries if name.startswith("optim."))
+    trained = {param for rest in states for param in rest}
+    trained |= {name.partition(".")[2] for name in src.only("optim").entries}
+    if not target.named.keys() <= src.named.keys() or trained & left.keys():
+        return {}
+
+    # the stages that have tensors below a module
+    below: dict[str, set[int]] = {}
+    for name, entry in target.entries.items() if left else ():
+        for module in _modules(name):
+            below.setdefault(module, set()).update(stages(entry.layout))
+
+    count = target.stages
+    entries = {}
+    for name, entry in left.items():
+        at = next((below[module] for module in _modules(name) if module in below), set(range(count)))
+        pinned = ((STAGE, tuple(sorted(at))),) if len(at) < count else ()
+        entries[name] = relaid(entry, target.grid, (), pinned)
+    return entries
+
+
+def _modules(name: str) -> list[str]:
+    """The modules around a tensor, from the innermost to the model itself, which is ``""``.
+
+    >>> _modules("net.bn.running_mean")
+    ['net.bn', 'net', '']
+    """
+    parts = name.split(".")[:-1]
+    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
 
 
 def sources(src: object, strategy: Strategy, averaged: bool) -> dict[str, str]:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.atomic_folder import check_apart, check_empty
-from launcher.checkpoint.layout.strategy import match, single
+from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.mindspore.rank_conversion import (
     check_rank,
     file_transform,
     of_checkpoint,
     of_rank_folders,
+    sides,
     write_ranks,
 )
 from launcher.checkpoint.mindspore.rank_source import SUFFIXES
@@ -44,9 +45,9 @@ def rank_list_for_transform(
 ) -> list[int]:
     """The source ranks whose files ``rank_id`` of the destination needs, descending.
 
-    A strategy of ``None`` is one full checkpoint, on rank 0. Raises ``TypeError`` for arguments of other
-    types, ``ValueError`` for a strategy that cannot be read, a rank outside the destination, or
-    strategies that do not fit.
+    A strategy of ``None`` is a full checkpoint: rank 0 has it, and other ranks have copies. Raises
+    ``TypeError`` for arguments of other types, ``ValueError`` for a strategy that cannot be read, a rank
+    outside the destination, or strategies that do not fit.
     """
     _check_type("rank_id", rank_id, int)
     before = open_strategy("src_strategy_file", src_strategy_file)
@@ -58,9 +59,8 @@ def rank_list_for_transform(
         check_rank(rank_id, dst)
         return [0]
 
-    src, dst = on_paper(before, after)
-    check_rank(rank_id, dst)
-    target = single(src) if dst is None else dst
+    src, target = sides(before, after)
+    check_rank(rank_id, target)
     found = takes(src, target, match(src, target), rank_id)
     return sorted({take.rank for take in found}, reverse=True)
 
@@ -108,18 +108,20 @@ def transform_checkpoints(
     src_strategy_file: PathLike = None,
     dst_strategy_file: PathLike = None,
     process_num: int = 1,
-    output_format: str | None = None,
+    output_format: str = "ckpt",
 ) -> None:
     """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank.
 
-    The destination appears when complete. ``output_format`` is ``ckpt`` or ``safetensors``; ``None``: that of
-    the source.
+    The destination appears when complete. ``output_format`` is ``ckpt`` or ``safetensors``, whatever the
+    source is.
 
-    The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. It may be
-    a checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time, by
-    threads; one more syncs them. Everything is checked first. Raises ``TypeError`` and ``ValueError`` as the
-    functions above, ``NotADirectoryError`` for a source or destination that is no folder,
-    ``FileExistsError`` for one not empty.
+    The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. Without
+    ``src_strategy_file`` every rank has a full checkpoint, all of them equal. Tensors that a strategy does
+    not list, as one of trainable parameters leaves out the statistics of BatchNorm, are copied: all ranks
+    that have one must have the same numbers. The source may be a checkpoint of ours, which brings its
+    strategy along. ``process_num`` ranks are written at a time, by threads; one more syncs them. Everything
+    is checked first. Raises ``TypeError`` and ``ValueError`` as the functions above, ``NotADirectoryError``
+    for a source or destination that is no folder, ``FileExistsError`` for one not empty.
     """
     # the arguments, as MindSpore looks at them
     source = _folder("src_checkpoints_dir", src_checkpoints_dir)
@@ -137,8 +139,7 @@ def transform_checkpoints(
         raise NotADirectoryError(f"dst_checkpoints_dir: {target} is not a folder")
     check_apart(source, target)
     check_empty(target)
-    suffix = made.suffix if output_format is None else f".{output_format}"
-    write_ranks(made, target, ckpt_prefix, suffix, workers=process_num)
+    write_ranks(made, target, ckpt_prefix, f".{output_format}", workers=process_num)
 
 
 def _source(rank: Any, value: Any) -> Path:
@@ -183,6 +184,6 @@ def _check_suffix(key: str, path: Path) -> None:
         raise ValueError(f"{key}: {path} does not end in {' or '.join(SUFFIXES)}")
 
 
-def _check_format(name: str | None) -> None:
-    if name is not None and f".{name}" not in SUFFIXES:
+def _check_format(name: str) -> None:
+    if f".{name}" not in SUFFIXES:
         raise ValueError(f"output_format: {name!r} is not known; give safetensors or ckpt")

@@ -30,12 +30,15 @@ def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
 
     Unless ``strict``, a tensor of the net also takes one whose name ends in its own, behind a dot, and
     numbers of another width are cast, floating to floating and whole to whole. ``strict`` wants the same
-    names on both sides. Everything is checked first: raises ``ValueError`` with all that does not fit.
+    names and dtypes on both sides; what a training saves beside its parameters, counters and optimizer
+    states, needs no place in the net. Everything is checked first: raises ``ValueError`` with all that does
+    not fit.
     """
     state = net.state_dict()
     wrong = []
     if strict:
-        wrong += [f"only in the files: {name}" for name in found if name not in state]
+        extra = [name for name in found if name not in state and not _of_training(name, found)]
+        wrong += [f"only in the files: {name}" for name in extra]
         wrong += [f"only in the net: {name}" for name in state if name not in found]
 
     # the names of the net with those of the files
@@ -53,6 +56,14 @@ def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
     if wrong:
         raise ValueError("the checkpoint does not fit the net:\n" + "\n".join(f"  {text}" for text in wrong))
     net.load_state_dict({name: found[theirs].detach() for name, theirs in names.items()}, strict=False)
+
+
+def _of_training(name: str, found: Mapping[str, Any]) -> bool:
+    """Whether this is a counter, or a state of the optimizer for a parameter that the files have."""
+    ours = name.split(".", 2)
+    if ours[0] == "optim" and ours[-1] in found:
+        return True
+    return found[name].numel() == 1 or kind_of(name, found) == "optim"
 
 
 def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], list[str]]:

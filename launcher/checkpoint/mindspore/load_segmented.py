@@ -29,9 +29,9 @@ def load_segmented_checkpoints(
     start with one of ``filter_prefix`` or with none of ``specify_prefix``; where neither is given, those that
     ``choice_func`` says False to. ``net``, a ``torch.nn.Module``, takes what it has a place for, by its name
     or by the end of it, in the width that the net has; with ``strict_load`` names and dtypes must be those in
-    the files. ``dec_key`` opens ``.ckpt`` files encrypted in ``dec_mode``. Raises ``TypeError`` for arguments
-    of other types, ``ValueError`` for a folder that is missing, empty, of two formats, of files that cannot
-    be read, or with one name for two tensors.
+    the files, which may have counters and optimizer states besides. ``dec_key`` opens ``.ckpt`` files
+    encrypted in ``dec_mode``. Raises ``TypeError`` for arguments of other types, ``ValueError`` for a folder
+    that is missing, empty, of two formats, of files that cannot be read, or with one name for two tensors.
     """
     if not isinstance(ckpt_file_dir, str):
         raise TypeError(f"ckpt_file_dir: expected str, got {type(ckpt_file_dir).__name__}")

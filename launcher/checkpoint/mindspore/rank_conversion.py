@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.atomic_folder import fresh
+from launcher.checkpoint.layout.derived import followed
 from launcher.checkpoint.layout.strategy import Strategy, match, single
 from launcher.checkpoint.mindspore.formats import StrategyFile
 from launcher.checkpoint.mindspore.rank_files import (
     HeldTensors,
     RankFiles,
+    full_copy,
     held_boxes,
+    unlisted,
     whole_strategy,
     write_held,
 )
@@ -68,12 +71,11 @@ class RankFileTransform:
 class RankConversion:
     """``write(rank, path, behind=...)`` makes the file of a rank of ``after``.
 
-    ``suffix`` is the source's; ``stage`` the one that the source is of, where it is one of several.
+    ``stage`` is the one that the source is of, where it is one of several.
     """
 
     after: Strategy
     write: Callable[..., None]
-    suffix: str
     stage: int | None = None
 
 
@@ -121,10 +123,8 @@ def of_rank_folders(
     folder: Path, src: StrategyInput | None, dst: StrategyInput | Layouts | None, *, verify: bool = True
 ) -> RankConversion:
     """Of ``rank_<k>`` folders as other programs write them."""
-    paths = rank_paths(folder)
-    transform = file_transform(paths, src, dst, verify=verify)
-    first = next(iter(paths.values()))
-    return RankConversion(transform.after, transform.write, first.suffix, transform.stage)
+    transform = file_transform(rank_paths(folder), src, dst, verify=verify)
+    return RankConversion(transform.after, transform.write, transform.stage)
 
 
 def of_checkpoint(
@@ -137,7 +137,7 @@ def of_checkpoint(
         raise ValueError(
             f"src_strategy_file: not the strategy that {folder} was saved with; give None to take that one"
         )
-    after = _after(dst, before)
+    after = laid_out(dst, before)
     names = match(before, after)
     Reader(checkpoint).check_headers()
 
@@ -146,15 +146,15 @@ def of_checkpoint(
         boxes = held_boxes(after, rank)
         write_held(path, after, rank, lambda name: reader.chunks(names[name], boxes[name]), behind=behind)
 
-    return RankConversion(after, write, ".safetensors")
+    return RankConversion(after, write)
 
 
-def _after(dst: StrategyInput | Layouts | None, before: Strategy) -> Strategy:
-    """The layout asked for: every tensor whole where none is."""
+def laid_out(dst: StrategyInput | Layouts | None, before: Strategy) -> Strategy:
+    """The requested layout of all tensors of ``before``: full tensors on one rank where none is."""
     if dst is None:
         return single(before)
     if isinstance(dst, Strategy | StrategyFile):
-        return of_whole(dst, whole_specs(before))
+        return followed(of_whole(dst, whole_specs(before)), before)
     return dst(before)
 
 
@@ -182,29 +182,41 @@ def file_transform(
         dst = only_names(dst, slices.keys())
 
     # how the source lies in its files
-    before = _full(files, dst) if src is None else of_slices(src, slices, _stages(src, dst, paths))
-    _check_ranks(paths, before, all_needed=rank is None)
+    stage = by_stage(src, dst, {at: file.specs for at, file in files.items()})
+    if src is None:
+        # each rank of a data-parallel training has the full checkpoint: one is read
+        files = {0: full_copy("src_strategy_file is None", files, verify=verify)}
+        before = whole_strategy(files[0], listed(dst))
+    else:
+        before = of_slices(src, slices, _stages(src, stage, paths))
+    _check_ranks(files, before, paths, all_needed=rank is None)
 
     # one stage of a pipeline becomes the same stage of the destination
-    stage = by_stage(src, dst)
     if stage is not None and dst is not None:
         files = {at: file for at, file in files.items() if before.held(at)}
         dst = only_names(dst, listed(src))
 
-    after = _after(to if dst is None else dst, before)
+    # what the source strategy does not list has full copies on the ranks
+    replicated = unlisted({at: file.specs for at, file in files.items()}, before, listed(dst))
+    before = Strategy(before.grid, {**before.entries, **replicated})
+    after = laid_out(to if dst is None else dst, before)
     names = match(before, after)
-    return RankFileTransform(RankFiles(files, before, listed(dst), own=src is not None), after, names, stage)
+    own = src is not None
+    opened = RankFiles(files, before, listed(dst), own=own, replicated=[*replicated], verify=verify)
+    return RankFileTransform(opened, after, names, stage)
 
 
-def _check_ranks(paths: Mapping[int, Path], before: Strategy, *, all_needed: bool) -> None:
+def _check_ranks(
+    files: Collection[int], before: Strategy, paths: Mapping[int, Path], *, all_needed: bool
+) -> None:
     """Raises ``ValueError`` for a folder of no rank of the source or, if ``all_needed``, a missing one."""
     world = before.grid.size
-    outside = [at for at in paths if not 0 <= at < world]
+    outside = [at for at in files if not 0 <= at < world]
     if outside:
         raise ValueError(
             f"{paths[outside[0]]}: rank {outside[0]} is not in the source strategy's world of {world}"
         )
-    lost = [at for at in range(world) if all_needed and at not in paths and before.held(at)]
+    lost = [at for at in range(world) if all_needed and at not in files and before.held(at)]
     if lost:
         raise ValueError(f"the source strategy has {world} ranks; no folder for {_ranks_text(lost)}")
 
@@ -218,18 +230,27 @@ def _check_enough(
         check_rank(rank, full)
         return
 
-    before, after = on_paper(src, dst)
-    check_rank(rank, after)
-    target = single(before) if after is None else after
+    before, target = sides(src, dst)
+    check_rank(rank, target)
     takes(before, target, match(before, target), rank, among=files)
 
 
-def _full(files: Mapping[int, RankSource], dst: StrategyInput | None) -> Strategy:
-    if [*files] != [0]:
-        raise ValueError(
-            f"src_strategy_file is None: a full checkpoint is on rank 0 alone, not on {_ranks_text(files)}"
-        )
-    return whole_strategy(files[0], listed(dst))
+def sides(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Strategy]:
+    """Both layouts without a checkpoint, with the tensors that both list or that ``dst`` alone leaves out.
+
+    What ``src`` leaves out has full copies on its ranks.
+    """
+    before, after = on_paper(src, dst)
+    if after is None:
+        return before, single(before)
+    if before.named.keys() < after.named.keys():
+        kept = {
+            name: entry
+            for name, entry in after.entries.items()
+            if not before.named.keys().isdisjoint((name, *entry.aliases))
+        }
+        after = Strategy(after.grid, kept)
+    return before, followed(after, before)
 
 
 def _slices(files: Mapping[int, RankSource]) -> dict[str, TensorSpec]:
@@ -237,9 +258,8 @@ def _slices(files: Mapping[int, RankSource]) -> dict[str, TensorSpec]:
     return {name: spec for file in [*files.values()][::-1] for name, spec in file.specs.items()}
 
 
-def _stages(src: StrategyInput, dst: StrategyInput | None, paths: Collection[int]) -> int | None:
-    """How many stages the pipeline of a single-stage source has, as far as the ranks' folders tell."""
-    stage = by_stage(src, dst)
+def _stages(src: StrategyInput, stage: int | None, paths: Collection[int]) -> int | None:
+    """How many stages the pipeline of a source of one ``stage`` has, as far as the ranks' folders tell."""
     if stage is None or not isinstance(src, StrategyFile) or not src.layouts:
         return None
     ranks_of_a_stage = next(iter(src.layouts.values())).ranks

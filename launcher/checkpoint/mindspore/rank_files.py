@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import xxhash
 
 from launcher.checkpoint.chunked import Fill, gathered, slices
 from launcher.checkpoint.layout.shards import whole
-from launcher.checkpoint.layout.strategy import Entry, Strategy
+from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy
 from launcher.checkpoint.manifest import stamp
 from launcher.checkpoint.mindspore.formats import text_bytes, write_ckpt
 from launcher.checkpoint.mindspore.formats.dtypes import TEXT
@@ -50,11 +52,19 @@ class RankFiles:
     """
 
     def __init__(
-        self, files: Mapping[int, RankSource], strategy: Strategy, known: Collection[str], *, own: bool
+        self,
+        files: Mapping[int, RankSource],
+        strategy: Strategy,
+        known: Collection[str],
+        *,
+        own: bool,
+        replicated: Collection[str] = (),
+        verify: bool = True,
     ) -> None:
         """Names in ``known`` are never loose; ``own`` is False for a strategy made of the files themselves.
 
-        Raises ``ValueError`` with every flaw of every file.
+        ``replicated`` are entries of ``strategy`` that its file does not list: unless ``verify`` is False,
+        every rank must have the same bytes of them. Raises ``ValueError`` with every flaw of every file.
         """
         self.files = files
         self.strategy = strategy
@@ -62,7 +72,8 @@ class RankFiles:
         self.loose = loose({rank: file.specs for rank, file in files.items()}, {*strategy.named, *known})
         self.texts = {name: text for file in files.values() for name, text in file.texts.items()}
         found = [f"{files[rank].path}: {flaw}" for rank in files for flaw in self._flaws(rank)]
-        found = found or [*self._changing()]
+        same = {name: next(r for r in files if name in files[r].specs) for name in replicated if verify}
+        found = found or [*self._changing({**self.loose, **same})]
         if found:
             raise ValueError("\n".join(found))
 
@@ -142,11 +153,11 @@ class RankFiles:
             if has != want:
                 yield f"tensor {name} is {described(has)}, the strategy says {described(want)}"
 
-    def _changing(self) -> Iterator[str]:
-        for name, source in self.loose.items():
-            first = b"".join(self.files[source].chunks(name))
-            for file in self.files.values():
-                if name in file.specs and b"".join(file.chunks(name)) != first:
+    def _changing(self, same: Mapping[str, int]) -> Iterator[str]:
+        for name, source in same.items():
+            first = _digest(self.files[source], name)
+            for rank, file in self.files.items():
+                if rank != source and name in file.specs and _digest(file, name) != first:
                     yield f"{file.path}: {name} is in no strategy, and differs from that of rank {source}"
         for file in self.files.values():
             for name, text in file.texts.items():
@@ -204,6 +215,74 @@ def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
         if name not in apart
     }
     return Strategy(grid, entries)
+
+
+def full_copy(why: str, files: Mapping[int, RankSource], *, verify: bool) -> RankSource:
+    """The file of rank 0, of which the other ranks have copies, as data-parallel ranks do.
+
+    Raises ``ValueError``, which begins with ``why``, naming the first tensor that is not on every rank, or
+    whose numbers differ there. Unless ``verify``, only the numbers of small tensors are compared.
+    """
+    if 0 not in files:
+        raise ValueError(f"{why}: rank 0 then has a full checkpoint; there is no folder for it")
+    first = files[0]
+    for rank, file in files.items():
+        names = first.specs.keys() | file.specs.keys()
+        unlike = sorted(name for name in names if file.specs.get(name) != first.specs.get(name))
+        if not unlike:
+            compared = first.specs if verify else _small(first.specs)
+            unlike = [name for name in compared if _digest(file, name) != _digest(first, name)]
+        if unlike:
+            more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
+            raise ValueError(
+                f"{why}: every rank then has a full checkpoint, but {unlike[0]}{more} of rank {rank} differs "
+                f"from rank 0; give the strategy file that they were saved with, or {first.path} alone"
+            )
+    return first
+
+
+def _small(specs: Mapping[str, TensorSpec]) -> list[str]:
+    """The smallest of them, 1 MiB in all."""
+    names = sorted(specs, key=lambda name: specs[name].nbytes)
+    totals = accumulate(specs[name].nbytes for name in names)
+    return [name for name, total in zip(names, totals, strict=True) if total <= 1 << 20]
+
+
+def _digest(file: RankSource, name: str) -> bytes:
+    digest = xxhash.xxh3_128()
+    for chunk in file.chunks(name):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def unlisted(
+    files: Mapping[int, Mapping[str, TensorSpec]], strategy: Strategy, known: Collection[str]
+) -> dict[str, Entry]:
+    """Entries for tensors that ``strategy`` does not list, as one of trainable parameters leaves out others.
+
+    Those are the tensors that have one shape on every rank of some stages: full copies, if their numbers
+    agree. What has a single element is among them only where it is in ``known``.
+    """
+    count = strategy.stages
+    grid = strategy.grid
+    apart = loose(files, known)
+    ranks: dict[str, list[int]] = {}
+    for rank, specs in files.items():
+        for name in specs.keys() - strategy.named.keys() - apart.keys():
+            ranks.setdefault(name, []).append(rank)
+
+    stage_of = {rank: grid.coords(rank).get(STAGE, 0) for rank in files if 0 <= rank < grid.size}
+    entries = {}
+    for name in sorted(ranks):
+        has = ranks[name]
+        spec = files[has[0]][name]
+        at = tuple(sorted({stage_of[rank] for rank in has if rank in stage_of}))
+        all_ranks = {rank for rank, stage in stage_of.items() if stage in at} == {*has}
+        if all_ranks and all(files[rank][name] == spec for rank in has):
+            pinned = ((STAGE, at),) if len(at) < count else ()
+            layout = Layout(grid, spec.shape, ((),) * len(spec.shape), pinned)
+            entries[name] = Entry(layout, spec.dtype, "buffer")
+    return entries
 
 
 def loose(files: Mapping[int, Mapping[str, TensorSpec]], listed: Collection[str]) -> dict[str, int]:

@@ -60,11 +60,19 @@ def listed(strategy: StrategyInput | None) -> set[str]:
     return {name for layouts in strategy.stages().values() for name in layouts}
 
 
-def by_stage(src: StrategyInput | None, dst: StrategyInput | None) -> int | None:
-    """The stage, when the source is MindSpore's file of one and the destination lists more than it."""
+def by_stage(
+    src: StrategyInput | None, dst: StrategyInput | None, files: Mapping[int, Collection[str]]
+) -> int | None:
+    """The stage, when the source is MindSpore's file of one and the destination lists more than it has.
+
+    ``files`` are the names in the file of each rank, those that no strategy lists included.
+    """
     if not isinstance(src, StrategyFile) or not isinstance(dst, StrategyFile) or src.merged:
         return None
-    return src.stage if listed(src) < listed(dst) else None
+    ranks = next((slicing.ranks for slicing in src.layouts.values()), 1)
+    stage = range(src.stage * ranks, (src.stage + 1) * ranks)
+    own = {name for rank, names in files.items() if rank in stage for name in names}
+    return src.stage if listed(src) < listed(dst) and not listed(dst) <= own else None
 
 
 def of_slices(

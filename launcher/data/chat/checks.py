@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
-from launcher.data.chat.conversations import BadRow, conversation, files, rows
+from launcher.data.chat.conversations import BadRow, Row, conversation, files, rows
 from launcher.data.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from launcher.data.chat.tokens import FIT, SKIP
 from launcher.data.files.bad_file import BadFile
@@ -33,6 +34,22 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
             yield from _of_path(settings, by, key, paths)
 
 
+def learnt(settings: Chat) -> str:
+    """What is learnt of the first row that can be trained on, for people; empty where none can."""
+    try:
+        by = chat_tokenizer(settings)
+        for row in islice(rows(settings, settings.path), LOOKED):
+            try:
+                return (
+                    f"of {Path(row.place).name} is learnt {by.learnt(*by.labelled(conversation(row.data)))}"
+                )
+            except BadRow:
+                continue
+    except (BadFile, ValueError, OSError):  # which the checks of the data tell
+        pass
+    return ""
+
+
 def vocabulary(settings: Chat) -> int | None:
     """Tokens of its tokenizer; ``None`` where that cannot be read."""
     try:
@@ -57,11 +74,15 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
     if by is None:
         return
     bad = []
+    endless: list[tuple[Row, str]] = []
+    ends = False
     for row in first[:LOOKED]:
         try:
             ids, counted = by.labelled(conversation(row.data))
             if not counted[1:].any():
                 raise BadRow("the assistant says nothing in it")
+            ends = ends or by.ends_a_turn(ids, counted)
+            endless.append((row, by.learnt(ids, counted)))
         except BadRow as error:
             if settings.on_bad == "error":
                 yield Problem(key, f"{row.place}: {error}; {SKIP}", "data.on_bad=skip")
@@ -74,5 +95,10 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
                 "data.seq_len", f"{row.place}: {len(ids)} tokens, and {room}; {FIT}", "data.too_long=cut"
             )
             return
+    if endless and not ends:
+        row, text = endless[0]
+        why = "no turn that is learnt ends with a special token, so the model would never learn to stop"
+        way = "the template has to write one where the assistant's turn ends (within {% generation %})"
+        yield Problem("data.template", f"{why}: of {row.place} is learnt {text}; {way}")
     if len(bad) == len(first):
         yield Problem(key, f"none of its rows can be trained on: {bad[0]}")

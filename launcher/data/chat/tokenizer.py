@@ -18,6 +18,8 @@ from launcher.untrusted.files import TEXT, read_json, read_text
 
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 BYTES_END = 256
+SHOWN = 60
+"""Characters of a turn that a plan shows."""
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
     "'<|im_end|>' + '\n' }}{% endfor %}"
@@ -51,6 +53,27 @@ class ChatTokenizer:
             counted |= (starts >= a) & (starts < b)
         return ids, counted
 
+    def ends_a_turn(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> bool:
+        """Whether what is learnt of a turn ends with a special token; bytes have none, so with anything."""
+        if self.tokenizer is None:
+            return True
+        special = {self.end, *self.tokenizer.get_added_tokens_decoder()}
+        return any(int(ids[stop - 1]) in special for _, stop in _runs(counted))
+
+    def learnt(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> str:
+        """The learnt text of each turn, shortened, for people."""
+        texts = [self._text(ids[start:stop]) for start, stop in _runs(counted)]
+        short = [t if len(t) <= SHOWN else f"{t[: SHOWN // 2]} ... {t[-SHOWN // 2 :]}" for t in texts]
+        more = f" and {len(short) - 2} turns more" if len(short) > 2 else ""
+        return " and ".join(repr(t) for t in short[:2]) + more
+
+    def _text(self, ids: NDArray[np.int64]) -> str:
+        if self.tokenizer is None:
+            plain = bytes(i for i in ids.tolist() if i < BYTES_END).decode(errors="replace")
+            return plain + "<end>" * (BYTES_END in ids)
+        text: str = self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        return text
+
     def _completed(self, said: Conversation) -> Labelled:
         """A prompt and its completion, each encoded by itself, as it is when a model is asked."""
         if self.end is None:
@@ -71,6 +94,12 @@ class ChatTokenizer:
         found = self.tokenizer.encode(text, add_special_tokens=False)
         starts = [a if b > a else -1 for a, b in found.offsets]
         return np.array(found.ids, np.int64), np.array(starts, np.int64)
+
+
+def _runs(counted: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where each stretch that is counted begins and ends."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], counted, [False]]).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
 def chat_tokenizer(settings: Chat) -> ChatTokenizer:

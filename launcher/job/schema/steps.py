@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from launcher.job.schema.base import Count, Flag, Settings
+from launcher.job.schema.cluster import Precision
 from launcher.job.schema.components import Paths
 from launcher.job.schema.run_paths import RUN, FilePath, checked
 
@@ -153,6 +154,10 @@ class Export(Settings):
     max_shard_size: str = "5GB"
     beside: tuple[FilePath, ...] = ()
     overwrite: Flag = False
+    dtype: Precision | None = Field(
+        None,
+        description="of floating weights; null: of model=hf that of its folder, else as they were trained",
+    )
     lora: Literal["merged", "separate"] = Field(
         "merged",
         description="adapters in the weights beside them, or by themselves as PEFT has them",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.foreign.cast import WIDTHS
 from launcher.checkpoint.foreign.hf_names import written
-from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, read_hf
+from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, named_dtype, read_hf
 from launcher.job.schema.components import Chat, HuggingFace, Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export
+from launcher.plan.values.facts import COMPUTE, TensorSpec
 
 GENERATION = ("generation_config.json",)
 TOKENIZER = (
@@ -82,10 +86,32 @@ def opens_by_itself(step: Export, job: Job) -> HuggingFace | None:
     return job.model
 
 
-def texts(step: Export, job: Job, dtype: str) -> dict[str, str]:
-    """Files to be written: the settings of the model as it was trained, whose weights are ``dtype``."""
+def dtype_of(step: Export, job: Job) -> Callable[[str, str], str]:
+    """What a tensor is written in, by its name in the folder and the dtype that it has.
+
+    That is what ``steps.export.dtype`` says; else a model of transformers has the dtype of its folder's
+    tensor of that name, or the one that the folder's config names.
+    """
+    specs: Mapping[str, TensorSpec] = {}
+    usual = None if step.dtype is None else COMPUTE[step.dtype]
+    if usual is None and isinstance(job.model, HuggingFace) and step.format == "hf":
+        path = Path(job.model.path)
+        with suppress(ValueError, OSError):  # a folder of a config alone
+            specs = read_hf(path).specs
+        common = Counter(spec.dtype for spec in specs.values() if spec.dtype in WIDTHS).most_common(1)
+        usual = named_dtype(path) or next((name for name, _ in common), None)
+
+    def new(name: str, dtype: str) -> str:
+        known = specs[name].dtype if name in specs else usual
+        return known if dtype in WIDTHS and known in WIDTHS else dtype
+
+    return new
+
+
+def texts(step: Export, job: Job, kept: str) -> dict[str, str]:
+    """Files to be written: the settings of the model as it was trained, whose weights were ``kept`` so."""
     if not isinstance(job.model, HuggingFace) or not told(step, job):
         return {}
     from launcher.models.hugging_face import config_text
 
-    return {CONFIG: config_text(job.model, dtype)}
+    return {CONFIG: config_text(job.model, dtype_of(step, job)("", kept))}

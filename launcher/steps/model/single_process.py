@@ -53,9 +53,9 @@ def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
 
 
 def _holds(mine: torch.Tensor, t: torch.Tensor) -> bool:
-    """Weights that never learn may be kept in half precision."""
-    halves = [dtype_of(name) for name in HALF]
-    return t.dtype == mine.dtype or (mine.is_floating_point() and (t.dtype in halves or mine.dtype in halves))
+    """Weights that never learn may be kept in half precision, and exports are in the dtype asked for."""
+    wide = [dtype_of(name) for name in (*HALF, *DTYPE.values())]
+    return t.dtype == mine.dtype or (t.dtype in wide and mine.dtype in wide)
 
 
 def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:

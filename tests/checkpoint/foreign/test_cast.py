@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from launcher.checkpoint.foreign.cast import Cast, differing, exact
+from launcher.checkpoint.foreign.cast import Cast, cast_chunks, differing, exact
 from launcher.checkpoint.full_tensors import Blobs, FullTensors, chunks
 from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.plan.values.facts import TensorSpec
@@ -31,6 +31,25 @@ def test_every_number_becomes_what_torch_makes_of_it(old: str, new: str) -> None
     assert torch.equal(whole(made, "other").view(torch.uint8), t.view(torch.uint8))
     back = whole(made, "w").to(t.dtype)
     assert exact(old, new) == torch.equal(back.nan_to_num(), t.nan_to_num())
+
+
+@pytest.mark.parametrize("new", NAMES)
+@pytest.mark.parametrize("old", NAMES)
+def test_what_is_written_is_rounded_once_as_torch_rounds_it(old: str, new: str) -> None:
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).float()
+    ties = torch.arange(1.0, 2.0, 2.0**-12)  # half-way between neighbours of 8 and of 11 digits too
+    t = torch.cat([halves[halves.abs() < 6e4], ties, -ties, torch.tensor([float("inf"), float("nan")])])
+    t = t.to(getattr(torch, old))
+    made = b"".join(map(bytes, cast_chunks("w", [memoryview(t.view(torch.uint8).numpy().tobytes())], old, new)))
+    found = torch.frombuffer(bytearray(made), dtype=getattr(torch, new))
+    torch.testing.assert_close(found, t.to(found.dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("number", "new"), [(7e4, "float16"), (3.4e38, "bfloat16"), (1e39, "float32")])
+def test_a_number_too_large_for_its_file_is_refused(number: float, new: str) -> None:
+    data = memoryview(torch.tensor([1.0, number], dtype=torch.float64).view(torch.uint8).numpy().tobytes())
+    text = f"w: float64 has numbers that are too large for {new}"
+    assert refusal(lambda: list(cast_chunks("w", [data], "float64", new))) == text
 
 
 def test_only_numbers_of_another_width_are_cast() -> None:

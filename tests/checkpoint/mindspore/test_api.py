@@ -62,7 +62,7 @@ def test_every_rank_gets_its_piece_of_the_full_tensors(data: st.DataObject) -> N
         home = Path(made)
         plain(home / "a", a, full)
         src, dst = strategy_text(home / "a.json", a), strategy_text(home / "b.json", b)
-        transform_checkpoints(str(home / "a"), str(home / "b"), "out", src, dst, process_num=2)
+        transform_checkpoints(str(home / "a"), str(home / "b"), "out", src, dst, 2, "safetensors")
         assert written(home / "b") == {rank: held(b, rank, full) for rank in range(b.grid.size)}
         for rank in range(b.grid.size):
             ranks = rank_list_for_transform(rank, src, dst)
@@ -163,7 +163,8 @@ def home(tmp_path: Path) -> Path:
 
 def call(home: Path, **other: Any) -> None:
     given = {"src_checkpoints_dir": home / "a", "dst_checkpoints_dir": home / "b", "ckpt_prefix": "out",
-             "src_strategy_file": home / "a.json", "dst_strategy_file": home / "b.json"}  # fmt: skip
+             "src_strategy_file": home / "a.json", "dst_strategy_file": home / "b.json",
+             "output_format": "safetensors"}  # fmt: skip
     transform_checkpoints(**{**given, **other})
 
 
@@ -188,7 +189,7 @@ def test_files_that_do_not_say_which_is_newer_are_refused(home: Path, names: tup
 def test_a_checkpoint_of_ours_brings_its_strategy_along(tmp_path: Path) -> None:
     full = filled(small())
     save(tmp_path / "a", small(), full)
-    transform_checkpoints(str(tmp_path / "a"), str(tmp_path / "b"), "out")
+    transform_checkpoints(str(tmp_path / "a"), str(tmp_path / "b"), "out", output_format="safetensors")
     assert written(tmp_path / "b") == {0: held(single(small()), 0, full)}
     other = strategy_text(tmp_path / "x.json", single(small()))
     text = f"src_strategy_file: not the strategy that {tmp_path / 'a'} was saved with; give None to take that one"
@@ -219,8 +220,8 @@ def test_files_belong_to_their_layout_in_whatever_form_it_is_given(tmp_path: Pat
     plain(tmp_path / "a", a, filled(a))
     before, first, again = (given_in(tmp_path / f"{i}-{f}", f, s) for i, (f, s) in
                             enumerate([("ours", a), (written_in, b), (form, b)]))  # fmt: skip
-    transform_checkpoints(tmp_path / "a", tmp_path / "b", "out", before, first)
-    transform_checkpoints(tmp_path / "b", tmp_path / "c", "out", again)
+    transform_checkpoints(tmp_path / "a", tmp_path / "b", "out", before, first, output_format="safetensors")
+    transform_checkpoints(tmp_path / "b", tmp_path / "c", "out", again, output_format="safetensors")
     assert written(tmp_path / "c") == {0: held(single(a), 0, filled(a))}
     shutil.copy(tmp_path / "b/rank_1/out1.safetensors", tmp_path / "b/rank_0/out0.safetensors")
     stale = given_in(tmp_path / "stale", form, net(4, swapped=True))
@@ -287,7 +288,11 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "no strategy": (lambda home: None, {"src_strategy_file": None, "dst_strategy_file": None},
                     "src_strategy_file and dst_strategy_file are both None: there is no other layout to write"),
     "not full": (lambda home: None, {"src_strategy_file": None},
-                 "src_strategy_file is None: a full checkpoint is on rank 0 alone, not on rank 0, 1, 2, 3"),
+                 "src_strategy_file is None: every rank then has a full checkpoint, but w of rank 1 differs from "
+                 "rank 0; give the strategy file that they were saved with, "
+                 "or {home}/a/rank_0/net-1_1.safetensors alone"),
+    "no rank 0": (lambda home: shutil.rmtree(home / "a/rank_0"), {"src_strategy_file": None},
+                  "src_strategy_file is None: rank 0 then has a full checkpoint; there is no folder for it"),
     "absent": (lambda home: None, {"dst_strategy_file": "{home}/x.json"},
                "dst_strategy_file: {home}/x.json: no such file"),
     "prefix": (lambda home: None, {"ckpt_prefix": "../evil"},

@@ -72,7 +72,7 @@ def other(of: Strategy) -> Strategy:
 
 
 Damage = Callable[[Home], object]
-UNLISTED = "{home}/src/rank_%d/net-1_1{suffix}: in the file, but the strategy does not have it on rank %d: norm"
+UNLISTED = "{home}/src/rank_%d/net-1_1{suffix}: %s is in no strategy, and differs from that of rank 0"
 ROWS: dict[str, tuple[Damage, str]] = {
     "1 the folder of a rank is missing": (lambda h: shutil.rmtree(h.file(3).parent),
         "the source strategy has 4 ranks; no folder for rank 3"),
@@ -109,10 +109,13 @@ ROWS: dict[str, tuple[Damage, str]] = {
         "truncated: a field goes from byte 269 to 314, what holds it ends at 298"),
     "19 a strategy of random bytes": (lambda h: (h.path / "src.ckpt").write_bytes(b"\x93\x01\xff" * 40),
         "{home}/src.ckpt: not a MindSpore strategy file (protobuf): byte 0 does not start a field"),
-    "20 the source strategy is cut between parameters": (lambda h: h.strategy("src", without(net(4), "norm")),
-        "\n".join(UNLISTED % (rank, rank) for rank in range(4))),
-    "20 both strategies are cut between parameters": (lambda h: h.both(lambda of: without(of, "norm")),
-        "\n".join(UNLISTED % (rank, rank) for rank in range(4))),
+    "20 the source strategy is cut between parameters": (lambda h: h.strategy("src", without(net(4), "emb.w")),
+        "\n".join(UNLISTED % (rank, "emb.w") for rank in range(1, 4))),
+    "20 both strategies are cut between parameters": (lambda h: h.both(lambda of: without(of, "emb.w")),
+        "\n".join(UNLISTED % (rank, "emb.w") for rank in range(1, 4))),
+    "20 the destination strategy leaves out what is trained": (
+        lambda h: h.strategy("dst", without(h.dst, "l-1.w", "adam_m.l-1.w")),
+        "the strategies do not fit:\n  only in the source: adam_m.l-1.w, l-1.w"),
 }  # fmt: skip
 
 

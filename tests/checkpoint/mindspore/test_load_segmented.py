@@ -164,11 +164,27 @@ def test_what_a_name_or_a_width_cannot_decide_is_refused(tmp_path: Path) -> None
     assert refusal(lambda: load(whole, net, strict_load=True)) == text
 
 
+def test_a_strict_load_takes_the_files_of_a_training_with_its_counters_and_optimizer_states(tmp_path: Path) -> None:
+    net = torch.nn.Linear(3, 2)
+    want = {name: torch.randn(t.shape) for name, t in net.state_dict().items()}
+    states = {f"{kind}.{name}": torch.ones(t.shape) for kind in ("moments", "adam_m", "optim.exp_avg")
+              for name, t in want.items()}  # fmt: skip
+    counters = {"epoch_num": torch.tensor(3), "beta1_power": torch.ones(1), "lr": torch.tensor(0.1)}
+    load_segmented_checkpoints(saved(tmp_path / "a", {**want, **states, **counters}), net, strict_load=True)
+    assert all(torch.equal(net.state_dict()[name], t) for name, t in want.items())
+
+    # what is neither stays a mistake: a state whose parameter is missing, a weight of another model
+    other = saved(tmp_path / "b", {**want, "moments.head": torch.ones(4), "head.weight": torch.ones(2, 3)})
+    text = "the checkpoint does not fit the net:\n  only in the files: head.weight\n  only in the files: moments.head"
+    load: Any = load_segmented_checkpoints
+    assert refusal(lambda: load(other, net, strict_load=True)) == text
+
+
 def test_a_net_takes_what_it_has_a_place_for(tmp_path: Path) -> None:
     net = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
     want = {name: torch.randn(t.shape).to(t.dtype) for name, t in net.state_dict().items()}
     blobs = {name: Blob.of("bfloat16", tuple(t.shape), t.view(torch.uint8).numpy()) for name, t in want.items()}
-    write_file(tmp_path / "a.safetensors", {**blobs, "other": Blob.of("int8", (), b"x")}, {})
+    write_file(tmp_path / "a.safetensors", {**blobs, "other": Blob.of("int8", (2,), b"xy")}, {})
     load_segmented_checkpoints(str(tmp_path), net)
     assert all(torch.equal(net.state_dict()[name], t) for name, t in want.items())
     load: Any = load_segmented_checkpoints

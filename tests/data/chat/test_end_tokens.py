@@ -1,0 +1,60 @@
+"""The end of a turn is learnt, or the request is refused; what is learnt of the first row is a line of the plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from launcher.data.chat.checks import check_chat, learnt
+from launcher.job.schema.components import Chat
+
+SPECIAL = ["<|user|>", "<|assistant|>", "<|im_start|>", "<|im_end|>", "<|eos|>"]
+IM = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+ASKED = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+NEXT = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+ENDED = {
+    "inside": f"{IM}{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}{ASKED}",
+    "marked": IM + "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+              "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}" + ASKED,
+}  # fmt: skip
+ENDLESS = {
+    "the next marker ends it": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + NEXT,
+    "the next turn writes it": "{% for m in messages %}{% if m.role == 'user' and not loop.first %}<|eos|>{% endif %}"
+                               "<|{{ m.role }}|>{{ m.content }}" + NEXT,
+    "outside of the marks": IM + "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+                            "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}" + ASKED,
+}  # fmt: skip
+
+
+def settings(home: Path, template: str) -> Chat:
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    t.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    t.train_from_iterator(["a"], trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=SPECIAL,
+                                                     show_progress=False))  # fmt: skip
+    t.save(str(home / "tokenizer.json"))
+    config = {"chat_template": template, "eos_token": "<|im_end|>" if "im_end" in template else "<|eos|>"}
+    (home / "tokenizer_config.json").write_text(json.dumps(config))
+    turns = [("user", "hi"), ("assistant", "one"), ("user", "and"), ("assistant", "two")]
+    row = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    (home / "c.jsonl").write_text(json.dumps(row) + "\n")
+    file = str(home / "tokenizer.json")
+    return Chat(name="chat", path=str(home / "c.jsonl"), tokenizer="file", tokenizer_file=file, seq_len=128)
+
+
+@pytest.mark.parametrize("template", ENDED.values(), ids=[*ENDED])
+def test_a_turn_that_ends_with_a_special_token_is_taken_and_told(template: str, tmp_path: Path) -> None:
+    of = settings(tmp_path, template)
+    assert [*check_chat(of)] == []
+    assert learnt(of) == "of c.jsonl:1 is learnt 'one<|im_end|>' and 'two<|im_end|>'"
+
+
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=[*ENDLESS])
+def test_turns_of_which_none_ends_with_a_special_token_are_refused(template: str, tmp_path: Path) -> None:
+    (problem,) = check_chat(settings(tmp_path, template))
+    assert problem.key == "data.template"
+    assert f"never learn to stop: of {tmp_path}/c.jsonl:1 is learnt 'one' and 'two'" in problem.text
