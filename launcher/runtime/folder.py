@@ -44,9 +44,9 @@ FOLDERS = (
 )  # fmt: skip
 FILES = (
     ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "drill.json",
-    "job.sbatch", "job.yaml", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt",
-    "report.html", "request.yaml", "sky.yaml", STATUS, NEXT_STATUS, "timeline.json", "timeline.svg",
-    "versions.json",
+    "job.sbatch", "job.yaml", "logs/console.log", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json",
+    "plan.txt", "report.html", "request.yaml", "sky.yaml", STATUS, NEXT_STATUS, "timeline.json",
+    "timeline.svg", "versions.json",
 )  # fmt: skip
 
 OTHERS = ("loggers",)
