@@ -372,12 +372,15 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
         progress(run.job.logger.progress) as bar,
         viewers(run.folder, run.job, record.overrides, read(path)) as shown,
     ):
-        hear: execute.Hear = partial(_hear, run.folder, folder.identity(run.folder), bar, metrics, shown)
+        began = folder.identity(run.folder)
+        hear: execute.Hear = partial(_hear, run.folder, began, bar, metrics, shown)
         if run.plan.drill is not None:
             hear = drill_report.watching(run.folder, run.plan.drill, hear)
         for phase in left:
             check()
-            record.add(phase.steps, execute.do(run, phase, record.results, hear))
+            results = execute.do(run, phase, record.results, hear)
+            folder.still_there(run.folder, began)
+            record.add(phase.steps, results)
     if line := shown.report.loss():
         say(line)
 

@@ -102,7 +102,7 @@ def recorded() -> Iterator[None]:
 def copy_streams() -> None:
     """Copy standard output and error as they are now: a bar that is being drawn has put others there."""
     if _log is not None:
-        sys.stdout, sys.stderr = _Copied(sys.stdout, _log), _Copied(sys.stderr, _log)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = _Copied(sys.stdout, _log), _Copied(sys.stderr, _log)
 
 
 def keep_in(run: Path) -> None:
