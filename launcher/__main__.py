@@ -17,6 +17,7 @@ from launcher.job.args import Args, parse
 from launcher.job.schema.redact import hide, typed
 from launcher.runtime import gc_thresholds
 from launcher.runtime.cluster import launch_env
+from launcher.runtime.console_log import recorded
 from launcher.runtime.stdio import open_missing, spare_streams
 
 if TYPE_CHECKING:
@@ -46,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         rank = launch_env.rank()
     except RequestError as error:
         return _refuse(error, words, None)
-    code = _main(words, rank)
+    if rank:
+        code = _main(words, rank)
+    else:
+        with recorded():
+            code = _main(words, rank)
     if rank is not None and code not in (DONE, REFUSED):
         sys.stdout.flush()
         sys.stderr.flush()

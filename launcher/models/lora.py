@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import sqrt
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Lora
-from launcher.plan.values.module_names import matches
+from launcher.plan.values.module_names import is_glob, matches
 
 KEY = "model.lora.modules"
 
@@ -43,8 +43,9 @@ class AdaptedLinear(nn.Linear):
 
 def adapt(model: nn.Module, lora: Lora) -> nn.Module:
     """``model``, changed in place: nothing but its adapters learns. Raises ``RequestError``."""
-    keys = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
     named = {n: m for n, m in model.named_modules(remove_duplicate=False) if n}
+    asked = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
+    keys = tuple(_anywhere(key, named) for key in asked)
     found = {n: m for n, m in named.items() if isinstance(m, nn.Linear) and any(matches(k, n) for k in keys)}
     problems = [*_unknown(keys, named, found), *_odd(found)]
     if problems:
@@ -58,6 +59,12 @@ def adapt(model: nn.Module, lora: Lora) -> nn.Module:
         owner, _, attr = name.rpartition(".")
         setattr(model.get_submodule(owner), attr, made[base])
     return model
+
+
+def _anywhere(key: str, named: Collection[str]) -> str:
+    """``key``, as a glob where it is the end of names only, as the ``target_modules`` of PEFT are."""
+    ends = any(n.endswith(f".{key}") for n in named)
+    return f"*.{key}" if ends and not is_glob(key) and key not in named else key
 
 
 def _unknown(

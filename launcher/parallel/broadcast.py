@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ import xxhash
 from torch import Tensor, nn
 
 from launcher.errors import RunError
+from launcher.parallel import byte_collectives
 from launcher.parallel.api import Net, inside
 from launcher.parallel.local import local
 from launcher.parallel.mesh import mine
@@ -222,8 +224,8 @@ def _bytes(t: Tensor) -> Tensor:
 def _differing(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[str]:
     """Names and ranks of what is not equal, by a 64-bit digest of each tensor."""
     own = {n: xxhash.xxh3_64_hexdigest(_bytes(t).cpu().numpy().tobytes()) for n, t in tensors.items()}
-    every: list[dict[str, str]] = [{}] * dist.get_world_size(group)
-    dist.all_gather_object(every, own, group)
+    bodies = byte_collectives.all_gather(json.dumps(own).encode(), group)
+    every: list[dict[str, str]] = [json.loads(body) for body in bodies]
     ranks = dist.get_process_group_ranks(group)
     out = []
     for name in own:

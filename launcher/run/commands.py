@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.console import say
-from launcher.errors import DONE, Problem, RequestError, RunError
-from launcher.plan.values.text import scaled, seconds_text
+from launcher.errors import DONE, Problem, RequestError, RunError, printable
+from launcher.errors import said as told
+from launcher.plan.values.text import bytes_text, scaled, seconds_text
 from launcher.run.cluster_jobs.k8s import write
 from launcher.run.cluster_jobs.slurm import array_file, cluster
-from launcher.runtime import folder
+from launcher.runtime import console_log, folder
 from launcher.runtime.lock import at_work
-from launcher.untrusted.files import opened, parsed, read_json
+from launcher.untrusted.files import RefusedFile, opened, parsed, read_json, stands
+from launcher.untrusted.links import LINK
 
 FIGURES = ("loss", "step", "steps", "step_ms", "tokens_per_s")
 LAST = 1 << 20
-"""Bytes at the end of metrics.jsonl that are looked at: a row has a few hundred."""
-LINES = 40
-"""Of a log: a page."""
+"""Bytes at the end of metrics.jsonl and of a log that are read: a row or a line has a few hundred."""
 ALIVE = ("submitted", "running", "preempted")
 WRITTEN = "written"
 """What a job is that somebody else submits."""
@@ -86,15 +85,43 @@ def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
 
 def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
-    """The end of what it printed, and how to go on reading."""
-    number = _job(run, said)
-    path = run / (f"slurm-{number}.log" if number is not None else "logs/rank0.log")
+    """What it has printed on the console, and while it is at work how to go on reading.
+
+    What Slurm has written of a job comes first where it is there: it has what all nodes print.
+    """
+    path, number = run / console_log.NAME, _job(run, said)
+    if number is not None and (stands(of_job := run / f"slurm-{number}.log") or not stands(path)):
+        path = of_job
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            yield from (line.rstrip("\n") for line in deque(file, LINES))
+        before, text = _end(run, path)
+    except FileNotFoundError as error:
+        raise RunError(f"{path}: {error.strerror}: it has not printed anything yet") from error
     except OSError as error:
-        raise RunError(f"{path}: {error.strerror}: it has not said anything yet") from error
-    yield f"more as it comes: tail -F {path}"
+        raise RequestError((Problem("run_dir", told(error)),)) from error
+    if before:
+        yield f"... {bytes_text(before)} before this are not shown: {path}"
+    yield from (printable(line, "\t") for line in text.decode(errors="replace").splitlines())
+    if said.get("status") in ALIVE:
+        yield f"more as it comes: tail -F {path}"
+
+
+def _end(run: Path, path: Path) -> tuple[int, bytes]:
+    """The whole lines among the last ``LAST`` bytes of a file in ``run``, and how many bytes are before them.
+
+    Raises ``OSError``: also for a link, and for what is no regular file.
+    """
+    for at in (path, *path.parents):
+        if at == run:
+            break
+        if at.is_symlink():
+            raise RefusedFile(at, LINK)
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - LAST))
+        text = file.read(LAST)
+    if size > LAST:
+        text = text[text.find(b"\n") + 1 :]
+    return max(0, size - len(text)), text
 
 
 def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
@@ -155,9 +182,7 @@ def _asked(number: str) -> str:
 def _last_row(path: Path) -> dict[str, Any] | None:
     """The last whole row of a step."""
     try:
-        with opened(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST))
-            text = file.read(LAST)
+        _, text = _end(path.parent, path)
     except OSError:
         return None
     for line in reversed(text[: text.rfind(b"\n") + 1].splitlines()):

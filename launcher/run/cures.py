@@ -21,6 +21,8 @@ from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.origins import Origins
 
 ROUNDS = 6
+MOST = 40
+"""Problems whose cures are tried."""
 OF_DEVICES = ("launch.device=", "launch.backend=")
 """Overrides that are judged where torch is."""
 TRUSTED = "security.allow="
@@ -57,6 +59,8 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
     planner, what needs no plan imports no torch.
     """
     listed = _findings(error, words)
+    if len(listed) > MOST:  # no request of a person: to judge it again for each cure takes minutes
+        return _told(replace(one, problem=replace(one.problem, cure="")) for one in listed)
     far = depth(error)
     if far == Depth.COMPOSED and _to_be_weighed(words, listed):
         far = Depth.SETTLED

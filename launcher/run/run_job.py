@@ -36,7 +36,7 @@ from launcher.run.cluster_jobs import frozen_request, handover
 from launcher.run.report import drill_report
 from launcher.run.search import layout_search
 from launcher.run.settle import Settled, home, settle
-from launcher.runtime import folder, log
+from launcher.runtime import console_log, folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.interrupts import check, stoppable
 from launcher.runtime.lock import locked
@@ -105,10 +105,11 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
     request = RunRequest(job, command or ["python", *sys.argv], config, overrides)
     outer = launch.outer_size()
     if outer is None or launch.mode(job, outer) != "external":
-        return _carry_out(request, None)
+        with console_log.recorded():
+            return _carry_out(request, None)
     from launcher.run.outer_ranks.leader import leading
 
-    with leading() as others:
+    with console_log.recorded(), leading() as others:
         return _carry_out(request, others)
 
 
@@ -162,6 +163,7 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
         start, plan = _decide(asked, chosen, server)
 
         with _opened(asked, others) as at:
+            console_log.keep_in(at)
             start = start if others is None else replace(start, notes=(*start.notes, *others.notes))
             # What an earlier start has left to do.
             record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
@@ -370,12 +372,15 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
         progress(run.job.logger.progress) as bar,
         viewers(run.folder, run.job, record.overrides, read(path)) as shown,
     ):
-        hear: execute.Hear = partial(_hear, run.folder, folder.identity(run.folder), bar, metrics, shown)
+        began = folder.identity(run.folder)
+        hear: execute.Hear = partial(_hear, run.folder, began, bar, metrics, shown)
         if run.plan.drill is not None:
             hear = drill_report.watching(run.folder, run.plan.drill, hear)
         for phase in left:
             check()
-            record.add(phase.steps, execute.do(run, phase, record.results, hear))
+            results = execute.do(run, phase, record.results, hear)
+            folder.still_there(run.folder, began)
+            record.add(phase.steps, results)
     if line := shown.report.loss():
         say(line)
 

@@ -5,6 +5,7 @@ It carries the plan out; a choice made here is a bug. It knows no Hydra.
 
 __all__ = [
     "code_versions",
+    "console_log",
     "device",
     "faults",
     "folder",

@@ -43,10 +43,10 @@ FOLDERS = (
     "profile", "strategy", "tensorboard", "tokens", "transformed",
 )  # fmt: skip
 FILES = (
-    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "drill.json",
-    "job.sbatch", "job.yaml", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt",
-    "report.html", "request.yaml", "sky.yaml", STATUS, NEXT_STATUS, "timeline.json", "timeline.svg",
-    "versions.json",
+    ".lock", ".secret", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "drill.json",
+    "job.sbatch", "job.yaml", "logs/console.log", "memory.svg", "metrics.csv", "metrics.jsonl", "plan.json",
+    "plan.txt", "report.html", "request.yaml", "sky.yaml", STATUS, NEXT_STATUS, "timeline.json",
+    "timeline.svg", "versions.json",
 )  # fmt: skip
 
 OTHERS = ("loggers",)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from launcher.checkpoint.tensorfile.disk_space import BROKEN, FULL
+from launcher.runtime import console_log
 from launcher.runtime.faults import log_file
 from launcher.runtime.stdio import lossy
 from launcher.untrusted.links import open_below
@@ -69,7 +70,9 @@ def configure(rank: int, folder: Path | None, console: logging.Handler | None = 
     ``console`` stands for rank 0's console where the supervisor owns it. Without a run folder the other ranks
     keep the console too, each line naming the rank.
     """
-    handlers = [] if rank else [console or _handler(logging.StreamHandler(), "%(message)s")]
+    if rank == 0 and folder is not None and console is not None:
+        console_log.record_rank(folder)
+    handlers = [] if rank else [console or _handler(Console(), "%(message)s")]
     if folder is None:
         _install(handlers or [_handler(logging.StreamHandler(), f"rank {rank}: %(message)s")])
         return

@@ -6,10 +6,9 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import xxhash
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -30,6 +29,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.device_matrix import over_slices
 from launcher.plan.values.facts import DTYPE
 from launcher.planner.plan_job import builder, plan_job
+from launcher.runtime.cluster.value_collectives import broadcast, gather, gather_tensors
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import forked_streams
 from launcher.runtime.training import loop, save, state
@@ -51,8 +51,6 @@ BUILDS = 2
 """Of the layout: to train, and to load what that has saved."""
 HALF = 0.5
 """Of the first step's norm: what gradients are clipped at, so that they are."""
-
-T = TypeVar("T")
 
 
 def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:
@@ -80,15 +78,15 @@ def run_copies(
         certificate = examine(world, copy, plan, folder, data=data, drawn=drawn)
         if certificate is not None:
             done.append((certificate, copy, plan))
-        if not _told(bool(done) and done[-1][0].holds):
+        if not _agreed(bool(done) and done[-1][0].holds):
             break
 
     told = ""
     if done:
         write_text(folder / FILE, as_json(done, world.device))
         told = verdict([c for c, _, _ in done])
-    told = _told(told)
-    if not _told(all(c.holds for c, _, _ in done)):
+    told = str(broadcast(told, str))
+    if not _agreed(all(c.holds for c, _, _ in done)):
         raise RunError(f"the certificate {told}; all errors are in {folder / FILE}")
     return told
 
@@ -141,21 +139,21 @@ def _compare(s: Setup, steps: int) -> None:
     start, others = gathered(s.plan, pieces(live.model, weights=True)), _others(live)
     if judge and start:
         judge.start(start, others, _constructed(s))
-    if not _told(judge is None or judge.agrees):
+    if not _agreed(judge is None or judge.agrees):
         return
 
     # plain steps, one whose experts idle, one after a save and a load; at last, for a forward may change
     # buffers, by padding too, a validation
-    live.scaling.factor = _told(judge.scale(live.scaling.factor) if judge else 0.0)
-    drawing, clip = _told(judge.draws() if judge else False), None
-    if not _told(judge is None or judge.agrees):
+    live.scaling.factor = broadcast(judge.scale(live.scaling.factor) if judge else 0.0, float)
+    drawing, clip = _agreed(judge is not None and judge.draws()), None
+    if not _agreed(judge is None or judge.agrees):
         return
     _draw_alike(live, drawing)
     try:
         while live.step < steps:
             norm = _step(live, s, clip)
             clip = clip or _clip(s.job, norm)
-        _step(live, s, clip, _told(judge.narrow() if judge else None))
+        _step(live, s, clip, broadcast(judge.narrow() if judge else None, Narrow | None))
         live = _again(live, s)
         _draw_alike(live, drawing)
         _next_batch(live, judge)
@@ -180,11 +178,9 @@ class _NoNumbers(Exception):
     """A step of the layout came to no numbers, that of one process did; the judge has written it down."""
 
 
-def _told(said: T) -> T:
+def _agreed(value: bool) -> bool:
     """What rank 0 says."""
-    both = [said]
-    dist.broadcast_object_list(both)
-    return both[0]
+    return bool(broadcast(value, bool))
 
 
 def _live(s: Setup) -> Session:
@@ -223,15 +219,14 @@ def _others(live: Session) -> Mapping[str, Tensor]:
         for name, b in part.module.named_buffers(remove_duplicate=False)
         if name not in known and not b.is_meta
     }
-    every: list[Any] | None = [None] * live.world.size if live.world.rank == 0 else None
-    dist.gather_object(mine, every)
+    every = gather_tensors(mine)
     return {name: t for found in reversed(every or []) for name, t in found.items()}
 
 
 def _clip(job: Job, norm: float) -> float | None:
     """What the steps after the first clip at; that one's gradients are compared as they are."""
     limit = job.train.clip_norm
-    return None if limit is None else _told(min(limit, norm * HALF) or limit)
+    return None if limit is None else broadcast(min(limit, norm * HALF) or limit, float)
 
 
 def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = None) -> float:
@@ -247,7 +242,7 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
     try:
         loop.train(live, replace(train.asked(live, s.job), until=live.step + 1, clip=clip, log_every=1))
     except RunError as error:  # on every rank
-        if _told(judge is not None and judge.failed(str(error), scale, narrow)):
+        if _agreed(judge is not None and judge.failed(str(error), scale, narrow)):
             raise _NoNumbers from error
         raise
     live.feed = feed
@@ -342,8 +337,7 @@ def _next_batch(live: Session, judge: Judge | None) -> None:
     batch, sizes = live.feed.batch(live.step), live.plan.sizes
     ins = digest(batch.inputs) if batch.inputs else ""
     out = "" if batch.targets is None else digest([batch.targets])
-    every: list[Any] | None = [None] * live.world.size if judge else None
-    dist.gather_object((live.feed.part, ins, out), every)
+    every = gather((live.feed.part, ins, out), tuple[int, str, str])
     if judge and every:
         xs, y = judge.training.batch(judge.done)
         for rank, (part, got_in, got_out) in enumerate(every):

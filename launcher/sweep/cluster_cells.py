@@ -16,7 +16,7 @@ from launcher.job.compose import BadRequest, Request, compose
 from launcher.job.overrides.grammar import quoted
 from launcher.job.schema.job import Slurm
 from launcher.job.sweep_grid import Cell
-from launcher.run.cluster_jobs.slurm import array_file, cluster, stop_signal, submit
+from launcher.run.cluster_jobs.slurm import array_file, batch_file, cluster, stop_signal, submit
 from launcher.run.cluster_jobs.slurm.array_file import ManyRuns
 from launcher.run.cluster_jobs.slurm.batch_file import Ranks
 from launcher.sweep import cell_process, folder
@@ -89,6 +89,8 @@ def _frozen(asked: SweepRequest, at: Path, cell: Cell) -> Size:
 
 def _submit(asked: SweepRequest, at: Path, size: Size, cells: Sequence[Cell]) -> str:
     """Returns the number of the job; "" where it is only written."""
+    from launcher.runtime.cluster.signed_messages import private_file  # imports torch
+
     runs = tuple((at / cell.name).absolute() for cell in cells)
     ranks = size[0]
     slurm, _ = stop_signal.resolved(size[1], runs)
@@ -100,6 +102,7 @@ def _submit(asked: SweepRequest, at: Path, size: Size, cells: Sequence[Cell]) ->
         folder=at.absolute(),
         started=Path.cwd(),
         python=Path(os.path.abspath(sys.executable)),
+        secret=private_file(at.absolute() / batch_file.SECRET),
     )
     count = sum(1 for _ in at.glob("cells-*.sbatch"))
     file = at / f"cells-{count + 1}.sbatch"

@@ -53,9 +53,10 @@ def test_what_it_adds_is_alpha_over_rank_times_the_product() -> None:
 
 
 @pytest.mark.parametrize(("modules", "count"), [
-    ("*", 15), ("layers", 14), ("layers.1", 7), (("layers.0.attn", "*.up"), 6), ("layers.?.mlp.*", 6),
+    ("*", 15), (("q", "attn.v"), 4), ("attn", 8),
+    ("layers", 14), ("layers.1", 7), (("layers.0.attn", "*.up"), 6), ("layers.?.mlp.*", 6),
 ], ids=str)  # fmt: skip
-def test_a_name_is_of_all_below_it_and_globs_are_too(modules: Any, count: int) -> None:
+def test_a_name_or_the_end_of_names_is_of_all_below_it_and_globs_are_too(modules: Any, count: int) -> None:
     assert sum(n.endswith("lora_A") for n, _ in built(lora(modules)).named_parameters()) == count
 
 

@@ -76,6 +76,14 @@ class Odd(Heads):
         return {"logits": logits, "inner": {"value": value}}
 
 
+class WithNothing(Heads):
+    """Logits, and no loss where no targets came, as nanoGPT does it."""
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        logits, _ = super().forward(tokens)
+        return logits, None
+
+
 class Many(Heads):
     """Besides the two, what an early layer made, the value once more, and the tokens: of these the loss reads none."""
 

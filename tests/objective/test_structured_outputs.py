@@ -87,12 +87,13 @@ def test_the_plan_says_what_there_is() -> None:
     assert plan_job(asked("tuple", {})).output_keys == (0, 1)
 
 
-OBJECT = (
-    "return the logits alone, those of an object by their name, as in out.logits, or for a loss of your own a plain one"
-)
 RETURNS = "and the model returns a dict of value, logits"
 ALONE = "return the logits alone, those of a dict or an object by their name, as in out.logits"
-NEITHER = "its forward returns something that is no tensor, nor a plain tuple, list or dict of tensors"
+NEITHER = (
+    "no tensor, nor a plain tuple, list or dict of tensors; return the logits alone, here or in a class that derives "
+    "from it: def forward(self, *inputs): return super().forward(*inputs)"
+)
+PLAIN = "or for a loss of your own a plain one"
 WHY = (
     "a loss is added up over samples, however they are cut into micro batches: "
     "return a number, or more, of each sample along dim 0"
@@ -147,11 +148,18 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "named": (
         {"model": {"_target_": f"{OWN}.Heads", "kind": "named"}},
-        [f"model: {NEITHER}; {OBJECT}"],
+        [f"model: its forward returns Named(logits=Tensor, value=Tensor): {NEITHER}.logits, {PLAIN}"],
     ),
     "nested": (
         {"model": {"_target_": f"{OWN}.Odd", "kind": "tuple"}},
-        [f"model: {NEITHER}; {OBJECT}"],
+        [
+            "model: its forward returns {'logits': Tensor, 'inner': {'value': Tensor}}: "
+            f"{NEITHER}['logits'], {PLAIN}"
+        ],
+    ),
+    "with nothing": (
+        {"model": {"_target_": f"{OWN}.WithNothing", "kind": "tuple"}},
+        [f"model: its forward returns (Tensor, None): {NEITHER}[0], {PLAIN}"],
     ),
     "of no sample": (
         {"model": {"_target_": f"{OWN}.Balanced", "kind": "dict"}, "parallel": PIPELINE},

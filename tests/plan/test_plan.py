@@ -151,7 +151,7 @@ def test_an_output_that_no_loss_can_take_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
         planned(job(), AB, glue)
     assert str(caught.value) == (
-        "model: its forward returns something that is no tensor, nor a plain tuple, list or dict of tensors; "
+        "model: its forward returns something else: no tensor, nor a plain tuple, list or dict of tensors; "
         "return the logits alone, those of an object by their name, as in out.logits, "
         "or for a loss of your own a plain one"
     )

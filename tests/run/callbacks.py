@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import torch
@@ -54,6 +55,15 @@ class Misspelt:
 
 class Silent:
     """It has no hook."""
+
+
+class Loud:
+    """Prints as it warns, and fails."""
+
+    def on_step(self, event: Any) -> None:
+        print("printed by rank 0")
+        sys.stderr.write("warned by rank 0\n")
+        raise KeyError("no such thing")
 
 
 class Hungry:

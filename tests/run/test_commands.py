@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.__main__ import OF_A_RUN, main
+from launcher.job.compose import compose
+from launcher.run.run_job import run_job
 from launcher.runtime.folder import write_status
 from launcher.runtime.lock import locked
-from tests.run.launching import run, say, shape
+from tests.run.launching import TINY, child, reached, run, say, shape, started, until
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +103,94 @@ def test_a_job_of_kubernetes_is_asked_for_and_ended_elsewhere(
         say(done, status="done")
 
 
-def test_the_end_of_its_log(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (done / "logs").mkdir(exist_ok=True)
-    (done / "logs/rank0.log").write_text("".join(f"line {n}\n" for n in range(60)))
-    code, said = answer(["logs", str(done)], capsys)
+def shown(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What ``launcher logs`` prints of a run that has begun."""
+    code, said = answer(["logs", str(run_folder)], capsys)
     assert code == 0
-    assert said.splitlines() == [
-        *(f"line {n}" for n in range(20, 60)), f"more as it comes: tail -F {done}/logs/rank0.log"
-    ]  # fmt: skip
+    return said
+
+
+def command(folder: Path, *overrides: str, steps: int = 3, **options: Any) -> str:
+    """What a run in a process of its own prints, both streams as they come."""
+    words = ["launcher", *TINY, f"run_dir={folder}", f"train.steps={steps}", *overrides]
+    with child(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options) as process:
+        out, _ = process.communicate(timeout=300)
+    return str(out)
+
+
+@pytest.mark.parametrize("how", ["spawn", "inproc"])
+def test_logs_shows_what_the_console_showed_of_a_run_that_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    printed = command(tmp_path / "one", *shape(), f"launch.mode={how}")
+    assert {"step 1/3", "step 3/3"} <= {line.partition("  ")[0] for line in printed.splitlines()}
+    assert shown(tmp_path / "one", capsys) == printed
+
+
+def test_logs_shows_the_error_of_a_run_that_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = ("security.allow=[tests]", "callbacks=[{_target_: tests.run.callbacks.Loud}]")
+    printed = command(tmp_path / "one", *shape(), *mine, env={"FORCE_COLOR": "1"})
+    assert {"printed by rank 0", "warned by rank 0"} <= {*printed.splitlines()}
+    assert "KeyError: no such thing" in printed or "KeyError: 'no such thing'" in printed
+    assert sorted(shown(tmp_path / "one", capsys).splitlines()) == sorted(
+        re.sub(r"\x1b\[[0-9;]*m", "", printed).splitlines()
+    )
+
+
+def test_logs_of_a_run_at_work_says_how_to_go_on_reading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with started(tmp_path / "one", *shape(), steps=1_000_000) as process:
+        until(reached(tmp_path / "one", 1), process)
+        *lines, last_line = shown(tmp_path / "one", capsys).splitlines()
+    assert any(line.startswith("step 1/1000000") for line in lines)
+    assert last_line == f"more as it comes: tail -F {tmp_path}/one/logs/console.log"
+
+
+def test_logs_of_run_job_in_python_is_kept_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = compose([*TINY, *shape(), f"run_dir={tmp_path / 'one'}", "train.steps=1"]).job
+    run_job(job)
+    assert shown(tmp_path / "one", capsys).splitlines()[-1].startswith("done in ")
+
+
+def test_logs_shows_at_most_the_last_mebibyte_and_no_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(tmp_path, status="done")
+    (tmp_path / "logs").mkdir()
+    path = tmp_path / "logs/console.log"
+    path.write_text("x" * 99 + "\n" + "".join(f"line {n:094d}\n" for n in range(1 << 14)) + "\x1b[2Jend\n")
+    first, *lines = shown(tmp_path, capsys).splitlines()
+    assert re.fullmatch(rf"\.\.\. 576\.2 KB before this are not shown: {path}", first)
+    assert lines[-2:] == [f"line {(1 << 14) - 1:094d}", "\\x1b[2Jend"]
+    assert len(lines) <= (1 << 20) // 100 + 1
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "link", "folder is a link"])
+def test_logs_follows_no_link_and_opens_no_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    run_folder, other = tmp_path / "theirs", tmp_path / "other"
+    (run_folder / "logs").mkdir(parents=True)
+    other.mkdir()
+    (other / "console.log").write_text("a secret\n")
+    write_status(run_folder, status="done")
+    path = run_folder / "logs/console.log"
+    match what:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to(other / "console.log")
+        case _:
+            (run_folder / "logs").rmdir()
+            (run_folder / "logs").symlink_to(other)
+    code, said = answer(["logs", str(run_folder)], capsys)
+    assert code == 2
+    assert f"run_dir: {run_folder}/logs" in said
+    assert "secret" not in said
+    assert "Traceback" not in said
 
 
 def test_a_job_of_slurm(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +198,7 @@ def test_a_job_of_slurm(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
         0, f"{job}: submitted\njob 77 of Slurm: RUNNING on n[1-2], 0:32 of 10:00, None\n"
     )  # fmt: skip
     assert answer(["logs", str(job)], capsys) == (
-        1, f"error: {job}/slurm-77.log: No such file or directory: it has not said anything yet\n"
+        1, f"error: {job}/slurm-77.log: No such file or directory: it has not printed anything yet\n"
     )  # fmt: skip
     write_status(job, status="running", job="slurm here 77")  # as the job itself says it
     code, said = answer(["cancel", str(job)], capsys)

@@ -12,7 +12,9 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.parallel.norms.grad_norm import Norm
+from launcher.run import execute
 from launcher.run import status as run_status
+from launcher.runtime.folder import read_status
 from launcher.runtime.training import save
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps import on_ranks
@@ -211,3 +213,21 @@ def test_a_run_folder_that_is_deleted_is_told_at_once(tmp_path, monkeypatch, cap
         f"error: {folder}: the run folder was deleted or moved while the run was at work there",
     ]
     assert not folder.exists()
+
+
+def test_a_run_folder_that_is_moved_in_the_last_save_is_told_too(tmp_path, monkeypatch, capsys):
+    """Nothing is heard of the ranks any more then."""
+    folder, do = tmp_path / "run", execute.do
+
+    def moved(run, *more):
+        results = do(run, *more)
+        folder.rename(tmp_path / "elsewhere")
+        folder.mkdir()  # another one in its place
+        return results
+
+    monkeypatch.setattr(execute, "do", moved)
+    assert main([*TINY, f"run_dir={folder}", "train.steps=2"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: {folder}: the run folder was deleted or moved while the run was at work there"
+    )
+    assert read_status(tmp_path / "elsewhere")["status"] != "done"

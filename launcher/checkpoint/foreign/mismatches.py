@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 
 from launcher.checkpoint.foreign.cast import castable
-from launcher.checkpoint.foreign.rename import Renamed, attempted, both, renamed
+from launcher.checkpoint.foreign.rename import Renamed, attempted, both
 from launcher.checkpoint.foreign.rename_tables import FROM_LLAMA, NameTable, to_ours
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import described
@@ -15,6 +16,8 @@ from launcher.errors import Problem, printable
 from launcher.plan.values.facts import TensorSpec
 
 SHOWN = 6
+TRIED = 10_000
+"""Names that are tried as a Llama's: no Llama has more."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,16 @@ class _Attempt:
         given = {*self.new.names.values()}
         return [n for n, e in self.target.entries.items() if not {n, *e.aliases} & given]
 
-    @property
+    @cached_property
     def are_ours(self) -> bool:
         """Whether it is the table that is in the way."""
         olds = {*self.new.names, *self.new.unmatched, *self.new.dropped}
         return bool(self.gaps) and all({n, *e.aliases} & olds for n, e in self.target.entries.items())
 
-    @property
+    @cached_property
     def is_llama(self) -> bool:
-        olds = [*self.new.names, *self.new.unmatched]
-        made = renamed(olds, FROM_LLAMA, strict=False).names.values()
+        olds = islice(chain(self.new.names, self.new.unmatched), TRIED)
+        made = attempted(olds, FROM_LLAMA).names.values()
         return bool({*made} & {*self.gaps})
 
     @property

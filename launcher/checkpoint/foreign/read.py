@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,7 @@ from launcher.plan.values.layout import Box, Layout
 from launcher.untrusted.files import irregular, stands
 
 ForeignForm = Literal["hf", "mindspore", "dcp"]
+FileState = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,27 @@ def form_of(path: Path) -> ForeignForm:
 
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
-    """The tensors that ``read_incoming`` finds, by old name, from heads alone. Raises as it does."""
-    return dict(foreign(path, strategy, verify=False).whole().specs)
+    """The tensors that ``read_incoming`` finds, by old name, from heads alone. Raises as it does.
+
+    Files that have not changed are read once: a request is judged again for each cure that it is shown, and a
+    head with 200,000 names takes seconds.
+    """
+    files = (*_files(path), *(() if strategy is None else _files(strategy)))
+    return dict(_outline(path, strategy, files))
+
+
+@lru_cache(maxsize=2)
+def _outline(path: Path, strategy: Path | None, files: tuple[FileState, ...]) -> Mapping[str, TensorSpec]:
+    return foreign(path, strategy, verify=False).whole().specs
+
+
+def _files(path: Path) -> Iterator[FileState]:
+    """Every file at ``path`` or below: its name, its inode, its size and when it was written."""
+    there = [path] if not path.is_dir() else [p for p in sorted(path.rglob("*")) if p.is_file()]
+    for file in there:
+        with suppress(OSError):  # whoever reads it says why it cannot be read
+            about = file.stat()
+            yield str(file), about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def read_incoming(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from launcher.data.chat.conversations import BadRow, Row, conversation, files, rows
+from launcher.data.chat.conversations import BadRow, OtherForm, Row, conversation, files, rows
 from launcher.data.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from launcher.data.chat.tokens import FIT, SKIP
 from launcher.data.files.bad_file import BadFile
@@ -84,10 +84,13 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
             ends = ends or by.ends_a_turn(ids, counted)
             endless.append((row, by.learnt(ids, counted)))
         except BadRow as error:
+            other = isinstance(error, OtherForm)
+            why = error.advice(found[row.file].path) if isinstance(error, OtherForm) else str(error)
+            why = f"{row.place}: {why}"
             if settings.on_bad == "error":
-                yield Problem(key, f"{row.place}: {error}; {SKIP}", "data.on_bad=skip")
+                yield Problem(key, why) if other else Problem(key, f"{why}; {SKIP}", "data.on_bad=skip")
                 return
-            bad.append(f"{row.place}: {error}")
+            bad.append(why)
             continue
         if settings.too_long == "error" and len(ids) > settings.seq_len + 1:
             room = f"data.seq_len={settings.seq_len} has room for {settings.seq_len + 1}"

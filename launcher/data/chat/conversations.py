@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from launcher.data.files.bad_file import BadFile
@@ -28,6 +29,40 @@ Message = Mapping[str, Any]
 
 class BadRow(ValueError):
     """A row that cannot be trained on; the text says why."""
+
+
+class OtherForm(BadRow):
+    """A row of another known form: all of its file are, and a line of Python turns them into ours."""
+
+    def __init__(self, form: str, messages: str) -> None:
+        self.form, self.messages = form, messages
+        super().__init__(f"a row of {form}; {FORMS}")
+
+    def advice(self, path: Path) -> str:
+        """What to do about ``path``, with a command to paste."""
+        rows, opened = "map(json.loads, sys.stdin)", f" < {quote(str(path))}"
+        if path.suffix != ".jsonl":
+            return f"{self}: rewrite each row r as {{'messages': {self.messages}}}"
+        new = f"{path.stem}-messages.jsonl"
+        code = f"[print(json.dumps({{'messages': {self.messages}}})) for r in {rows}]"
+        command = f'python -c "import json, sys; {code}"{opened} > {quote(new)}'
+        return f"{self}; this writes them as {new}: {command}"
+
+
+_ROLES = "{'human': 'user', 'gpt': 'assistant'}"
+_SHAREGPT = (
+    f"[{{'role': {_ROLES}.get(m['from'], m['from']), 'content': m['value']}} for m in r['conversations']]"
+)
+_ASKED = "(r['instruction'] + chr(10) + r.get('input', '')).strip()"
+_ALPACA = f"[{{'role': 'user', 'content': {_ASKED}}}, {{'role': 'assistant', 'content': r['output']}}]"
+
+
+def _other_form(keys: Collection[str]) -> OtherForm | None:
+    if "conversations" in keys:
+        return OtherForm("ShareGPT", _SHAREGPT)
+    if {"instruction", "output"} <= {*keys}:
+        return OtherForm("Alpaca", _ALPACA)
+    return None
 
 
 @dataclass(frozen=True)
@@ -77,7 +112,9 @@ def _columns(file: CorpusFile) -> list[str]:
     """Those of a table that are read. Raises ``BadFile``."""
     there = columns(file)
     if MESSAGES not in there and not {PROMPT, COMPLETION} <= {*there}:
-        raise BadFile(f"{FORMS} (columns: {', '.join(there)})")
+        other = _other_form(there)
+        text = "" if other is None else f"; {other.advice(file.path)}"
+        raise BadFile(f"{FORMS} (columns: {', '.join(there)}){text}")
     return [name for name in (MESSAGES, PROMPT, COMPLETION, TOOLS) if name in there]
 
 
@@ -109,6 +146,8 @@ def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
     if MESSAGES in said:
         return Conversation(messages=_messages(said[MESSAGES], MESSAGES), tools=tools)
     if PROMPT not in said or COMPLETION not in said:
+        if (other := _other_form(said)) is not None:
+            raise other
         keys = ", ".join(map(str, list(said)[:8])) or "none"
         raise BadRow(f"{FORMS} (keys: {keys})")
     prompt, completion = said[PROMPT], said[COMPLETION]

@@ -31,7 +31,8 @@ class Speed:
         out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        out = sys.stdout if out is None else out
+        if out is None:  # a bar is drawn past the copy of the console, which the leader of a run keeps
+            out = getattr(sys.stdout, "terminal", sys.stdout)
         if mode == "auto":
             mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
         self._mode, self._say, self._out, self._clock = mode, say, out, clock

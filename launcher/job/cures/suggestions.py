@@ -45,7 +45,8 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
         return meant
 
     # the same name in another section, or a similar one, but none of a section of another kind
-    valid = [k for k in valid if _may_be_meant(parts, k, {v.partition(".")[0] for v in valid})]
+    sections = {v.partition(".")[0] for v in valid}
+    valid = [k for k in valid if _may_be_meant(parts, k, sections)]
     same = [k for k in valid if _leaf(k) == leaf]
     if same:
         return _only(parts, same)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,6 +29,8 @@ KINDS = {
     "steps": "step",
 }  # fmt: skip
 PLURAL = {"loss": "losses"}
+SHOWN = 50
+"""Keys whose problems are told one by one: what a wrong one may mean is looked for among all keys."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,14 @@ def explain(error: ValidationError, data: Mapping[str, Any], origins: Origins) -
     for detail in error.errors(include_url=False):
         spot = _spot(detail["loc"], data, detail["type"])
         grouped.setdefault(spot.parts, []).append((spot, detail))
-    for parts, details in grouped.items():
+    for parts, details in islice(grouped.items(), SHOWN):
         deepest, detail = max(details, key=lambda d: len(d[0].items))
         if deepest.items or len(details) == 1:
             yield _problem(deepest, detail, data, origins)
         else:
             yield _choice(parts, [d for _, d in details], data, origins)
+    if len(grouped) > SHOWN:
+        yield Problem("", f"{len(grouped) - SHOWN} more keys are wrong")
 
 
 def shown(value: Any, key: str) -> str:

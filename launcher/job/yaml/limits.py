@@ -55,13 +55,14 @@ def _walked(path: Path, text: str) -> Problem | None:
     """Counts nodes, those that aliases stand for included, without building any."""
     open_nodes: list[tuple[str | None, int]] = []  # the anchor, and how many nodes came before
     sizes: dict[str | None, int] = {}  # nodes below each anchor
-    nodes = 0
+    nodes, aliased = 0, False
     for event in yaml.parse(text, Loader=parser(path)):
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
                 why = f"*{event.anchor} stands within &{event.anchor}: it would have no end"
                 return _problem(path, event, why)
             nodes += sizes.get(event.anchor, 1)
+            aliased = True
         elif isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, nodes))
             nodes += 1
@@ -81,7 +82,8 @@ def _walked(path: Path, text: str) -> Problem | None:
         if len(open_nodes) > DEPTH:
             return _problem(path, event, f"nested deeper than {DEPTH} levels")
         if nodes > NODES:
-            return _problem(path, event, f"its aliases stand for more than {NODES} values")
+            what = "its aliases stand for" if aliased else "it has"
+            return _problem(path, event, f"{what} more than {NODES} values")
     return None
 
 

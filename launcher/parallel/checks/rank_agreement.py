@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from itertools import zip_longest
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
+from launcher.parallel import byte_collectives
 from launcher.parallel.deferred_init.fill import FullTensorOf, InitialTensors
 from launcher.parallel.stages.split import StagePart
 
@@ -25,7 +27,7 @@ def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
     # one digest a rank: nearly always they are equal
     code = parts[0].code
     made = whole.texts() if isinstance(whole, InitialTensors) else {}
-    digest = hashlib.blake2b(repr((code, sorted(made.items()))).encode()).digest()
+    digest = hashlib.blake2b(repr((code, sorted(made.items()))).encode()).hexdigest()
     if len(set(_gathered(digest))) == 1:
         return
 
@@ -52,12 +54,11 @@ def _same_numbers(made: dict[str, str], whole: FullTensorOf) -> None:
                 raise RunError(f"{text}: in the constructor {CAUSE}; {CURE}")
 
 
-def _digest(whole: FullTensorOf, name: str) -> bytes:
+def _digest(whole: FullTensorOf, name: str) -> str:
     numbers = whole(name).contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hashlib.blake2b(numbers.tobytes()).digest()
+    return hashlib.blake2b(numbers.tobytes()).hexdigest()
 
 
 def _gathered(mine: Any) -> list[Any]:
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
-    return every
+    """Of all ranks, as JSON has it."""
+    return [json.loads(body) for body in byte_collectives.all_gather(json.dumps(mine).encode())]

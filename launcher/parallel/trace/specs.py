@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from launcher.plan.values.facts import TensorSpec
 
 Specs = tuple[TensorSpec, ...] | None
 """``None`` of what is no tensor, nor several."""
+_MOST = 6
+"""Entries of a collection that a message shows."""
 
 
 def spec(t: torch.Tensor) -> TensorSpec:
@@ -29,12 +32,61 @@ def specs(value: Any) -> tuple[Specs, bool]:
 def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
     """The same of what a whole model returns, and where in it each of several tensors is.
 
-    Several are in a plain tuple, list or dict: a loss would get a named tuple without its names.
+    Several are in a plain tuple, list or dict: a loss would get a named tuple without its names. Of what no
+    loss can take: what it is, and the Python that takes the first tensor out of it.
     """
     if type(value) is dict and all(isinstance(key, str) for key in value):
         found, packed = specs([*value.values()])
-        return found, packed, tuple(value) if packed else ()
-    found, packed = specs(value)
-    if packed and type(value) not in (tuple, list):
-        return None, False, ()
-    return found, packed, tuple(range(len(value))) if packed else ()
+        keys: tuple[str | int, ...] = tuple(value)
+    else:
+        found, packed = specs(value)
+        keys = tuple(range(len(value))) if packed else ()
+        if packed and type(value) not in (tuple, list):
+            found = None
+    if found is None:
+        return None, False, (returned(value), tensor_inside(value))
+    return found, packed, keys if packed else ()
+
+
+def returned(value: Any, deep: int = 3) -> str:
+    """What a forward returns, for a message.
+
+    >>> returned((torch.zeros(1), None)), returned({"logits": [torch.zeros(1)], "n": 3})
+    ('(Tensor, None)', "{'logits': [Tensor], 'n': int}")
+    """
+    kind = type(value).__name__
+    if value is None or isinstance(value, torch.Tensor):
+        return "None" if value is None else "Tensor"
+    if not isinstance(value, Mapping | tuple | list) or not deep:
+        return kind
+    pairs = _named(value)
+    inner = [f"{name}{returned(v, deep - 1)}" for name, v in pairs[:_MOST]] + ["..."] * (len(pairs) > _MOST)
+    text = ", ".join(inner)
+    if type(value) is tuple:
+        return f"({text},)" if len(pairs) == 1 else f"({text})"
+    if type(value) in (list, dict):
+        return f"[{text}]" if type(value) is list else f"{{{text}}}"
+    return f"{kind}({text})"
+
+
+def tensor_inside(value: Any) -> str:
+    """The Python that takes the first tensor out of what a forward returns; "" where none is in it."""
+    if isinstance(value, Mapping):
+        places = [(f"[{name!r}]" if type(value) is dict else f".{name}", v) for name, v in value.items()]
+    elif hasattr(value, "_fields"):
+        places = [(f".{name}", getattr(value, name)) for name in value._fields]
+    elif isinstance(value, tuple | list):
+        places = [(f"[{n}]", v) for n, v in enumerate(value)]
+    else:
+        found = vars(value) if hasattr(value, "__dict__") else {}
+        places = [(f".{name}", v) for name, v in found.items()]
+    return next((place for place, v in places if isinstance(v, torch.Tensor)), "")
+
+
+def _named(value: Any) -> list[tuple[str, Any]]:
+    """What is in a collection, with what stands before it in its text."""
+    if isinstance(value, Mapping):
+        return [(f"{k!r}: " if type(value) is dict else f"{k}=", v) for k, v in value.items()]
+    if hasattr(value, "_fields"):
+        return [(f"{k}=", getattr(value, k)) for k in value._fields]
+    return [("", v) for v in value]

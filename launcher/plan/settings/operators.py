@@ -10,6 +10,7 @@ from launcher.plan.partition.sizes import Note
 
 KEY = "parallel.operators"
 TP = "parallel.grid.tp"
+SEARCHED = "parallel.mode=recursive_programming"
 
 
 def degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
@@ -32,6 +33,11 @@ def degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
     elif asked == 1 and operators:
         notes.append(Note(KEY, "has no effect: tp has one rank"))
     elif (asked or 1) > 1 and not operators and job.parallel.param_strategy.load is None:
-        cure = "operators=megatron" if isinstance(job.model, LanguageModel) else f"{TP}=1"
-        found.append(Problem(TP, f"{asked}: {KEY} cuts nothing over tp", cure))
+        text = f"{asked}: {KEY} cuts nothing over tp"
+        if isinstance(job.model, LanguageModel):
+            cure = "operators=megatron"
+        else:
+            cure = SEARCHED
+            text += f"; it names how each operator is cut, or {SEARCHED} finds that for any model"
+        found.append(Problem(TP, text, cure))
     return asked or said or 1

@@ -103,8 +103,12 @@ def _output(graph: Graph) -> list[Problem]:
     last = graph.nodes[-1]
     if last.out is not None and (last.keys or not last.packed):
         return []
-    text = "its forward returns something that is no tensor, nor a plain tuple, list or dict of tensors"
+    what, inside = last.keys if last.out is None and last.keys else ("something else", "")
+    text = f"its forward returns {what}: no tensor, nor a plain tuple, list or dict of tensors"
     cure = "return the logits alone, those of an object by their name, as in out.logits"
+    if inside:
+        line = f"def forward(self, *inputs): return super().forward(*inputs){inside}"
+        cure = f"return the logits alone, here or in a class that derives from it: {line}"
     return [Problem("model", f"{text}; {cure}, or for a loss of your own a plain one")]
 
 

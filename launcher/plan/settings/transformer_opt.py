@@ -20,6 +20,8 @@ from launcher.plan.values.setting import Setting, Status
 from launcher.plan.values.text import bytes_text
 
 KEY = "parallel.transformer_opt"
+SHOWN = 20
+"""Wrong entries of a file that are told one by one."""
 STRICT, FILE = "strict", "file"
 
 BROADCAST = "dataset_broadcast_opt_level"
@@ -92,18 +94,20 @@ class Switch:
 
 def wrong(values: Mapping[str, Any], where: Callable[[str], str] | None = None) -> Iterator[Problem]:
     """Unknown names and values of the wrong type; ``where(name)``: file and line of it, if a file has it."""
-    for name, value in values.items():
-        if name == FILE and where is None:  # the path of a file, whose switches are read elsewhere
-            continue
-        expected = FLAG if name == STRICT else SWITCHES.get(name)
-        if expected is not None and _fits(expected, value):
-            continue
+    kinds = {name: FLAG if name == STRICT else SWITCHES.get(name) for name in values}
+    if where is None:
+        kinds.pop(FILE, None)  # the path of a file, whose switches are read elsewhere
+    bad = [name for name, kind in kinds.items() if kind is None or not _fits(kind, values[name])]
+    for name in bad[:SHOWN]:
+        value, expected = values[name], kinds[name]
         if where is None:
             yield _unknown(name, value) if expected is None else _misfit(name, value, expected)
         elif expected is None:
             yield Problem(KEY, f"{where(name)}: unknown switch {name!r}{_hint(name)}")
         else:
             yield Problem(KEY, f"{where(name)}: {name} = {_written(value)}: should be {expected}")
+    if len(bad) > SHOWN:
+        yield Problem(KEY, f"{len(bad) - SHOWN} more of its {len(values)} entries are wrong")
 
 
 def _misfit(name: str, value: Any, expected: str) -> Problem:

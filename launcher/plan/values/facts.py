@@ -175,7 +175,7 @@ class Node:
     tensors of its module), the memory its value ``lies`` in, what it ``writes`` in place. ``trains`` are the
     inputs that get a gradient through
     it. ``text``: the call with all its constants. ``keys``: of an output of several tensors, where each is in
-    a dict or a tuple.
+    a dict or a tuple; of one that no loss can take, what it is, and the Python that takes a tensor out of it.
     """
 
     name: str

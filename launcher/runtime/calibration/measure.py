@@ -23,6 +23,7 @@ from launcher.plan.values.text import many
 from launcher.runtime import device as devices
 from launcher.runtime.calibration import kernels, messages
 from launcher.runtime.calibration.sample import Sample, one_round, prepared
+from launcher.runtime.cluster.value_collectives import broadcast
 from launcher.runtime.cluster.world import World
 
 ROUNDS = 5
@@ -49,10 +50,8 @@ def calibrated(world: World, wanted: Wanted, trainings: Sequence[Sample], traine
 
     # one rank judges, all hear it
     found, others = constants(rounds, machine), taken(rounds)
-    wrong = [refusal(found, others, wanted.spread)]
-    dist.broadcast_object_list(wrong)
-    if wrong[0]:
-        raise RunError(wrong[0])
+    if wrong := broadcast(refusal(found, others, wanted.spread), str | None):
+        raise RunError(wrong)
     if world.rank == 0:
         wanted.to.parent.mkdir(parents=True, exist_ok=True)
         heads = [*_heads(world, torch.device(world.device), len(rounds))]

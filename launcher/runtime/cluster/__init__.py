@@ -8,5 +8,6 @@ __all__ = [
     "outer_rendezvous",
     "signed_messages",
     "typed_json",
+    "value_collectives",
     "world",
 ]

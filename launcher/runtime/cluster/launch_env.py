@@ -11,6 +11,8 @@ from typing import Literal
 from launcher.errors import Problem, problems
 
 DAMAGED = "the environment of torchrun or srun is damaged, or made by hand"
+SECRET_FILE = "LAUNCHER_SECRET_FILE"
+"""A file with the secret that ranks sign messages with, which this user alone can read."""
 
 
 @dataclass(frozen=True)

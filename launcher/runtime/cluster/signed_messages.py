@@ -16,7 +16,7 @@ from pathlib import Path
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.errors import Problem, RequestError, RunError
-from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.launch_env import SECRET_FILE, Place
 
 VARIABLE = "LAUNCHER_SECRET"
 """Of the environment: a text that is the same for all ranks of a job, and for nobody else."""
@@ -74,11 +74,18 @@ class Messages:
 def secret(at: Place, env: Mapping[str, str] = os.environ) -> Secret:
     """The secret of the job that ``at`` belongs to, the same for all of its ranks.
 
-    From the environment; else from a file that this user alone can read, where all ranks see one home: on one
-    node, or on a network file system. Raises ``RequestError`` for a file that others can read or have made.
+    From the environment, or the file that it names; else from a file that this user alone can read, where all
+    ranks see one home: on one node, or on a network file system. Raises ``RequestError`` for a file that
+    others can read or have made, and for one that is named and cannot be read.
     """
     if env.get(VARIABLE):
         return Secret(_of_job(env[VARIABLE].encode(), at))
+    if env.get(SECRET_FILE):
+        try:
+            return Secret(_of_job(_read(Path(env[SECRET_FILE])), at))
+        except OSError as error:
+            text = f"{SECRET_FILE}={env[SECRET_FILE]}: {error.strerror}; unset it, or set {VARIABLE}"
+            raise RequestError((Problem("", text),)) from error
     why = f"{VARIABLE} is not set"
     home = _state_folder(env)
     if home is None:
@@ -91,6 +98,18 @@ def secret(at: Place, env: Mapping[str, str] = os.environ) -> Secret:
     else:
         why += f", and {home} is not known to be one folder for all nodes"
     return replace(of_several_nodes(at), why=why)
+
+
+def private_file(file: Path) -> Path | None:
+    """``file`` with a secret for ``LAUNCHER_SECRET_FILE``, made unless it is there.
+
+    ``None`` on a file system that keeps nothing from other users, or takes no more.
+    """
+    try:
+        _of_user(file)
+    except (OSError, RequestError):
+        return None
+    return file
 
 
 def of_several_nodes(at: Place) -> Secret:

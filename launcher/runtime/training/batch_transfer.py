@@ -9,8 +9,10 @@ import torch.distributed as dist
 
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.values.batch_reading import BatchRole
+from launcher.runtime.cluster.value_collectives import recv, send
 
 Tensors = tuple[torch.Tensor, ...]
+_Shapes = list[tuple[tuple[int, ...], str]]
 
 
 def deal(hand: BatchRole, read: Callable[[], Tensors]) -> Tensors:
@@ -31,15 +33,14 @@ def deal(hand: BatchRole, read: Callable[[], Tensors]) -> Tensors:
 
 def _give(tensors: Tensors, rank: int) -> None:
     """Shapes first: the other rank has opened no file and cannot know them."""
-    dist.send_object_list([[(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]], rank)
+    send([(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors], _Shapes, rank)
     for t in tensors:
         dist.send(t.contiguous(), rank)
 
 
 def _take(rank: int) -> Tensors:
-    said: list[list[tuple[tuple[int, ...], str]]] = [[]]
-    dist.recv_object_list(said, rank)
-    tensors = tuple(torch.empty(shape, dtype=dtype_of(dtype)) for shape, dtype in said[0])
+    shapes: _Shapes = recv(_Shapes, rank)
+    tensors = tuple(torch.empty(shape, dtype=dtype_of(dtype)) for shape, dtype in shapes)
     for t in tensors:
         dist.recv(t, rank)
     return tensors

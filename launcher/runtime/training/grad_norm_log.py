@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from launcher.parallel.norms.local_grad_norm import OwnGradients
+from launcher.runtime.cluster.value_collectives import gather
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.metrics import Metrics
 
@@ -46,8 +45,7 @@ class LocalNormLog:
         if self.dump is not None:
             self._write(self.dump, step, norms)
         if self.print:
-            every: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
-            dist.gather_object(norms, every)
+            every = gather(norms, dict[str, float])
             if every is not None:
                 self.emit({"text": "\n".join(lines(step, every))})
 

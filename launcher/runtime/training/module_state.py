@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.errors import RunError
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.parallel.trace.specs import spec
+from launcher.runtime.cluster.value_collectives import all_gather
 
 PLAIN = (bool, int, float, str, type(None))
 SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
@@ -37,10 +37,9 @@ def said(model: ParallelModel) -> str:
     )
 
 
-def gathered(model: ParallelModel, size: int) -> dict[str, Any] | None:
+def gathered(model: ParallelModel) -> dict[str, Any] | None:
     """Of all ranks, for the checkpoint: every rank calls this. ``None`` where no module says anything."""
-    every: list[Any] = [None] * size
-    dist.all_gather_object(every, said(model))
+    every = all_gather(said(model), str)
     texts = [*dict.fromkeys(every)]
     if texts == ["{}"]:
         return None

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
+from launcher.runtime import console_log
+
 ProgressMode = Literal["auto", "bar", "plain", "off"]
 News = Mapping[str, Any]
 Clock = Callable[[], float]
@@ -67,9 +69,11 @@ class ProgressBar(SilentProgress):
     """A live bar, redrawn at most ten times a second; validations stay above it.
 
     It is drawn from ``feed`` alone: a thread of its own would not survive the fork of a restart.
+    ``copy`` gets the lines that ``PlainProgress`` prints.
     """
 
-    def __init__(self, out: TextIO, clock: Clock) -> None:
+    def __init__(self, out: TextIO, clock: Clock, copy: TextIO | None = None) -> None:
+        self._lines = SilentProgress() if copy is None else PlainProgress(copy, clock)
         self._bar = RichProgress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(bar_width=None),
@@ -89,6 +93,7 @@ class ProgressBar(SilentProgress):
         self._bar.stop()
 
     def feed(self, news: News) -> None:
+        self._lines.feed(news)
         said = message(news)
         if said is not None:
             self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)
@@ -100,6 +105,7 @@ class ProgressBar(SilentProgress):
         if self._task is None:
             self._task = self._bar.add_task(text, total=steps, completed=step)
             self._bar.start()
+            console_log.copy_streams()  # what is printed above the bar goes through streams of its own
         draw = step == steps or self._clock() - self._drawn >= 0.1
         self._bar.update(self._task, completed=step, total=steps, description=text, refresh=draw)
         if draw:
@@ -114,7 +120,7 @@ def progress(
     if mode == "auto":
         mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
     if mode == "bar":
-        return ProgressBar(out, clock)
+        return ProgressBar(console_log.terminal(out), clock, console_log.copy())
     return PlainProgress(out, clock) if mode == "plain" else SilentProgress()
 
 

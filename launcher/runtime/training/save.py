@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -17,7 +17,9 @@ from launcher.checkpoint import store
 from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, said
+from launcher.parallel import byte_collectives
 from launcher.parallel.trace.specs import spec
+from launcher.runtime.cluster.typed_json import decode, encode
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import module_state
 from launcher.runtime.training.save_thread import Saver
@@ -25,7 +27,8 @@ from launcher.runtime.training.session import Session
 from launcher.runtime.training.state import blob, extra, states, strategy, tensors
 from launcher.runtime.training.watched_metrics import forget_absent
 
-T = TypeVar("T")
+_Outcome = tuple[RankRecord | None, str | None, bool]
+"""What a rank says of its part of a save: its record, or why it failed, and whether the file system did."""
 
 
 class Unsaved(RunError):
@@ -48,23 +51,21 @@ class Ranks:
 
         self.all(act if self.world.rank == 0 else nothing)
 
-    def all(self, act: Callable[[], T]) -> list[T]:
+    def all(self, act: Callable[[], RankRecord | None]) -> list[RankRecord | None]:
         """What ``act`` returned on every rank.
 
         If it failed on any, all raise ``RunError``: none waits for the dead.
         """
         error: Exception | None = None
-        mine: tuple[T | None, str | None]
         try:
-            mine = act(), None
+            mine = encode((act(), None, False), _Outcome)
         except Exception as raised:
             kind = "" if isinstance(raised, OSError | ValueError) else f"{type(raised).__name__}: "
-            mine = None, f"{kind}{said(raised)}"
+            mine = encode((None, f"{kind}{said(raised)}", isinstance(raised, OSError)), _Outcome)
             error = raised
 
         # whoever failed says so here, instead of not coming
-        every: list[Any] = [None] * self.world.size
-        dist.all_gather_object(every, (*mine, isinstance(error, OSError)), group=self.group)
+        every: list[_Outcome] = [decode(b, _Outcome) for b in byte_collectives.all_gather(mine, self.group)]
 
         failed = [
             (f"rank {rank}: {text}", system)
@@ -99,7 +100,7 @@ class Snapshot:
         When one of them fails nothing is left of it: the disk may be full.
         """
         try:
-            records = self.ranks.all(self.put)
+            records = [r for r in self.ranks.all(self.put) if r is not None]
             self.ranks.first(partial(self.commit, records))
         except RunError:  # on every rank, so nobody is writing any more
             self.ranks.first(self.discard)
@@ -216,7 +217,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
         "settings": dict(s.settings),
         "results": dict(s.results),
         "loss_scale": [s.scaling.factor, s.scaling.good],
-        "modules": module_state.gathered(s.model, s.world.size),
+        "modules": module_state.gathered(s.model),
         "stream": s.feed.stream.place() if s.feed.stream is not None and s.world.rank == 0 else None,
     }
     ranks = Ranks(s.world, group, final.name)

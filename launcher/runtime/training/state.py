@@ -26,8 +26,11 @@ from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer_state import factor
 from launcher.plan.values.text import listed
 from launcher.runtime import device as devices
+from launcher.runtime.cluster.value_collectives import all_gather
 from launcher.runtime.training import global_streams, module_state
 from launcher.runtime.training.session import Session
+
+Described = tuple[str, str, tuple[int, ...] | None, str]
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class State:
     tensor: Tensor
 
     @property
-    def described(self) -> tuple[str, str, tuple[int, ...] | None, str]:
+    def described(self) -> Described:
         """The name of its parameter, its key, its shape where that is not the parameter's, and its dtype."""
         alike = local(self.tensor).shape == local(self.param).shape
         shape = None if alike else tuple(self.tensor.shape)
@@ -82,9 +85,7 @@ def strategy(s: Session, found: Sequence[State]) -> Strategy:
     Every rank calls this: what states exist is agreed on by all.
     """
     # what each rank has, and in which shape where that is not the parameter's
-    mine = {x.name: x.described for x in found}
-    every: list[Any] = [None] * s.world.size
-    dist.all_gather_object(every, mine)
+    every = all_gather({x.name: x.described for x in found}, dict[str, Described])
 
     placed = {p.name: p.layout for p in s.plan.params}
     entries = dict(of_plan(s.plan).entries)

@@ -14,6 +14,7 @@ from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Box
+from launcher.runtime.cluster.value_collectives import gather, gather_tensors
 
 AT_ONCE = 64 << 20
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
@@ -52,7 +53,7 @@ def pieces(par: ParallelModel, weights: bool = False) -> list[Piece]:
 
 
 def _portable(t: Tensor) -> Tensor:
-    """Torch cannot unpickle what is unsigned and wide, nor compare numbers of 8 bits."""
+    """Torch compares no numbers of 8 bits, nor unsigned ones that are wide."""
     if t.dtype in UNSIGNED:
         return t.long()
     if t.is_floating_point() and t.itemsize == 1:
@@ -89,16 +90,28 @@ def _joined(p: Placed, found: list[Piece]) -> tuple[Tensor, list[str]]:
 
 def gathered(plan: Plan, mine: Sequence[Piece]) -> Whole | None:
     """On rank 0 what the pieces of all ranks make up, on the others ``None``. Every rank calls this."""
-    size, rank = dist.get_world_size(), dist.get_rank()
     full, complaints = dict[str, Tensor](), list[str]()
     for names in _batches(plan):
-        every: list[list[Piece]] | None = [[] for _ in range(size)] if rank == 0 else None
-        dist.gather_object([f for f in mine if f.name in names], every)
+        every = _gathered([f for f in mine if f.name in names])
         if every is not None:
-            got = whole(plan, [f for found in every for f in found])
+            got = whole(plan, every)
             full |= got.tensors
             complaints += got.complaints
-    return Whole(full, tuple(complaints)) if rank == 0 else None
+    return Whole(full, tuple(complaints)) if dist.get_rank() == 0 else None
+
+
+def _gathered(mine: Sequence[Piece]) -> list[Piece] | None:
+    """On rank 0 the pieces of all ranks: what they are by one collective, their numbers by another."""
+    labels = gather([(f.name, f.rank, f.box) for f in mine], list[tuple[str, int, Box]])
+    values = gather_tensors({str(n): f.value for n, f in enumerate(mine)})
+    if labels is None or values is None:
+        return None
+    pairs = zip(labels, values, strict=True)
+    return [
+        Piece(name, rank, box, numbers[str(n)])
+        for one, numbers in pairs
+        for n, (name, rank, box) in enumerate(one)
+    ]
 
 
 def _batches(plan: Plan) -> Iterator[frozenset[str]]:

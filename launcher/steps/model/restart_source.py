@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
 
 from launcher.checkpoint.store import latest, older
 from launcher.checkpoint.verify import damaged
 from launcher.plan.values.trust import Trust
+from launcher.runtime.cluster.value_collectives import all_gather
 from launcher.runtime.cluster.world import World
 
 
@@ -23,8 +21,7 @@ def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[s
     newest = latest(checkpoints, trust)
     found = [] if newest is None else [newest, *older(newest)]
     for path in found:
-        every: list[Any] = [None] * world.size
-        dist.all_gather_object(every, damaged(path, trust, world.rank, world.size))
+        every = all_gather(damaged(path, trust, world.rank, world.size), list[str])
         wrong = [text for texts in every for text in texts]
         if not wrong:
             return path

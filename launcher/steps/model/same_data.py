@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-import torch.distributed as dist
 import xxhash
 
 from launcher.data.source import Dataset
 from launcher.errors import RunError
+from launcher.runtime.cluster.value_collectives import all_gather
 
 
 def check(data: Dataset) -> None:
     """All ranks call it. Raises ``RunError`` on every rank where lengths or the first sample differ."""
     mine = len(data.train), len(data.val), _first(data)
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    every = all_gather(mine, tuple[int, int, str])
     other = next((rank for rank, theirs in enumerate(every) if theirs != every[0]), None)
     if other is None:
         return

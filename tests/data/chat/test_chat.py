@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pytest
@@ -153,7 +156,7 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
 
 BAD = {
     "no JSON": ('{"messages": ', "no JSON: Expecting value at character 14"),
-    "keys": ('{"conversations": []}', "a row has 'messages', or 'prompt' and 'completion' (keys: conversations)"),
+    "keys": ('{"talk": []}', "a row has 'messages', or 'prompt' and 'completion' (keys: talk)"),
     "no list": ('{"messages": "hi"}', "'messages' is no list of messages"),
     "from": (
         '{"messages": [{"from": "human", "value": "hi"}]}', "messages[0] has no text 'role' (keys: from, value)",
@@ -191,6 +194,33 @@ def test_a_bad_row_is_named_or_left_out(
         f"    try:    data.path={path} data.on_bad=skip\n"
     )
     assert len(open_chat(settings.model_copy(update={"on_bad": "skip"})).train) == 1
+
+
+OTHERS = {
+    "ShareGPT": {"conversations": [{"from": "human", "value": 'say "hi"'}, {"from": "gpt", "value": "hi"}]},
+    "Alpaca": {"instruction": 'say "hi"', "input": "", "output": "hi"},
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
+    form: str, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = written(tmp_path, CHATML, [OTHERS[form]])
+    assert main([*asked(settings), "show=plan"]) == 2
+    said = capsys.readouterr().err
+    assert f"a row of {form}; " in said
+    assert "on_bad" not in said
+
+    # the command, as it is shown
+    line = next(line for line in said.splitlines() if "python -c" in line)
+    command = line[line.index("python -c") :].replace("python", quote(sys.executable), 1)
+    assert subprocess.run(command, shell=True).returncode == 0
+    (new,) = tmp_path.glob("*-messages.jsonl")
+    turns = [("user", 'say "hi"'), ("assistant", "hi")]
+    assert [json.loads(row) for row in new.read_text().splitlines()] == [messages(turns)]
+    assert len(open_chat(settings.model_copy(update={"path": str(new)})).train) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,13 @@ REFUSED = {
 }
 
 
+def test_a_model_without_strategies_is_sent_to_the_search_for_them():
+    text = "2: parallel.operators cuts nothing over tp; it names how each operator is cut, or "
+    text += "parallel.mode=recursive_programming finds that for any model"
+    found = refusal(f"{TP}=2", "model=mlp", "data=mnist5k", "steps=[train]", "launch.nproc=4").problems
+    assert found == (Problem(TP, text, "parallel.mode=recursive_programming"),)
+
+
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_degree_that_nothing_or_two_things_say_is_refused_before_the_model_is_built(words):
     overrides = words.split(" ", 1) if words.startswith(TP) else [words]

@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 from launcher.errors import RequestError, RunError
 from launcher.runtime.cluster import outer_rendezvous, signed_messages
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.signed_messages import Messages, Secret, secret
+from launcher.runtime.cluster.signed_messages import Messages, Secret, private_file, secret
 
 ONE = Place(0, 2, 0, 2, 0, "localhost", 23456)
 TWO = replace(ONE, size=4)
@@ -94,6 +94,26 @@ def test_a_file_that_others_can_read_or_that_leads_elsewhere_is_refused(tmp_path
     file.chmod(0o600)
     with pytest.raises(RequestError, match="it is no secret of the launcher"):
         secret(ONE, env)
+
+
+def test_a_file_that_the_environment_names_is_the_secret_of_all_nodes(tmp_path):
+    file = tmp_path / "run/.secret"
+    assert private_file(file) == file == private_file(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    env = {"LAUNCHER_SECRET_FILE": str(file), "HOME": "/nowhere"}
+    assert secret(TWO, env) == secret(replace(TWO, rank=1), env)
+    assert not secret(TWO, env).derived
+    assert secret(TWO, {**env, "LAUNCHER_SECRET": "a"}) != secret(TWO, env)
+    file.chmod(0o644)
+    assert private_file(file) is None
+    with pytest.raises(RequestError, match="others can read it"):
+        secret(TWO, env)
+    file.unlink()
+    with pytest.raises(RequestError) as caught:
+        secret(TWO, env)
+    assert str(caught.value) == (
+        f"LAUNCHER_SECRET_FILE={file}: No such file or directory; unset it, or set LAUNCHER_SECRET"
+    )
 
 
 def test_nodes_that_may_not_share_a_home_say_that_they_derive_it(tmp_path):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 
 import pytest
 
+from launcher.runtime import console_log
 from launcher.runtime.training.progress import PlainProgress, SilentProgress, progress
 
 
@@ -121,3 +123,31 @@ def test_a_restart_does_not_spoil_the_time_left():
             shown.feed({"step": n, "steps": 10})
             clock.now += 10
     assert out.getvalue().splitlines()[-2:] == ["step 2/10  eta 1:20", "step 10/10"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_copy_of_the_console_has_plain_lines_in_place_of_a_bar(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    drawn = Terminal()
+    monkeypatch.setattr(sys, "stdout", drawn)
+    with console_log.recorded():
+        console_log.keep_in(tmp_path)
+        with progress("auto") as shown:
+            shown.feed(step(1, 2))
+            print("printed above the bar")
+            shown.feed({"step": 1, "val_loss": 2.25})
+            shown.feed(step(2, 2))
+        print("at the end")
+    assert "\x1b[" in drawn.getvalue()
+    assert "printed above the bar" in drawn.getvalue()
+    assert (tmp_path / console_log.NAME).read_text() == (
+        "step 1/2  loss 3.5000  lr 2.9e-03  12.3k tokens/s\n"
+        "printed above the bar\n"
+        "step 1  validation  loss 2.2500\n"
+        "step 2/2  loss 3.0000  lr 2.9e-03  12.3k tokens/s\n"
+        "at the end\n"
+    )

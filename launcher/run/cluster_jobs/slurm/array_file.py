@@ -23,7 +23,7 @@ LOG = '"${run//%/%%}/slurm-$SLURM_JOB_ID.log"'
 class ManyRuns:
     """``runs``: their folders; ``ranks`` of each; ``folder``: of the batch file. All paths are absolute.
 
-    ``started``: where the sweep was asked for.
+    ``started``: where the sweep was asked for; ``secret``: as ``Place`` has it.
     """
 
     name: str
@@ -33,6 +33,7 @@ class ManyRuns:
     folder: Path
     started: Path
     python: Path
+    secret: Path | None = None
 
 
 def text(many: ManyRuns) -> str:
@@ -46,7 +47,7 @@ def _array(many: ManyRuns) -> Iterator[str]:
     yield "# Written by launcher: a task of this array is one run, which is requeued by itself."
     yield from _head(many, many.ranks, "%A_%a")
     yield f"#SBATCH --array=0-{len(many.runs) - 1}{'' if most is None else f'%{most}'}"
-    yield from batch_file.prologue(many.slurm, many.ranks, many.started)
+    yield from batch_file.prologue(many.slurm, many.ranks, many.started, many.secret)
     yield from _runs(many.runs)
     yield "run=${runs[$SLURM_ARRAY_TASK_ID]}"
     yield f"{many.ranks.start} {_said(many.slurm)}{_command(many)}"
@@ -63,7 +64,7 @@ def _allocation(many: ManyRuns) -> Iterator[str]:
     size = f"--nodes={ranks.nodes} --ntasks={ranks.nodes * ranks.each} --ntasks-per-node={ranks.each}"
     yield "# Written by launcher: the runs share this allocation, each has nodes of its own while it runs."
     yield from _head(many, replace(ranks, nodes=ranks.nodes * most), "%j")
-    yield from batch_file.prologue(many.slurm, ranks, many.started)
+    yield from batch_file.prologue(many.slurm, ranks, many.started, many.secret)
     yield from _runs(many.runs)
     yield "tasks=()"
     yield 'for run in "${runs[@]}"; do'

@@ -11,21 +11,28 @@ from signal import SIGUSR2
 from launcher.errors import DONE, INTERRUPTED, REFUSED, REQUEUE
 from launcher.job.schema.job import Slurm
 from launcher.run.cluster_jobs import frozen_request
+from launcher.runtime.cluster.launch_env import SECRET_FILE
 
 NAME = "job.sbatch"
 KILLED = 128 + SIGUSR2
 """What a shell says of a process that a signal has ended."""
+SECRET = ".secret"
+"""In the folder of a run, or of the runs of one batch file."""
 AGAIN = "again_if_failed"
 """A function of the batch file."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Its run folder, the folder that it was asked for in, and Python. All absolute."""
+    """Its run folder, the folder that it was asked for in, and Python. All absolute.
+
+    ``secret``: the file with the secret that its ranks sign messages with; no text of a job has it itself.
+    """
 
     run: Path
     folder: Path
     python: Path
+    secret: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ def _about(at: Place) -> Iterator[str]:
 
 
 def _body(slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
-    yield from prologue(slurm, ranks, at.folder)
+    yield from prologue(slurm, ranks, at.folder, at.secret)
     yield f"{ranks.start} {container(slurm)}{_command(at)}"
     yield "code=$?"
     yield f'if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
@@ -93,13 +100,15 @@ def _body(slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
     yield 'exit "$code"'
 
 
-def prologue(slurm: Slurm, ranks: Ranks, folder: Path) -> Iterator[str]:
+def prologue(slurm: Slurm, ranks: Ranks, folder: Path, secret: Path | None) -> Iterator[str]:
     """What comes before the ranks, whatever they are."""
     yield "set -u"
     yield ""
     yield f"cd {quote(str(folder))} || exit 1"
     if slurm.cpus_per_task is not None:
         yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05'
+    if secret is not None:
+        yield f"export {SECRET_FILE}={quote(str(secret))}  # its ranks sign messages with what is in it"
     yield from slurm.setup
     yield ""
     if ranks.restarts:

@@ -53,7 +53,10 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
     slurm, note = stop_signal.resolved(job.launch.slurm, (run,))
     if note is not None:
         say(str(note))
-    at = Place(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)))
+    from launcher.runtime.cluster.signed_messages import private_file  # imports torch
+
+    secret = private_file(run.absolute() / batch_file.SECRET)
+    at = Place(run.absolute(), Path.cwd(), Path(os.path.abspath(sys.executable)), secret)
     ranks = ranks_of(job, frozen_request.write(job, plan, run))
     write_text(run / batch_file.NAME, batch_file.text(job.name, slurm, ranks, at))
     if not slurm.submit:

@@ -21,6 +21,7 @@ def many(slurm: Slurm, **more) -> str:
     known = {
         "name": "sweep-0001", "runs": RUNS, "ranks": Ranks(2, 4, gpus=True), "slurm": resolved(slurm, ())[0],
         "folder": ME / "runs/sweeps/0001", "started": ME, "python": ME / ".venv/bin/python",
+        "secret": ME / "runs/sweeps/0001/.secret",
     }  # fmt: skip
     return text(ManyRuns(**{**known, **more}))
 
@@ -41,6 +42,7 @@ ARRAY = """\
 set -u
 
 cd /shared/me || exit 1
+export LAUNCHER_SECRET_FILE=/shared/me/runs/sweeps/0001/.secret  # its ranks sign messages with what is in it
 
 # 300 s before its time is up every task is told to save, and exits with 75;
 # one that is still starting is ended by the signal itself (140).

@@ -13,7 +13,8 @@ from launcher.job.compose import compose
 from launcher.run.cluster_jobs.slurm.batch_file import Place, Ranks, text
 from launcher.run.cluster_jobs.slurm.stop_signal import resolved
 
-AT = Place(Path("/shared/me/runs/big/0001"), Path("/shared/me"), Path("/shared/me/.venv/bin/python"))
+RUN = Path("/shared/me/runs/big/0001")
+AT = Place(RUN, Path("/shared/me"), Path("/shared/me/.venv/bin/python"), RUN / ".secret")
 WHOLE = """\
 #!/bin/bash
 # Written by launcher, for the run folder that it is in. A job that was stopped is requeued;
@@ -35,6 +36,7 @@ set -u
 
 cd /shared/me || exit 1
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05
+export LAUNCHER_SECRET_FILE=/shared/me/runs/big/0001/.secret  # its ranks sign messages with what is in it
 module load cuda
 export NCCL_SOCKET_IFNAME=ib0
 

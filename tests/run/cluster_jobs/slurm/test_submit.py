@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,11 @@ def test_it_is_planned_written_and_submitted(place: Path, capsys: pytest.Capture
     assert (place / "submitted").read_text() == f"--parsable {place}/job/job.sbatch\n"
     assert (status(place / "job")["status"], status(place / "job")["slurm"]) == ("submitted", "77")
     assert {"job.sbatch", "plan.json", "request.yaml"} <= {p.name for p in (place / "job").iterdir()}
+    secret = (place / "job/.secret").read_text()
+    assert stat.S_IMODE((place / "job/.secret").stat().st_mode) == 0o600
+    others = [p for p in (place / "job").rglob("*") if p.is_file() and p.name != ".secret"]
+    assert not [p for p in others if secret.encode() in p.read_bytes()]
+    assert f"export LAUNCHER_SECRET_FILE={place}/job/.secret " in (place / "job/job.sbatch").read_text()
 
 
 def test_without_submitting(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
