@@ -45,7 +45,7 @@ def named_operators(job: Job, configs: ConfigFiles) -> tuple[Job, list[Problem]]
     says = isinstance(job.model, HuggingFace)  # how it is cut
     options = [o for o in configs.options("operators") if says or o != AUTO]
     named: dict[str, Any] = {}
-    found = []
+    problems = []
     for n, one in enumerate(options if asked == AUTO else asked, 1):
         if isinstance(one, Mapping):
             named[str(n)] = dict(one)
@@ -53,9 +53,9 @@ def named_operators(job: Job, configs: ConfigFiles) -> tuple[Job, list[Problem]]
             named[str(one)] = _option(str(one), configs)
         else:
             text = f"{one}: neither an option of operators ({', '.join(options)}) nor strategies by module"
-            found.append(Problem(OPERATORS, text))
+            problems.append(Problem(OPERATORS, text))
     search = job.search.model_copy(update={"over": {**job.search.over, OPERATORS: named}})
-    return job.model_copy(update={"search": search}), found
+    return job.model_copy(update={"search": search}), problems
 
 
 def _option(name: str, configs: ConfigFiles) -> Any:

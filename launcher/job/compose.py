@@ -96,42 +96,42 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     Without ``recipe=`` the default recipe is taken. Torch is not imported, nothing is written.
     Raises ``BadRequest`` with every problem found.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
 
     # the command line: words that are no overrides are reported and left out
     here = ConfigFiles.of(config_dir)
-    texts = sift(overrides, KnownNames(here.groups(), here.options("recipe")), found)
-    typed = read(texts, found)
-    configs, typed = _config_files(typed, config_dir, found)
+    texts = sift(overrides, KnownNames(here.groups(), here.options("recipe")), problems)
+    typed = read(texts, problems)
+    configs, typed = _config_files(typed, config_dir, problems)
     places = tuple(_typed_places(overrides, typed))
 
     # Hydra merges the files of the chosen options
     groups = [o for o in typed if o.key in configs.groups() and not isinstance(o.value, Mapping)]
-    choices = _choices(groups, configs, found)
-    misspelt = {p.key for p in found} & set(configs.groups())
+    choices = _choices(groups, configs, problems)
+    misspelt = {p.key for p in problems} & set(configs.groups())
     composed = hydrate(choices, configs)
     if isinstance(composed, Problem):
-        raise BadRequest((*found, composed), _partial(typed, configs, places))
+        raise BadRequest((*problems, composed), _partial(typed, configs, places))
 
     # every other override goes on top
     rest = words_first([o for o in typed if o not in groups])
-    found += [*replaced(rest), *(p for p in (put(composed.cfg, o) for o in rest) if p is not None)]
-    data = _data(composed, found)
+    problems += [*replaced(rest), *(p for p in (put(composed.cfg, o) for o in rest) if p is not None)]
+    data = _data(composed, problems)
     origins = gather((*of_files(composed.files), *places), data)
 
     # what files of strangers may not ask for, then the schema judges what came out
     raw = OmegaConf.to_container(composed.cfg, resolve=False)
-    found += recipe_trust.problems(raw, data, origins, composed.files, config_dir)
+    problems += recipe_trust.problems(raw, data, origins, composed.files, config_dir)
     recipe_trust.forget(data)
-    found += _idle(origins)
-    found = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in found]
-    job = _validated(data, origins, found)
+    problems += _idle(origins)
+    problems = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in problems]
+    job = _validated(data, origins, problems)
     if job is not None:
-        found += candidates.wrong(job, data)
+        problems += candidates.wrong(job, data)
         job, unknown = candidates.named_operators(job, configs)
-        found += unknown
-    if job is None or found:
-        relevant = _relevant(found, misspelt)
+        problems += unknown
+    if job is None or problems:
+        relevant = _relevant(problems, misspelt)
         raise BadRequest(with_group_cures(relevant, typed, origins), origins)
     return Request(job, data, origins, tuple(overrides), tuple(recipe_trust.code(data, origins)))
 

@@ -49,7 +49,7 @@ def alone(steps: Mapping[str, Step]) -> bool:
 
 def check(steps: Mapping[str, Step]) -> list[Problem]:
     """Steps in an order that cannot work. Every cure is the same: the whole list, put right."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     before: list[str] = []
     ended = ""  # the step that ended the work on the ranks
     for name, step in steps.items():
@@ -57,12 +57,12 @@ def check(steps: Mapping[str, Step]) -> list[Problem]:
         live = any(where(steps[n]) == "ranks" for n in before)
         for text in (_lacks(name, step, steps, done), _forgets(step, done, live), _too_late(step, ended)):
             if text:
-                found.append(Problem(f"steps.{name}", text, quote(f"steps=[{','.join(_typed(steps))}]")))
+                problems.append(Problem(f"steps.{name}", text, quote(f"steps=[{','.join(_typed(steps))}]")))
 
         if where(step) != "ranks" and not ended and live:
             ended = name
         before.append(name)
-    return found
+    return problems
 
 
 def _makers(thing: str) -> list[str]:

@@ -142,8 +142,8 @@ def misfits(job: Job, plan: Plan) -> list[Problem]:
     path = Path(job.model.path)
     whole = taken(plan, read_hf(path).specs)
     source = joined(Blobs(read_hf(path)), model_type(path), {n: e.spec for n, e in whole.entries.items()})
-    found = [*_differences(source.specs, whole)]
-    return [Problem(KEY, f"{path}: {text}") for text in found]
+    problems = [*_differences(source.specs, whole)]
+    return [Problem(KEY, f"{path}: {text}") for text in problems]
 
 
 def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[str]:

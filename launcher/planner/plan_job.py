@@ -254,18 +254,18 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
-    found = [*sample_checks.several(job, made)]
-    found += sample_checks.problems(made, target, own=foreign(job.model))
-    if not found and made.objective.whole:
-        found += objective_probe.problems(job, made, target)
+    problems = [*sample_checks.several(job, made)]
+    problems += sample_checks.problems(made, target, own=foreign(job.model))
+    if not problems and made.objective.whole:
+        problems += objective_probe.problems(job, made, target)
 
     # of ours only the files know how many samples they hold
     if made.observed.mixed and isinstance(job.data, Target):
         from launcher.data.open import open_data
 
         held = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
-        found += [p for p in [sample_checks.uneven(job, made, held)] if p]
-    return found
+        problems += [p for p in [sample_checks.uneven(job, made, held)] if p]
+    return problems
 
 
 def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:

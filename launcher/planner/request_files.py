@@ -24,7 +24,7 @@ OPERATORS = "parallel.operator_strategy.load"
 def inlined(job: Job) -> tuple[Job, list[Problem]]:
     """``job`` with what its files say, and what is wrong with them; a file that is wrong says nothing."""
     par = job.parallel
-    found: list[Problem] = []
+    problems: list[Problem] = []
     changes: dict[str, Any] = {}
 
     # switches
@@ -32,13 +32,13 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
     if file:  # "" is none, as MindSpore has it
         values, wrong = _switches(file)
         changes["transformer_opt"] = transformer_opt.FromFile({} if wrong else values, file, typed)
-        found += wrong
+        problems += wrong
 
     # operators, which the request may add to
     if par.operator_strategy.load is not None:
         got = _operators(par.operator_strategy.load)
         if isinstance(got, Problem):
-            found.append(got)
+            problems.append(got)
         else:
             tp, operators, found_by = got
             changes["operators"] = operators | par.operators
@@ -55,11 +55,11 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
         apart = over_device_matrix(job.model_copy(update={"parallel": so_far}))
         more, wrong = degrees(so_far, tp_from, apart=apart)
         changes |= more
-        found += wrong
+        problems += wrong
 
     if not changes:
-        return job, found
-    return job.model_copy(update={"parallel": par.model_copy(update=changes)}), found
+        return job, problems
+    return job.model_copy(update={"parallel": par.model_copy(update=changes)}), problems
 
 
 def _operators(path: str) -> tuple[int | None, dict[str, FromFile], Searched | None] | Problem:

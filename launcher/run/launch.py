@@ -95,17 +95,17 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
     """What can be said before there is a plan."""
     if job.launch.slurm is not None or job.launch.k8s is not None:  # they start elsewhere
         return [*_unstarted(job)]
-    asked, found = job.launch.mode, []
+    asked, problems = job.launch.mode, []
     if asked == "external" and outer is None:
         text = "external: neither torchrun nor srun has started this process"
-        found.append(Problem("launch.mode", f"{text}; launch.mode=auto starts the ranks itself"))
+        problems.append(Problem("launch.mode", f"{text}; launch.mode=auto starts the ranks itself"))
     if asked in ("spawn", "inproc") and outer is not None and outer > 1:
         text = f"{asked}: {THEY} has started {outer} processes, of which each would do the whole run"
-        found.append(Problem("launch.mode", text, "launch.mode=auto"))
+        problems.append(Problem("launch.mode", text, "launch.mode=auto"))
     if mode(job, outer) != "external" and job.launch.nnodes > 1:
         text = f"{job.launch.nnodes}: without {THEY} ranks can be started on this machine only"
-        found.append(Problem("launch.nnodes", text))
-    return [*found, *_undrilled(job, mode(job, outer))]
+        problems.append(Problem("launch.nnodes", text))
+    return [*problems, *_undrilled(job, mode(job, outer))]
 
 
 def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:

@@ -31,14 +31,14 @@ from launcher.runtime import folder
 def unwritable(job: Job) -> list[Problem]:
     """What would keep them from being written; writes nothing."""
     named = [(key, path) for key, path in _named(job) if not path.startswith(RUN)]
-    found = [_unwritable(key, Path(path)) for key, path in named]
+    problems = [_unwritable(key, Path(path)) for key, path in named]
     dump = job.parallel.local_norm.dump
-    found += _twice([*_named(job), *([("parallel.local_norm.dump", dump)] if dump is not None else [])])
+    problems += _twice([*_named(job), *([("parallel.local_norm.dump", dump)] if dump is not None else [])])
     if dump is not None and not dump.startswith(RUN):
-        found.append(folder.check_writable(Path(dump), "parallel.local_norm.dump", "the folder of norms"))
+        problems.append(folder.check_writable(Path(dump), "parallel.local_norm.dump", "the folder of norms"))
     if (place := job.checkpoint.encrypt) is not None and is_place(place):
-        found.append(_no_key(place))
-    return [p for p in found if p is not None]
+        problems.append(_no_key(place))
+    return [p for p in problems if p is not None]
 
 
 def _no_key(place: str) -> Problem | None:

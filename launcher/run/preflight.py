@@ -67,11 +67,11 @@ def _cache(job: Job) -> list[Problem]:
 
 def after_plan(run: Settled, plan: Plan) -> tuple[list[Problem], list[Note]]:
     """What does not fit the model of ``plan``, and notes on the checkpoints that the run goes on from."""
-    found, notes = resume.looked(run.job, plan, run.overrides, run.done)
+    problems, notes = resume.looked(run.job, plan, run.overrides, run.done)
     for at in _looks(run.job):
         if at.name not in run.done:
-            found += _unfit(at, plan)
-    return found, notes
+            problems += _unfit(at, plan)
+    return problems, notes
 
 
 def pending(job: Job, plan: Plan) -> list[str]:
@@ -96,11 +96,11 @@ def _step_problems(run: Settled) -> list[Problem]:
     What a step before may write is left to the step. What files say together is looked at when each of them
     can be read.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for at in _looks(run.job):
         if at.name not in run.done and (check := _part(at, "check")):
-            found += check(run.job.steps[at.name], at)
-    return found
+            problems += check(run.job.steps[at.name], at)
+    return problems
 
 
 def _looks(job: Job) -> Iterator[FileChecks]:
@@ -129,15 +129,15 @@ def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:
 def _told(looks: list[FileChecks], what: str) -> list[str]:
     """What the steps that have something to say answer; all that they refuse is raised at once."""
     out: list[str] = []
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for at in looks:
         tell = _part(at, what)
         try:
             out += tell(at.job.steps[at.name], at) if tell else []
         except RequestError as error:
-            found += error.problems
-    if found:
-        raise RequestError(tuple(found))
+            problems += error.problems
+    if problems:
+        raise RequestError(tuple(problems))
     return out
 
 

@@ -38,24 +38,24 @@ class ResumeSource:
 
 def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -> list[Problem]:
     """What is wrong with the checkpoints that the request names; needs no plan and no torch."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     comes = [*_loads(job), *(n for n, step in job.steps.items() if starts(step))]
     if job.checkpoint.resume not in ("auto", "never"):
-        found += _closed(RESUME, Path(job.checkpoint.resume), job)
+        problems += _closed(RESUME, Path(job.checkpoint.resume), job)
         if comes:
             text = f"{job.checkpoint.resume}: the step {comes[0]!r} says that the weights come from elsewhere"
-            found.append(Problem(RESUME, text))
+            problems.append(Problem(RESUME, text))
     for name, path in _loads(job).items():
-        found += _closed(f"steps.{name}.path", Path(path), job)
+        problems += _closed(f"steps.{name}.path", Path(path), job)
 
     # the newest of the run's own
     try:
         own = _own(job)
     except RequestError as error:
-        found += error.problems
+        problems += error.problems
     else:
-        found += [] if own is None else _closed("run_dir", own, job)
-    return [*found, *unknown(job), *_in_plain(job, overrides, done)]
+        problems += [] if own is None else _closed("run_dir", own, job)
+    return [*problems, *unknown(job), *_in_plain(job, overrides, done)]
 
 
 def _loads(job: Job) -> dict[str, str]:
@@ -159,12 +159,12 @@ def looked(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection
 
 
 def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: Sequence[str]) -> Found:
-    found: list[Problem] = []
+    problems: list[Problem] = []
     notes: list[Note] = []
     for source in listed:
         checkpoint = open_checkpoint(source.path, trust(job))
         more = _unfit(source.key, checkpoint, job, plan)
-        found += more
+        problems += more
 
         # newer ones that are damaged
         if source.key == "run_dir":
@@ -175,9 +175,9 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
         if source.trains:
             misfit = any(p.key == source.key for p in more)
             wrong, told = changes(checkpoint, job, plan, overrides, misfit=misfit)
-            found += [p for p in wrong if p.key not in {q.key for q in more}]
+            problems += [p for p in wrong if p.key not in {q.key for q in more}]
             notes += told
-    return found, notes
+    return problems, notes
 
 
 def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:

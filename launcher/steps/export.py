@@ -61,14 +61,14 @@ ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 def check(step: Export, at: FileChecks) -> list[Problem]:
     unused = [*_unused(step, at)]
     step = settled(step, at.job)
-    found = [*unused, *_own_problems(step, at)]
-    if not found and step.src is not None and at.here(step.src):
+    problems = [*unused, *_own_problems(step, at)]
+    if not problems and step.src is not None and at.here(step.src):
         src = Path(step.src)
-        found += at.problems(
+        problems += at.problems(
             "names", lambda: check_names(step, at.job, step.src, open_checkpoint(src, at.trust).strategy)
         )
-        found += at.problems("src", lambda: check_source(step, src, at.trust))
-    return [*found, *at.unwritable("path", step.path)]
+        problems += at.problems("src", lambda: check_source(step, src, at.trust))
+    return [*problems, *at.unwritable("path", step.path)]
 
 
 def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
@@ -103,8 +103,8 @@ def fits(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
     if step.src is not None:
         return [*_of_another_model(step, at, plan)]
     step = settled(step, at.job)
-    found = at.problems("names", lambda: check_names(step, at.job, "the run", of_plan(plan)))
-    return [*found, *_unmerged(step, at, plan)]
+    problems = at.problems("names", lambda: check_names(step, at.job, "the run", of_plan(plan)))
+    return [*problems, *_unmerged(step, at, plan)]
 
 
 def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:

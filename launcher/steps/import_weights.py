@@ -29,14 +29,14 @@ from launcher.steps.files.run_files import RunFiles
 
 def check(step: Import, at: FileChecks) -> list[Problem]:
     strategy = None if step.strategy is None else Path(step.strategy)
-    found = at.problems("names", lambda: renamed((), to_ours(step.names)))
+    problems = at.problems("names", lambda: renamed((), to_ours(step.names)))
     if at.here(step.src):
-        found += at.problems("src", lambda: form_of(Path(step.src)))
+        problems += at.problems("src", lambda: form_of(Path(step.src)))
     if at.here(step.strategy):
-        found += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
-    if not found and at.here(step.src) and not at.later(strategy):
-        found = at.problems("src", lambda: outline(Path(step.src), strategy))
-    return found
+        problems += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
+    if not problems and at.here(step.src) and not at.later(strategy):
+        problems = at.problems("src", lambda: outline(Path(step.src), strategy))
+    return problems
 
 
 def fits(step: Import, at: FileChecks, plan: Plan) -> list[Problem]:
@@ -54,11 +54,11 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
     """What keeps the source of the step ``name`` from becoming the model of ``plan``, found in file heads."""
     strategy = Path(step.strategy) if step.strategy else None
     try:
-        found = outline(Path(step.src), strategy)
+        problems = outline(Path(step.src), strategy)
     except (ValueError, OSError) as error:
         return [Problem(f"steps.{name}.src", said(error))]
     key, target = f"steps.{name}", of_plan(plan)
-    return strange(key, step.src, found, step.names, target=target, strict=step.strict)
+    return strange(key, step.src, problems, step.names, target=target, strict=step.strict)
 
 
 def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:

@@ -18,15 +18,17 @@ from launcher.steps.files.run_files import RunFiles
 
 
 def check(step: MergeStrategies, at: FileChecks) -> list[Problem]:
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if step.src is not None and at.here(step.src):
         src, folder = Path(step.src), Path(at.job.run_dir or at.job.runs)
         unnamed = step.model_copy(update={"dst": None})
-        found = at.problems("src", lambda: _check_folder(src))
-        found = found or at.problems("src", lambda: prepared(unnamed, src, target(unnamed, folder, src)))
-        if step.dst is not None and not found:
-            found = at.problems("dst", lambda: prepared(step, src, target(step, folder, src)))
-    return [*_check_suffix(step, at.key), *found, *at.unwritable("dst", step.dst)]
+        problems = at.problems("src", lambda: _check_folder(src))
+        problems = problems or at.problems(
+            "src", lambda: prepared(unnamed, src, target(unnamed, folder, src))
+        )
+        if step.dst is not None and not problems:
+            problems = at.problems("dst", lambda: prepared(step, src, target(step, folder, src)))
+    return [*_check_suffix(step, at.key), *problems, *at.unwritable("dst", step.dst)]
 
 
 def _check_folder(path: Path) -> None:

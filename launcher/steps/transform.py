@@ -38,13 +38,13 @@ PREFIX = "checkpoint_"
 
 
 def check(step: Transform, at: FileChecks) -> list[Problem]:
-    found = [*_place_problems(step, at), *_file_problems(step, at)]
+    problems = [*_place_problems(step, at), *_file_problems(step, at)]
     named = (step.src, step.strategy, step.src_strategy)
-    if not found and step.src is not None and not any(map(at.later, named)):
+    if not problems and step.src is not None and not any(map(at.later, named)):
         src = Path(step.src)
         key = "src" if step.strategy is None else "strategy"
-        found = at.problems(key, lambda: check_heads(step, src, at.trust))
-    return [*found, *at.unwritable("dst", step.dst)]
+        problems = at.problems(key, lambda: check_heads(step, src, at.trust))
+    return [*problems, *at.unwritable("dst", step.dst)]
 
 
 def _place_problems(step: Transform, at: FileChecks) -> list[Problem]:
@@ -57,15 +57,15 @@ def _place_problems(step: Transform, at: FileChecks) -> list[Problem]:
 
 def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
     """What it reads, each by itself."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if step.src is not None and at.here(step.src):
         src = Path(step.src)
-        found += at.problems("src", lambda: check_source(step, src, at.trust))
+        problems += at.problems("src", lambda: check_source(step, src, at.trust))
     if at.here(step.strategy):
-        found += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
+        problems += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
     if at.here(step.src_strategy):
-        found += at.problems("src_strategy", lambda: open_strategy("src_strategy", step.src_strategy))
-    return found
+        problems += at.problems("src_strategy", lambda: open_strategy("src_strategy", step.src_strategy))
+    return problems
 
 
 def fits(step: Transform, at: FileChecks, plan: Plan) -> list[Problem]:

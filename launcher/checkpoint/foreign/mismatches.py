@@ -93,13 +93,13 @@ def strange(
 
     # names first: rows that do nothing are told only when something else is wrong
     attempt = _Attempt(key, src, names=names, target=target, new=new)
-    found = [*_doubled(attempt)]
+    problems = [*_doubled(attempt)]
     if strict:
-        found += [*_unmatched(attempt), *_unknown(attempt)]
-    found += _missing(attempt)
-    if found and strict:
-        found += _idle(attempt)
-    return [*found, *_unlike(attempt, specs)]
+        problems += [*_unmatched(attempt), *_unknown(attempt)]
+    problems += _missing(attempt)
+    if problems and strict:
+        problems += _idle(attempt)
+    return [*problems, *_unlike(attempt, specs)]
 
 
 def _doubled(attempt: _Attempt) -> Iterator[Problem]:

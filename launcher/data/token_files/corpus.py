@@ -31,25 +31,25 @@ class Corpus:
 
 def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
     """Opens every file, and reads headers and indices only. ``None`` where anything is wrong."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     named = {f"data.sources.{i}.path": source.path for i, source in enumerate(settings.sources)}
     if settings.path is not None:
         named = {"data.path": settings.path}
-    sources = {key: _token_files(key, paths, settings.dtype, found) for key, paths in named.items()}
-    held = [] if settings.val is None else _token_files("data.val", settings.val, settings.dtype, found)
-    if found:
-        return None, found
+    sources = {key: _token_files(key, paths, settings.dtype, problems) for key, paths in named.items()}
+    held = [] if settings.val is None else _token_files("data.val", settings.val, settings.dtype, problems)
+    if problems:
+        return None, problems
 
     # what they say together
     vocab_size, wrong = _vocab_size(settings, [f for files in (*sources.values(), held) for f in files])
-    sources = {key: [*_ended(key, files, settings, found)] for key, files in sources.items()}
-    held = [*_ended("data.val", held, settings, found)]
+    sources = {key: [*_ended(key, files, settings, problems)] for key, files in sources.items()}
+    held = [*_ended("data.val", held, settings, problems)]
     mixture = Mixture.of([source.weight for source in settings.sources] or [1.0])
     train, val, few = _windows(settings, sources, held)
     if settings.end_of_document is not None and settings.end_of_document >= vocab_size > 0:
-        found.append(Problem(END, f"{settings.end_of_document} is not below data.vocab_size={vocab_size}"))
-    found += [*_twice(sources, held), *wrong, *_tiny(settings, mixture), *few]
-    return (None, found) if found else (Corpus(train, val, mixture, vocab_size), [])
+        problems.append(Problem(END, f"{settings.end_of_document} is not below data.vocab_size={vocab_size}"))
+    problems += [*_twice(sources, held), *wrong, *_tiny(settings, mixture), *few]
+    return (None, problems) if problems else (Corpus(train, val, mixture, vocab_size), [])
 
 
 def vocab_size(settings: Tokens) -> int | None:
@@ -132,10 +132,10 @@ def _windows(
     settings: Tokens, sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]
 ) -> tuple[tuple[tuple[FileWindows, ...], ...], tuple[FileWindows, ...], list[Problem]]:
     """Those of each source, those that are held out, and which of them are none."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     train, val = [], _all(settings, held)
     if settings.val is not None and not total(val):
-        found.append(_too_few(settings, "data.val", held))
+        problems.append(_too_few(settings, "data.val", held))
     for key, files in sources.items():
         mine = _all(settings, files)
         if settings.val is None:
@@ -143,8 +143,8 @@ def _windows(
             val += rest
         train.append(tuple(mine))
         if not total(mine):
-            found.append(_too_few(settings, key, files))
-    return tuple(train), tuple(val), found
+            problems.append(_too_few(settings, key, files))
+    return tuple(train), tuple(val), problems
 
 
 def _all(settings: Tokens, files: Sequence[TokenFile]) -> list[FileWindows]:

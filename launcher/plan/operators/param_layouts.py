@@ -37,12 +37,12 @@ def resolved(
 
     Both have to be the same where both say something.
     """
-    wanted, found = _over_tp(file, skeleton, grid)
-    if found:
-        return (), found
+    wanted, problems = _over_tp(file, skeleton, grid)
+    if problems:
+        return (), problems
 
     # what the request leaves open follows the file
-    config, found = unwrapped(config, skeleton)
+    config, problems = unwrapped(config, skeleton)
     cut: dict[str, dict[str, Any]] = {}
     lookup = Lookup.of(config)
     own = {p.name: wanted[p.same_as] for p in skeleton.params if p.same_as in wanted and not p.buffer}
@@ -53,8 +53,8 @@ def resolved(
     follows = {m: row for m, row in cut.items() if any(any(axes) for axes in row.values())}
     more = {m: FromFile(row, setting=KEY, path=file.path) for m, row in follows.items()}
     operators, wrong = resolve({**config, **more}, skeleton, grid)
-    found += wrong
-    return operators, found or [*_conflicts(operators, own, file.path)]
+    problems += wrong
+    return operators, problems or [*_conflicts(operators, own, file.path)]
 
 
 def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str) -> Iterator[Problem]:
@@ -76,7 +76,7 @@ def _over_tp(file: ParamLayouts, skeleton: Skeleton, grid: Grid) -> tuple[dict[s
     """By first name which dims ``tp`` cuts, and every layout that cannot be had."""
     firsts = {p.name: p.same_as for p in skeleton.params}
     out: dict[str, Axes] = {}
-    found = []
+    problems = []
     for name, layout in file.layouts.items():
         if name not in firsts:
             continue
@@ -84,13 +84,13 @@ def _over_tp(file: ParamLayouts, skeleton: Skeleton, grid: Grid) -> tuple[dict[s
         if split is None or not all(_had(dim, axes) for dim, axes in enumerate(split)):
             text = f"{file.path}: {name} is cut {cut_text(layout)}, which cannot be had on {_sizes(grid)}: "
             text += f"{TP} cuts one dim, and {SHARD} dim 0 of what it leaves"
-            found.append(Problem(KEY, text))
+            problems.append(Problem(KEY, text))
             continue
         axes = tuple((TP,) if TP in dim else () for dim in split)
         if out.setdefault(firsts[name], axes) != axes:
             text = f"{file.path}: {name} is the same tensor as {firsts[name]}, and not cut like it"
-            found.append(Problem(KEY, text))
-    return out, found
+            problems.append(Problem(KEY, text))
+    return out, problems
 
 
 def _had(dim: int, axes: tuple[str, ...]) -> bool:

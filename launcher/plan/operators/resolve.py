@@ -71,10 +71,10 @@ def resolve(
 
     Exact names beat globs, later keys earlier, and each of them what a file has.
     """
-    config, found = unwrapped(config, skeleton)
-    found += [p for key, value in config.items() for p in _form(key, value, skeleton)]
-    if found:
-        return (), found
+    config, problems = unwrapped(config, skeleton)
+    problems += [p for key, value in config.items() for p in _form(key, value, skeleton)]
+    if problems:
+        return (), problems
 
     kinds, lookup = dict(skeleton.kinds), Lookup.of(config)
     owned: dict[str, list[Param]] = {}
@@ -94,8 +94,8 @@ def resolve(
             out.append(got)
         elif (got.key, got.text) not in complained:  # a glob over 80 layers is wrong once
             complained.add((got.key, got.text))
-            found.append(got)
-    return tuple(out), found or _ties(out, skeleton)
+            problems.append(got)
+    return tuple(out), problems or _ties(out, skeleton)
 
 
 def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, Any], list[Problem]]:
@@ -104,7 +104,7 @@ def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, 
     Without what is around the model: the data set, the loss, the step.
     """
     out = {key: value for key, value in config.items() if not _outside(value)}
-    found: list[Problem] = []
+    problems: list[Problem] = []
     from_names: dict[str, str] = {}
     for name, value in config.items():
         if not _outside(value):
@@ -117,15 +117,15 @@ def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, 
         if not value:
             if module is not None:
                 text = f"{value.key} of its own forward: only modules have strategies here"
-                found.append(strategy_problem(name, value, text))
+                problems.append(strategy_problem(name, value, text))
         elif module is None:
-            found.append(strategy_problem(name, value, str(no_such_module(name, skeleton))))
+            problems.append(strategy_problem(name, value, str(no_such_module(name, skeleton))))
         elif module in from_names:
-            found.append(strategy_problem(name, value, f"is {module}, and so is {from_names[module]}"))
+            problems.append(strategy_problem(name, value, f"is {module}, and so is {from_names[module]}"))
         else:
             from_names[module] = name
             out.setdefault(module, value)
-    return out, found
+    return out, problems
 
 
 def _outside(value: Any) -> bool:

@@ -72,15 +72,15 @@ def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: 
     numbers = _numbers(keys)
 
     # each key by itself
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for key, stage in numbers.items():
         missing = _no_such_stage(key, stage, stages, there)
-        found += [missing] if missing else _no_such_module(key, stage, names)
+        problems += [missing] if missing else _no_such_module(key, stage, names)
     if len(numbers) < len(keys):
         guess = _without(numbers, skeleton, stages)
-        found += [_no_number(k, s, guess.get(k, 0), there) for k, s in keys.items() if k not in numbers]
-    if found:
-        return found
+        problems += [_no_number(k, s, guess.get(k, 0), there) for k, s in keys.items() if k not in numbers]
+    if problems:
+        return problems
 
     # all together: no module without a stage, no stage without a module
     without = _without(keys, skeleton, stages)
@@ -92,9 +92,9 @@ def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: 
 def impossible(keys: Mapping[str, Any], ranks: int, chunks: int = 1) -> list[Problem]:
     """What is wrong with ``keys`` whatever the model: stages that are not there, or that no name is given."""
     stages, there, numbers = ranks * chunks, _there(ranks, chunks), _numbers(keys)
-    found = [p for p in (_no_such_stage(k, s, stages, there) for k, s in numbers.items()) if p]
-    if found or len(numbers) < len(keys):
-        return found
+    problems = [p for p in (_no_such_stage(k, s, stages, there) for k, s in numbers.items()) if p]
+    if problems or len(numbers) < len(keys):
+        return problems
     return _unused(set(range(stages)) - set(numbers.values()), there)
 
 

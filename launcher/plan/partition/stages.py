@@ -101,28 +101,28 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
         return []
 
     groups = components(graph, list(dict.fromkeys(n.target for n in graph.nodes if n.target in told)))
-    found: dict[tuple[str, ...], Problem] = {}
+    problems: dict[tuple[str, ...], Problem] = {}
     for node, stage, source, floor in edges:
         group = next(g for g in groups if node.target in g)
         if len(group) == 1:
-            found[node.name, ""] = _backwards(node, stage, source, floor)
-        elif group not in found:
+            problems[node.name, ""] = _backwards(node, stage, source, floor)
+        elif group not in problems:
             output = f"the output of {_what(source)} on stage {floor}"
             text = f"{node.target!r} is on stage {stage} but needs {output}"
             text = f"{text}; {together(group)} have to be on one stage, for {why(graph, group)}"
             cure = _gathered(graph, told, last, group)
             if not cure:
                 text = f"{text}: use fewer stages, so that they can be"
-            found[group] = Problem(KEY, text, cure)
+            problems[group] = Problem(KEY, text, cure)
 
     # where the cures of single modules do not do together, one that names all of them
-    single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in found}
+    single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in problems}
     if single and not _works(graph, {**told, **single}, last):
         cure = _in_order(graph, told, last, groups)
-        for key in found:
+        for key in problems:
             if key[1:] == ("",):
-                found[key] = replace(found[key], cure=cure)
-    return list(found.values())
+                problems[key] = replace(problems[key], cure=cure)
+    return list(problems.values())
 
 
 def _works(graph: Graph, told: Mapping[str, int], last: int) -> bool:
@@ -162,12 +162,12 @@ def _unheard(graph: Graph, at: Mapping[str, int], told: Mapping[str, int]) -> li
             if graph[m].kind == "param" and graph[m].target in told:
                 used.setdefault(graph[m].target, []).append(at[node.name])
 
-    found = []
+    problems = []
     for name, stages in used.items():
         if told[name] not in stages:
             text = f"{name!r} is on stage {told[name]} but is first used on stage {min(stages)}"
-            found.append(Problem(f"{KEY}.{name}", text, f"{KEY}.{name}={min(stages)}"))
-    return found
+            problems.append(Problem(f"{KEY}.{name}", text, f"{KEY}.{name}={min(stages)}"))
+    return problems
 
 
 def cut(
@@ -176,7 +176,7 @@ def cut(
     """The stages that ``at`` makes of ``graph``, or the edges that cannot cross."""
     runs: list[set[str]] = [set() for _ in range(stages)]
     wants: list[set[str]] = [set() for _ in range(stages)]
-    found: list[Problem] = []
+    problems: list[Problem] = []
     again = masks(graph)
 
     def need(name: str, stage: int, user: Node) -> None:
@@ -201,7 +201,7 @@ def cut(
                 need(m, stage, node)
         elif at[name] < stage:
             text = f"{_what(node)} on stage {at[name]} hands something that is no tensor to {_what(user)}"
-            found.append(Problem(KEY, f"{text} on stage {stage}; put both on one stage"))
+            problems.append(Problem(KEY, f"{text} on stage {stage}; put both on one stage"))
 
     for node in graph.nodes:
         if node.kind != "param":
@@ -209,14 +209,14 @@ def cut(
             for m in node.inputs:
                 need(m, at[node.name], node)
 
-    found += aliasing.problems(graph, at)
+    problems += aliasing.problems(graph, at)
     crossing = [_crossing(graph, at, wants, s) for s in range(stages + 1)]
     order = [tuple(n.name for n in graph.nodes if n.name in runs[s]) for s in range(stages)]
     made = tuple(
         _stage(graph, skeleton, s, order[s], receives=crossing[s], sends=crossing[s + 1])
         for s in range(stages)
     )
-    return made, found or _homeless(skeleton, made)
+    return made, problems or _homeless(skeleton, made)
 
 
 def _homeless(skeleton: Skeleton, stages: tuple[Stage, ...]) -> list[Problem]:

@@ -64,22 +64,22 @@ __all__ = [
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     """The sizes of ``job``, and all that is wrong with its settings whatever the model is."""
-    found = [*mode.refused(job), *checkpoint.refused(job), *cluster.refused(job)]
+    problems = [*mode.refused(job), *checkpoint.refused(job), *cluster.refused(job)]
     got, wrong = grid.sizes(job)
-    found += wrong
-    found += pipeline.refused(job, got)
-    found += steps.refused(job, got)
-    found += dataset_strategy.refused(job, got)
-    found += transformer_opt.refused(job, got)
-    found += local_norm.refused(job)
-    found += compile.refused(job, got)
-    found += packing.refused(job)
-    found += metrics.refused(job)
-    found += ema.refused(job)
-    found += watched_metrics.refused(job, got)
-    found += drill.problems(job, got)
-    found += profiler.problems(job, got)
-    return got, found
+    problems += wrong
+    problems += pipeline.refused(job, got)
+    problems += steps.refused(job, got)
+    problems += dataset_strategy.refused(job, got)
+    problems += transformer_opt.refused(job, got)
+    problems += local_norm.refused(job)
+    problems += compile.refused(job, got)
+    problems += packing.refused(job)
+    problems += metrics.refused(job)
+    problems += ema.refused(job)
+    problems += watched_metrics.refused(job, got)
+    problems += drill.problems(job, got)
+    problems += profiler.problems(job, got)
+    return got, problems
 
 
 def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:

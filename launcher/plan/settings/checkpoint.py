@@ -67,8 +67,8 @@ def misnamed(skeleton: Skeleton, device: str) -> list[Problem]:
     learning = [p.name for p in skeleton.params if p.trainable and not p.buffer]
     names = [p.name for p in skeleton.params]
     states = [(name, _state_of(name, learning)) for name in names]
-    found = [_misnamed(name, state) for name, state in states if state is not None]
-    return [*found, *streams_misnamed(names, ("cpu", "python", "numpy", device))]
+    problems = [_misnamed(name, state) for name, state in states if state is not None]
+    return [*problems, *streams_misnamed(names, ("cpu", "python", "numpy", device))]
 
 
 def streams_misnamed(names: Iterable[str], kinds: Collection[str]) -> list[Problem]:

@@ -91,10 +91,10 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
     asked = job.train.compile
     if asked is None:
         return None, []
-    modules, found = _named(asked, model.skeleton, model.graph, at)
-    if found:
-        return None, found
-    found = [
+    modules, problems = _named(asked, model.skeleton, model.graph, at)
+    if problems:
+        return None, problems
+    problems = [
         *_cut_open(modules, at),
         *_gathered_inside(modules, job, at.groups),
         *_no_graph(modules, model),
@@ -111,7 +111,7 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
         timeout_s=asked.timeout_s,
         loss=not isinstance(job.loss, Target) and model.operators.output is None,
     )
-    return made, found
+    return made, problems
 
 
 def notes(made: Compilation | None) -> Iterator[Note]:
@@ -134,7 +134,7 @@ def _named(
     if asked.modules == AUTO:
         return _blocks(skeleton, graph, at), []
     keys = (asked.modules,) if isinstance(asked.modules, str) else asked.modules
-    found = [
+    problems = [
         *uncallable(MODULES, asked.modules, skeleton),
         *(p for key in keys for p in _idle(key, skeleton, graph)),
     ]
@@ -143,7 +143,7 @@ def _named(
         inside = any(covers(around, module) for around in chosen)
         if not inside and any(fnmatchcase(module, key) for key in keys):
             chosen.append(module)
-    return tuple(chosen), found
+    return tuple(chosen), problems
 
 
 def _blocks(skeleton: Skeleton, graph: Graph, at: CutModel) -> tuple[str, ...]:

@@ -42,8 +42,8 @@ def over_slices(job: Job) -> Job | None:
         return None
     fields = {name: getattr(par, name) for name in Parallel.model_fields}
     out = job.model_copy(update={"parallel": SlicesOverMatrices.model_construct(**fields)})
-    found: list[Problem] = []
-    wrong = [*refused(out, ranks(out, found)), *found]
+    problems: list[Problem] = []
+    wrong = [*refused(out, ranks(out, problems)), *problems]
     return None if wrong else out
 
 

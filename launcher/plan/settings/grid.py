@@ -24,12 +24,12 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     ``None`` when there is no grid to speak of.
     """
     notes: list[Note] = []
-    found: list[Problem] = []
-    grid = _grid(job, notes, found)
-    micros = pipeline.micros(job, notes, found)
+    problems: list[Problem] = []
+    grid = _grid(job, notes, problems)
+    micros = pipeline.micros(job, notes, problems)
     steps, epochs = _length(job, notes)
     if grid is None:
-        return None, found
+        return None, problems
 
     # each data-parallel rank has so many micro batches, all of as many samples
     replicas = grid["dp_replicate"] * grid["dp_shard"]
@@ -38,7 +38,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     if batch % slots:
         parts = f"{many(replicas, 'data-parallel rank')} x {many(micros, 'micro batch')}"
         text = f"{batch}: these samples cannot be cut evenly into {parts}"
-        found.append(Problem("train.batch_size", text, f"train.batch_size={-(-batch // slots) * slots}"))
+        problems.append(Problem("train.batch_size", text, f"train.batch_size={-(-batch // slots) * slots}"))
 
     pipe = job.parallel.pipeline
     v = pipe.scheduler in RULES and RULES[pipe.scheduler].v and pipe.stages > 1
@@ -55,7 +55,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
         pieces=pipe.seq_chunks,
         epochs=epochs,
     )
-    return got, found
+    return got, problems
 
 
 def _chunks(pipe: Pipeline, v: bool) -> int:

@@ -46,10 +46,10 @@ def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
     pipe = job.parallel.pipeline
     if pipe.stages == 1:
         return list(_one_stage(pipe))
-    found = list(_less_memory(pipe))
+    problems = list(_less_memory(pipe))
     if pipe.scheduler != "auto":
-        found += _illegal(job, sizes, RULES[pipe.scheduler])
-    return found
+        problems += _illegal(job, sizes, RULES[pipe.scheduler])
+    return problems
 
 
 def _one_stage(pipe: Pipeline) -> Iterator[Problem]:

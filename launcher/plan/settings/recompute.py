@@ -32,9 +32,9 @@ def resolve(
     if asked is None:
         return (), []
     policies = _policies(asked)
-    found = list(uncallable(MODULES, asked.modules, skeleton))
-    if found:
-        return (), found
+    problems = list(uncallable(MODULES, asked.modules, skeleton))
+    if problems:
+        return (), problems
 
     patterns = globs(policies)
     chosen: dict[str, str] = {}
@@ -111,12 +111,12 @@ def settled(
     # the way out is to name those that can
     others = [r.module for r, why in wrong.items() if not why]
     cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
-    found = [
+    problems = [
         Problem(MODULES, f"{r.module} cannot run again in the backward: {why}", cure)
         for r, why in wrong.items()
         if why
     ]
-    return tuple(replace(r, restored=_restored(r.module, graph)) for r in recomputed), found
+    return tuple(replace(r, restored=_restored(r.module, graph)) for r in recomputed), problems
 
 
 def _compiled(module: str, compiled: tuple[str, ...]) -> str:

@@ -119,7 +119,7 @@ def resolve(
     file: KnownParams | None = None,
 ) -> Sharding:
     """``file``: layouts of parameters. Raises ``RequestError`` with all that is wrong."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     stages: list[StageSharding] = []
     known: dict[str, TensorLayout] = {}
     ranks = terms.ranks
@@ -131,13 +131,13 @@ def resolve(
         made, wrong = _stage(
             job, both, rule_of, terms, search, arrive=arrive, known=known, file=file, place=place
         )
-        found += wrong
+        problems += wrong
         stages.append(made)
         known |= {p.name: p.used for p in made.params if p.name not in known}
         arrive = tuple(made.train.taken[at].layout for at in made.train.returns)
     modules = [n.module for both in graphs for n in both.train.nodes]
-    found += unmatched(job.parallel.operators, modules, [name for each in names for name in each])
-    refuse(list(dict.fromkeys(found)))
+    problems += unmatched(job.parallel.operators, modules, [name for each in names for name in each])
+    refuse(list(dict.fromkeys(problems)))
     level = None if job.parallel.hsdp is None else job.parallel.hsdp.optimizer_level
     return Sharding(
         ranks=ranks,
@@ -187,13 +187,13 @@ def _stage(
     graph, ranks = graphs.train, terms.ranks
     last = place.index == place.stages - 1
     rules = tuple(rule_of(n, graph) for n in graph.nodes)
-    written, found = read(job.parallel.operators, graph, rules, names=place.names, ranks=ranks)
+    written, problems = read(job.parallel.operators, graph, rules, names=place.names, ranks=ranks)
 
     # a search has inputs of the model as their users take them, where nobody wrote how they come
     free = place.index == 0 and _searched(job) and isinstance(job.parallel.dataset_strategy, str)
     given = {} if free else dict(zip(graph.inputs, arrive, strict=True))
     of_file, wrong = _of_file(job, graph, file, taken(graph, rules, written))
-    found += wrong
+    problems += wrong
     given |= of_file
     given |= {v: known[name] for name, v in graph.params if name in known}
     rests = {graph.nodes[w.node].outs[0]: w.out for w in written if w.out is not None}
@@ -204,13 +204,13 @@ def _stage(
         own |= followed(graph, rules, of_file, own)
         config = job.parallel.operators
         own_params = {v: of_file[v] for name, v in graph.params if v in of_file and name not in known}
-        found += conflicts(graph, rules, written, known=own_params, path=file.path, config=config)
+        problems += conflicts(graph, rules, written, known=own_params, path=file.path, config=config)
     reasons: tuple[Reason, ...] = ()
-    if searches(job) and not found:
+    if searches(job) and not problems:
         asked = Layouts(rest={**given, **rests})
         got = search.found(graph, rules, own, asked)
         strategies, reasons = got.strategies, got.reasons
-        found += _lacking(got, place.index, terms)
+        problems += _lacking(got, place.index, terms)
     else:
         strategies = assign(graph, rules, ranks, written=own, given=given, rests=rests)
     outputs: list[TensorLayout | None] = [None] * len(graph.outputs)
@@ -223,14 +223,14 @@ def _stage(
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
     held = {*_held(train), *_held(other)}
     params = tuple(_param(job, train, name, v) for name, v in graph.params if name in held)
-    return StageSharding(train, other, params, written, reasons), found
+    return StageSharding(train, other, params, written, reasons), problems
 
 
 def _of_file(
     job: Job, graph: OpGraph, file: KnownParams | None, wanted: Mapping[int, TensorLayout]
 ) -> tuple[dict[int, TensorLayout], list[Problem]]:
     """Parameters as operators take what the file has: as ``wanted``, where hsdp makes the file's of that."""
-    out, found = {}, []
+    out, problems = {}, []
     for name, value in graph.params:
         rest = file.rests.get(name) if file is not None else None
         if rest is None or file is None or name in graph.buffers:
@@ -239,10 +239,10 @@ def _of_file(
         layout = used(rest, graph.values[value].spec, shards, wanted.get(value))
         if layout is None:
             text = f"{file.path}: {name} is kept in {list(rest.slices)} parts, as parallel.hsdp keeps none"
-            found.append(Problem(FILE, text, quote("parallel.hsdp=null")))
+            problems.append(Problem(FILE, text, quote("parallel.hsdp=null")))
         else:
             out[value] = layout
-    return out, found
+    return out, problems
 
 
 def _lacking(got: Found, stage: int, terms: Terms) -> list[Problem]:

@@ -83,13 +83,13 @@ def _dropped(hsdp: Hsdp) -> bool:
 def impossible(job: Job) -> list[Problem]:
     """Why nothing can be searched for; found without torch and without a model."""
     over = job.search.over
-    found = []
+    problems = []
     if job.cluster.links is None:
         text = "nobody says how fast the devices are that layouts are compared on"
-        found.append(Problem("cluster", text, "cluster=h100_sxm"))
+        problems.append(Problem("cluster", text, "cluster=h100_sxm"))
     if job.launch.nproc is None:
         text = "null: a search needs to know how many ranks there are"
-        found.append(Problem("launch.nproc", text, "launch.nproc=8"))
+        problems.append(Problem("launch.nproc", text, "launch.nproc=8"))
     par = job.parallel
     sums = {
         "parallel.pipeline.loss_reduction": (par.pipeline.loss_reduction == "sum", "sum", "mean"),
@@ -99,10 +99,10 @@ def impossible(job: Job) -> list[Problem]:
     for key, (wrong, value, cure) in sums.items():
         if wrong:
             text = f"{value}: the size of a step would hang on the layout that is found"
-            found.append(Problem(key, text, f"{key}={cure}"))
+            problems.append(Problem(key, text, f"{key}={cure}"))
     if over.get(OPERATORS) == AUTO:
-        found.append(Problem(OPERATORS, "auto: only a composed request has options of operators"))
-    return found
+        problems.append(Problem(OPERATORS, "auto: only a composed request has options of operators"))
+    return problems
 
 
 class _Open:

@@ -38,15 +38,15 @@ def refused(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem
     if outer is not None:
         text = "this process is a rank of torchrun or srun already, and would submit a job of its own"
         return [Problem(key, text, "launch=auto")]
-    found = []
+    problems = []
     if job.launch.mode in ("spawn", "inproc"):
         text = f"{job.launch.mode}: the ranks of a job of {cluster} are started by {_starter(cluster)}"
-        found.append(Problem("launch.mode", text, "launch.mode=auto"))
+        problems.append(Problem("launch.mode", text, "launch.mode=auto"))
     values = job.model_dump(mode="json", by_alias=True, exclude={"checkpoint"})  # which takes places only
     for secret in _hidden(values, redact.values(values)):
         text = "is a secret, and the request is written into the run folder"
-        found.append(Problem(secret, f"{text}; {_instead(secret)}"))
-    return found
+        problems.append(Problem(secret, f"{text}; {_instead(secret)}"))
+    return problems
 
 
 def _hidden(values: Any, redacted: Any, at: str = "") -> Iterator[str]:

@@ -41,11 +41,11 @@ def refused(job: Job) -> list[Problem]:
         return []
     outer = launch.outer_size()
     job = launch.at_home(job, outer)
-    found = _nowhere(job, outer)
+    problems = _nowhere(job, outer)
     if job.search.steps <= WARM:
         text = f"{job.search.steps}: the first {WARM} of them do not count, so it takes {WARM + 1} at least"
-        found.append(Problem("search.steps", text, f"search.steps={WARM + 6}"))
-    return found
+        problems.append(Problem("search.steps", text, f"search.steps={WARM + 6}"))
+    return problems
 
 
 def _nowhere(job: Job, outer: int | None) -> list[Problem]:
@@ -55,9 +55,9 @@ def _nowhere(job: Job, outer: int | None) -> list[Problem]:
         text = f"{job.search.measure}: layouts are measured where they would run, and launch.nnodes is"
         text = f"{text} {job.launch.nnodes}: start it with {launch.THEY}; search.measure=0 only predicts"
         return [Problem("search.measure", text)]
-    found = launch.refused(job, outer)
-    if found or job.launch.nproc is None:
-        return found
+    problems = launch.refused(job, outer)
+    if problems or job.launch.nproc is None:
+        return problems
     return launch.mismatched(job, outer, job.launch.nproc * job.launch.nnodes)
 
 

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 def check(step: Predict, at: FileChecks) -> list[Problem]:
-    found = []
+    problems = []
     if step.inputs is not None:
         path = Path(step.inputs)
-        found += at.problems("inputs", lambda: given_inputs.specs(path))
+        problems += at.problems("inputs", lambda: given_inputs.specs(path))
     if not step.to.startswith(RUN):
-        found += at.unwritable("to", step.to)
+        problems += at.unwritable("to", step.to)
         if Path(step.to).is_dir():
-            found.append(Problem(f"{at.key}.to", f"{step.to} is a folder, and should be a file"))
-    return found
+            problems.append(Problem(f"{at.key}.to", f"{step.to} is a folder, and should be a file"))
+    return problems
 
 
 def fits(step: Predict, at: FileChecks, plan: Plan) -> list[Problem]:
     if step.inputs is None:
         return []
-    found = given_inputs.misfits(given_inputs.specs(Path(step.inputs)), plan)
-    return [Problem(f"{at.key}.inputs", f"{step.inputs}: {text}") for text in found]
+    problems = given_inputs.misfits(given_inputs.specs(Path(step.inputs)), plan)
+    return [Problem(f"{at.key}.inputs", f"{step.inputs}: {text}") for text in problems]
 
 
 def run_on_ranks(step: Predict, session: Session, job: Job) -> str:

@@ -36,14 +36,14 @@ def input_layouts(job: Job, specs: Sequence[TensorSpec], ranks: int) -> tuple[Te
         return tuple(TensorLayout.whole(len(s.shape), ranks) for s in specs)
     if asked == "data_parallel":
         return tuple(_samples(s, ranks) for s in specs)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     out = []
     for place, spec in enumerate(specs):
         try:
             out.append(_layout(asked, place, spec.shape, ranks))
         except UnfitError as error:
-            found.append(Problem(KEY, str(error), _cure(asked, place, spec.shape, ranks)))
-    refuse([*found, *_target(asked, len(specs), ranks)])
+            problems.append(Problem(KEY, str(error), _cure(asked, place, spec.shape, ranks)))
+    refuse([*problems, *_target(asked, len(specs), ranks)])
     return tuple(out)
 
 

@@ -32,22 +32,22 @@ class KnownParams:
 
 def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> KnownParams | list[Problem]:
     """On the ``ranks`` of a stage; ``firsts``: of every name the first. Or what cannot be had."""
-    found = []
+    problems = []
     out: dict[str, TensorLayout] = {}
     for name, layout in file.layouts.items():
         mine = _of_stage(layout, ranks)
         if mine is None:
             text = f"{file.path}: {name} is cut {cut_text(layout)}, and a stage has {ranks} ranks"
-            found.append(Problem(KEY, text))
+            problems.append(Problem(KEY, text))
         elif not mine.divides(layout.shape):
             text = (
                 f"{file.path}: {name} is cut {cut_text(layout)}, which does not divide {list(layout.shape)}"
             )
-            found.append(Problem(KEY, f"{text}; parts of tensors over device matrices are alike"))
+            problems.append(Problem(KEY, f"{text}; parts of tensors over device matrices are alike"))
         elif out.setdefault(firsts[name], mine).canonical != mine.canonical:
             text = f"{file.path}: {name} is the same tensor as {firsts[name]}, and not cut like it"
-            found.append(Problem(KEY, text))
-    return found or KnownParams(file.path, out)
+            problems.append(Problem(KEY, text))
+    return problems or KnownParams(file.path, out)
 
 
 def _of_stage(layout: Layout, ranks: int) -> TensorLayout | None:

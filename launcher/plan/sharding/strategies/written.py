@@ -38,7 +38,7 @@ def read(
 
     Exact names beat globs, later keys earlier, and each of them what a file has.
     """
-    found: list[Written] = []
+    problems: list[Written] = []
     wrong: list[Problem] = []
     for (name, at), key in _keys(config, graph, rules, names).items():
         value = config[key]
@@ -52,10 +52,10 @@ def read(
             continue
         op = Operator(graph, graph.nodes[at], rule, ranks, graph.shapes(graph.nodes[at]))
         try:
-            found.append(strategy_of(value, op, at, key))
+            problems.append(strategy_of(value, op, at, key))
         except UnfitError as error:
             wrong.append(_problem(key, name, value, str(error), nearest_cure(key, value, op)))
-    return tuple(found), wrong
+    return tuple(problems), wrong
 
 
 def _keys(
@@ -97,22 +97,22 @@ def unmatched(
 ) -> list[Problem]:
     """Names and globs that no operator's module goes by, and none of the ``operators`` itself."""
     there = tuple(m for m in dict.fromkeys(modules) if m)
-    found = []
+    problems = []
     for key, value in config.items():
         names = operators if MARK in key else modules
         if key in names or any(fnmatchcase(n, key) for n in names if n):
             continue
         if not key:
             form = "a strategy a module, such as {layer1: {in: [[2, 4], [4, 1]]}}"
-            found.append(Problem(KEY, f"{text(value)}: should be {form}"))
+            problems.append(Problem(KEY, f"{text(value)}: should be {form}"))
             continue
         own = tuple(n for n in operators if MARK in key and n.partition(MARK)[0] == key.partition(MARK)[0])
         meant = did_you_mean(nearest(key, own or there))
         why = f"no operator is of such a module; there are those of {listed(there)}{meant}"
         if own:
             why = f"its module has no such operator; there are {listed(own)}{meant}"
-        found.append(_problem(key, key, value, why, quote(f"~{KEY}.{key}")))
-    return found
+        problems.append(_problem(key, key, value, why, quote(f"~{KEY}.{key}")))
+    return problems
 
 
 NAMES = "xyzuvw"

@@ -35,38 +35,40 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
     settings = job.launch.k8s
     if settings is None:
         return []
-    found = frozen_request.refused(job, KEY, "Kubernetes", outer)
-    return found if outer is not None else [*found, *_unshared(job, settings), *_unlike(job, settings)]
+    problems = frozen_request.refused(job, KEY, "Kubernetes", outer)
+    return problems if outer is not None else [*problems, *_unshared(job, settings), *_unlike(job, settings)]
 
 
 def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
     """Folders that the pods would not see."""
     key, run = home(job)
-    found = []
+    problems = []
     if not run.absolute().is_relative_to(settings.mount):
         text = f"{run}: the pods see {settings.mount} alone ({KEY}.mount), and the run folder is not in it"
-        found.append(Problem(key, text))
+        problems.append(Problem(key, text))
     if not _workdir(settings).is_relative_to(settings.mount):
         what = "it" if settings.workdir is not None else f"the current folder {_workdir(settings)}"
         text = f"{settings.workdir or 'null'}: the pods see {settings.mount} alone ({KEY}.mount), and {what}"
-        found.append(Problem(f"{KEY}.workdir", f"{text} is not in it", f"{KEY}.workdir={settings.mount}"))
-    return found
+        problems.append(Problem(f"{KEY}.workdir", f"{text} is not in it", f"{KEY}.workdir={settings.mount}"))
+    return problems
 
 
 def _unlike(job: Job, settings: Kubernetes) -> list[Problem]:
     """What this kind of job cannot do."""
-    found = []
+    problems = []
     if settings.kind == "skypilot" and settings.gpu is None and _gpus(job, settings, 1):
         text = "null: SkyPilot asks for GPUs by their name, as H100"
-        found.append(Problem(f"{KEY}.gpu", text))
+        problems.append(Problem(f"{KEY}.gpu", text))
     if settings.kind == "skypilot" and settings.env_from is not None:
         text = f"{settings.env_from}: a task of SkyPilot has no Secrets of Kubernetes"
-        found.append(Problem(f"{KEY}.env_from", f"{text}; sky jobs launch --secret NAME hands variables on"))
+        problems.append(
+            Problem(f"{KEY}.env_from", f"{text}; sky jobs launch --secret NAME hands variables on")
+        )
     if settings.kind == "pytorchjob" and job.launch.max_restarts:
         again = "a PyTorchJob starts a run again that was told to stop, none that failed"
         text = f"{job.launch.max_restarts}: {again}; a JobSet does"
-        found.append(Problem("launch.max_restarts", text))
-    return found
+        problems.append(Problem("launch.max_restarts", text))
+    return problems
 
 
 def _workdir(settings: Kubernetes) -> Path:

@@ -26,17 +26,17 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
     slurm = job.launch.slurm
     if slurm is None:
         return []
-    found = frozen_request.refused(job, KEY, "Slurm", outer)
+    problems = frozen_request.refused(job, KEY, "Slurm", outer)
     if outer is not None:
-        return found
-    found = [*cluster.problems(slurm), *found]
+        return problems
+    problems = [*cluster.problems(slurm), *problems]
     seconds = None if slurm.time is None else time_s(slurm.time)
     before = stop_signal.resolved(slurm, _run(job))[0].signal_s or 0
     if seconds is not None and seconds <= before + EARLY_S:
         text = f"{slurm.time}: ranks would be told to save when they have hardly begun: {KEY}.signal_s is"
         text += f" {before} s before the end, and Slurm may send it {EARLY_S} s earlier"
-        found.append(Problem(f"{KEY}.time", text))
-    return found
+        problems.append(Problem(f"{KEY}.time", text))
+    return problems
 
 
 def _run(job: Job) -> tuple[Path, ...]:
