@@ -403,7 +403,7 @@ overfit, profiler)
     set by: parallel.pipeline.stags=2 (command line)
     try:    parallel.pipeline.stages=2
 
-  launch.nproc = 1: cannot be cut evenly into 2 pipeline stages
+  launch.nproc = 1: cannot be divided evenly into 2 pipeline stages
     set in: recipes/lm_single.yaml:9:10
           | launch: {{nproc: 1}}
     try:    launch.nproc=2

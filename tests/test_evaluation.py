@@ -113,14 +113,15 @@ def test_its_loss_is_that_of_one_process_and_it_leaves_nothing_behind(case: str,
 @pytest.mark.parametrize("layout", ["one rank", "pp2"])
 def test_the_plan_says_what_is_put_back(middle: str, names: str, layout: str) -> None:
     j = kept(middle, layout, data=DATA | {"held_out": 16})
-    text = f"model a forward in evaluation mode changes {names} put back after each evaluation"
+    text = f"model a forward in evaluation mode changes {names} restored after each evaluation"
     assert text in [str(n) for n in plan_job(j).notes]
     silent = j.model_copy(update={"steps": {"train": j.steps["train"]}})
     assert text not in [str(n) for n in plan_job(silent).notes]
 
 
 LOSS = (
-    "would depend on how held-out samples are cut into batches; change it only while self.training, or evaluate nothing"
+    "would depend on how the held-out samples are grouped into batches; change "
+    "it only while self.training, or evaluate nothing"
 )
 MIXED = "middle in evaluation mode too normalizes over the samples of a micro batch, and"
 REFUSED = {

@@ -103,7 +103,7 @@ ZEROS = {  # what may be as long as it likes, and is found out otherwise
     "says 569",
     "key": "file:{path}: no key of AES-256: it has 1024 bytes; wanted are 32 random bytes, as 64 hexadecimal digits "
     "(openssl rand -hex 32), as base64 or, in a file, as they are",
-    "corpus": "{path}: byte 0 is NUL, so it is no plain text: write the text to a file in UTF-8 first; "
+    "corpus": "{path}: byte 0 is NUL, so it is not plain text: write the text to a UTF-8 file first; "
     "data=tokens reads tokens that were prepared",
     "tokens": "{path}: not a .tokens file: it does not start as one",
     "index of tokens": "{home}/c.bin: its .idx is not one of Megatron: it does not start as one",

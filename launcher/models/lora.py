@@ -84,6 +84,8 @@ def _odd(found: dict[str, nn.Linear]) -> Iterator[Problem]:
         own |= {*m._modules, *m._buffers}
         hooks = (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
         if type(m).forward is not nn.Linear.forward or "forward" in vars(m) or own:
-            yield Problem(KEY, f"{name}: {type(m).__name__} is more than a linear module: leave it out")
+            yield Problem(
+                KEY, f"{name}: {type(m).__name__} does more than a linear module: remove it from the list"
+            )
         elif any(hooks):
             yield Problem(KEY, f"{name}: it has hooks, which would be lost: leave it out")

@@ -33,7 +33,7 @@ class OwnLoss:
         self._apart: Tensor | None = None
 
     def __call__(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
-        assert parts is None, "the planner lets no output be cut for a loss that it cannot read"
+        assert parts is None, "the planner does not shard outputs for a loss of your own"
         total, count = self.pair(output, target)
 
         # two counts that differ make the loss NaN: nobody waits for a GPU to know
@@ -51,7 +51,7 @@ class OwnLoss:
     def problem(self) -> str:
         if self._apart is None or not self._apart.item():
             return ""
-        return f"{self._name}: it counts something else than its count(target) does"
+        return f"{self._name}: it returns another count than its count(target)"
 
 
 class OwnMetric:
@@ -61,7 +61,7 @@ class OwnMetric:
         self._made = made(settings, allow, "metrics", device)
 
     def sums(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
-        assert parts is None, "the planner lets no output be cut for a metric that it cannot read"
+        assert parts is None, "the planner does not shard outputs for a metric of your own"
         total, count = self.pair(output, target)
         return torch.stack([total.double(), count])
 
@@ -80,7 +80,7 @@ def made(settings: Target, allow: tuple[str, ...], key: str, device: torch.devic
     if not isinstance(instance, nn.Module):
         return instance
     if any(True for _ in instance.parameters()):
-        text = f"{settings.target}: it has parameters, and nobody trains them; give them to the model"
+        text = f"{settings.target}: it has parameters that would not be trained; move them into the model"
         raise RequestError((Problem(key, text),))
     return instance.to(device)
 

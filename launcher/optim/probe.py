@@ -143,12 +143,10 @@ def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
     if any(id(key) not in known for key in seen.optimizer.state):
         return "it keeps state under keys that are no parameters"
     if found := [text for p in seen.params for text in unpackable(seen.optimizer, p, seen.counters)]:
-        return f"it keeps {found[0]}, which no checkpoint can hold"
+        return f"it keeps {found[0]}, which checkpoints cannot store"
     if _alike(trial.resumed(seen.counters), want):
         return ""
-    return (
-        "given back what is in its state and its groups, it goes on to other numbers: it keeps some elsewhere"
-    )
+    return "restored from its state and groups, it computes other numbers: it keeps state elsewhere"
 
 
 def _copies(seen: Observation) -> int:

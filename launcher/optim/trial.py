@@ -117,7 +117,9 @@ class Trial:
         except RequestError:
             raise
         except Exception as error:
-            raise Broken(f"it cannot be made for this model's parameters: {of_users(error)}") from error
+            raise Broken(
+                f"it cannot be constructed for this model's parameters: {of_users(error)}"
+            ) from error
         if wrong := _unusable(optimizer):
             raise Broken(wrong)
 
@@ -239,7 +241,10 @@ def _unusable(optimizer: Optimizer) -> str:
     if needed:
         return f"its step() needs {', '.join(needed)}: a step works out loss and gradients once, before it"
     if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
-        return "it wants its train() and eval() called around validation and saving, which nobody does here"
+        return (
+            "it requires train() and eval() calls around validation and saving, which "
+            "the launcher does not make"
+        )
     if any(not _number(g.get("lr")) for g in optimizer.param_groups):
         return "its groups have no number lr, which the schedule sets before every step"
     return ""

@@ -35,5 +35,9 @@ def _hooks(cls: type, name: str, key: str) -> Iterator[Problem]:
         if hook not in HOOKS:
             right = nearest(hook, HOOKS)
             yield Problem(
-                key, f"{name}: nobody calls its {hook}{did_you_mean(right) or f'; there are {known}'}"
+                key,
+                (
+                    f"{name}: the launcher does not call its "
+                    f"{hook}{did_you_mean(right) or f'; there are {known}'}"
+                ),
             )

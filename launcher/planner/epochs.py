@@ -74,7 +74,7 @@ def _samples(job: Job) -> int:
             raise
         raise _endless(job, f"the samples of {name} cannot be counted: {of_users(error)}") from None
     if n >= UNENDING:
-        raise _endless(job, f"{name} has {n} samples, which no training comes to the end of")
+        raise _endless(job, f"{name} has {n} samples, more than any training can read")
     return n
 
 

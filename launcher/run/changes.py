@@ -50,7 +50,7 @@ def changes(
     """What is refused, and what the plan says. ``misfit``: the weights are those of another model."""
     saved, done = checkpoint.state.get("settings"), int(checkpoint.state["step"])
     if saved is None:
-        text = "written before checkpoints said what they were trained with: nothing is compared"
+        text = "the checkpoint is too old to say how it was trained, so nothing is compared"
         return [], [Note("checkpoint", f"{checkpoint.folder}: {text}")]
     try:
         found = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
@@ -131,6 +131,6 @@ def _curve(d: Difference, done: int, job: Job) -> str:
     if not isinstance(d.old, int) or done >= d.new:
         return ""
     new, old = (factor(schedule, done, total) for total in (d.new, d.old))
-    text = f"; schedule={schedule.name} is drawn over all steps, so this is another curve"
+    text = f"; schedule={schedule.name} depends on the total number of steps, so the curve changes"
     rates = f": step {done + 1} is at {new:.3g} of optim.lr, on the curve so far it is at {old:.3g}"
     return text if new == old else f"{text}{rates}"

@@ -100,10 +100,10 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
         text = "external: neither torchrun nor srun has started this process"
         problems.append(Problem("launch.mode", f"{text}; launch.mode=auto starts the ranks itself"))
     if asked in ("spawn", "inproc") and outer is not None and outer > 1:
-        text = f"{asked}: {THEY} has started {outer} processes, of which each would do the whole run"
+        text = f"{asked}: {THEY} has started {outer} processes, and each of them would do the complete run"
         problems.append(Problem("launch.mode", text, "launch.mode=auto"))
     if mode(job, outer) != "external" and job.launch.nnodes > 1:
-        text = f"{job.launch.nnodes}: without {THEY} ranks can be started on this machine only"
+        text = f"{job.launch.nnodes}: without {THEY} the launcher starts ranks on this machine only"
         problems.append(Problem("launch.nnodes", text))
     return [*problems, *_undrilled(job, mode(job, outer))]
 
@@ -131,7 +131,7 @@ def _unstarted(job: Job) -> Iterator[Problem]:
         text = "pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not started again"
         yield Problem("launch.k8s.kind", f"{text}; a JobSet is, with launch.max_restarts=1")
         return
-    text = "0: debug.drill ends a rank, and nobody would start the ranks again"
+    text = "0: debug.drill ends a rank, and the ranks would not be restarted"
     yield Problem("launch.max_restarts", text, "launch.max_restarts=1")
 
 

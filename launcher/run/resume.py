@@ -77,9 +77,11 @@ def _closed(key: str, path: Path, job: Job) -> list[Problem]:
     try:
         step = open_checkpoint(path, trust(job)).state.get("step")
     except (ValueError, OSError) as error:
-        return [Problem(key, f"{path}: cannot go on from there: {error}")]
+        return [Problem(key, f"{path}: cannot resume from this checkpoint: {error}")]
     if type(step) is not int or step < 0:
-        return [Problem(key, f"{path}: cannot go on from there: it does not say of which step it is")]
+        return [
+            Problem(key, f"{path}: cannot resume from this checkpoint: it does not say of which step it is")
+        ]
     return []
 
 
@@ -91,12 +93,12 @@ def own(job: Job, run: Path) -> Path | None:
     try:
         return latest(run / "checkpoints", trust(job))
     except (ValueError, OSError) as error:
-        text = f"{run}: cannot go on from there: {error}"
+        text = f"{run}: cannot resume from this checkpoint: {error}"
         raise RequestError((Problem("run_dir", text),)) from error
 
 
 def _own(job: Job) -> Path | None:
-    """What a run in ``run_dir`` goes on from; nothing while another launcher is at work there."""
+    """What a run in ``run_dir`` goes on from; nothing while another launcher is using it."""
     if job.run_dir is None or job.checkpoint.resume != "auto" or _busy(Path(job.run_dir)):
         return None
     return own(job, Path(job.run_dir))

@@ -55,7 +55,7 @@ DUMP_NS = 60_000_000_000
 _HINTS = {
     "SIGKILL": "out of memory? see dmesg",
     "SIGSEGV": "a crash in native code; its stack is in the rank's log",
-    "SIGABRT": "native code gave up; tensors whose shapes differ between ranks do this",
+    "SIGABRT": "native code aborted, as it does when the shapes of tensors differ between ranks",
     "SIGBUS": "a mapped file was cut short, or /dev/shm is full",
     "SIGTERM": "somebody ended this rank alone",
 }
@@ -199,7 +199,9 @@ def hung(rank: int, attempt: int, timeout_s: float, where: str) -> Fault:
 
 def aborted(rank: int, attempt: int, timeout_s: float, dump: Path) -> Fault:
     """The fault of a rank that NCCL's watchdog has ended: an echo, for it has waited for another."""
-    text = f"waited for its peers in a collective that timed out after {timeout_s:g} s (launch.timeout_s)"
+    text = (
+        f"waited for the other ranks in a collective that timed out after {timeout_s:g} s (launch.timeout_s)"
+    )
     return replace(silent(rank, attempt, "SIGABRT", f"{text}; its last ones: {dump}"), echo=True)
 
 

@@ -190,7 +190,7 @@ def still_there(run: Path, began: tuple[int, int] | None) -> None:
     ``began``: its ``identity`` when the run began; ranks may have made another in its place since.
     """
     if not run.is_dir() or identity(run) != began:
-        raise RunError(f"{run}: the run folder was deleted or moved while the run was at work there")
+        raise RunError(f"{run}: the run folder was deleted or moved during the run")
 
 
 def _made(path: Path) -> bool:

@@ -82,7 +82,7 @@ def _opened(run: Path) -> int:
 def _who(file: TextIO) -> str:
     file.seek(0)
     pid, _, host = file.read().strip().partition(" ")
-    return f"another launcher is at work there (process {pid or '?'} on {host or '?'})"
+    return f"another launcher is using it (process {pid or '?'} on {host or '?'})"
 
 
 def _taken(file: TextIO) -> bool:
@@ -94,7 +94,7 @@ def _taken(file: TextIO) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        _log.warning("%s: this file system has no locks; see that no other launcher works there", file.name)
+        _log.warning("%s: this file system has no locks; make sure that no other launcher uses it", file.name)
     return False
 
 

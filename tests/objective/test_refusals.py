@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "parameters": (
         asked(loss=own("Learned")),
-        f"loss._target_: {OWN}.Learned: it has parameters, and nobody trains them; give them to the model",
+        f"loss._target_: {OWN}.Learned: it has parameters that would not be trained; move them into the model",
     ),
     "an output that is cut over tp": (
         asked(loss=own("Weighted"), parallel={"operators": HEAD, "grid": {"tp": 2}}),
@@ -141,7 +141,7 @@ ENDS: dict[str, tuple[Job, str]] = {
     ),
     "a count that differs later": (
         asked(loss=own("LaterMiscounted"), parallel={}),
-        "step 1: the loss counts something else than its count(target), by which its sum is divided; the weights were "
+        "step 1: the loss returns another count than its count(target), by which its sum is divided; the weights were "
         "not touched. Look at the class of the loss",
     ),
     "a number that is no share": (

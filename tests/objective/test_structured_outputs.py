@@ -95,8 +95,7 @@ NEITHER = (
 )
 PLAIN = "or for a loss of your own a plain one"
 WHY = (
-    "a loss is added up over samples, however they are cut into micro batches: "
-    "return a number, or more, of each sample along dim 0"
+    "the loss is summed over samples, across all micro batches: return one or more numbers for each sample along dim 0"
 )
 TP = {"grid": {"tp": 2}, "operators": {"head": {"weight": ["tp", None]}}}
 SLICES = {"operators": {"layers.0.1": {"in": [[1, 1, 4], [4, 1]]}, "head": {"in": [[2, 1, 2], [2, 1]]}}}

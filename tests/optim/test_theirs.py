@@ -189,8 +189,8 @@ def test_the_cure_passes():
     plan_job(asked("tests.optim.theirs.LAMB", "shards", parallel={"hsdp": None}, launch={"nproc": 2}))
 
 
-OTHERS = "what a step does to one tensor depends on the others (seen on small tensors), and over"
-IN_ONE = "no rank has them all: it trains in one stage of whole tensors, so with replicas"
+OTHERS = "its update of one tensor depends on other tensors (seen on small tensors), and over"
+IN_ONE = "no rank has all of them; it can be used with replicas, where every rank has all tensors"
 
 
 @pytest.mark.parametrize("path", TOGETHER)
@@ -204,7 +204,7 @@ def test_a_class_that_looks_at_all_tensors_is_refused_where_no_rank_has_them(pat
 
 
 OURS = "tests.optim.theirs."
-LOST = "its state cannot be saved and brought back:"
+LOST = "its state cannot be saved and restored:"
 KEEP = "(seen on small tensors). Keep numbers, and tensors, in self.state[p] or in self.param_groups"
 FAILS = "its step() without a closure fails on dense gradients:"
 REFUSED: dict[str, tuple[str, str, str]] = {
@@ -214,29 +214,31 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                f"{FAILS} RuntimeError: SparseAdam does not support dense gradients, please consider Adam instead"),
     "SAM": (OURS + "SAM", "one", f"{FAILS} AssertionError: SAM requires a closure "
             '(theirs.py:300, in step: assert closure is not None, "SAM requires a closure")'),
-    "groups": (OURS + "Grouped", "one", "it cannot be made for this model's parameters: AssertionError: groups with "
-               "use_muon are needed (theirs.py:307, in __init__: assert all(isinstance(g, dict) and \"use_muon\" in g "
-               'for g in params), "groups ...)'),
+    "groups": (OURS + "Grouped", "one", "it cannot be constructed for this model's parameters: AssertionError: "
+                                        "groups with use_muon are needed (theirs.py:307, in __init__: assert "
+                                        'all(isinstance(g, dict) and \"use_muon\" in g for g in params), "groups ...)'),
     "modes": (OURS + "ScheduleFree", "one",
-              "it wants its train() and eval() called around validation and saving, which nobody does here"),
+              "it requires train() and eval() calls around validation and saving, which the launcher does not make"),
     "no rate": (OURS + "NoRate", "one", "its groups have no number lr, which the schedule sets before every step"),
     "its own rate": (OURS + "OwnRate", "one", "it changes the lr of its groups, which the schedule sets before every "
                      "step"),
     "idle": (OURS + "Idle", "one", "its step() changes no parameter"),
-    "noise": (NOISE, "replicas", "it draws random numbers (seen on small tensors), and 2 ranks would draw others than "
-              "one: it trains on one rank"),
-    "Python's noise": (OURS + "PythonNoise", "one", "it draws random numbers (seen on small tensors) that "
-                       "torch.manual_seed does not decide: no run could be done again"),
-    "by id": (OURS + "ById", "stages", f"{LOST} given back what is in its state and its groups, it goes on to other "
-              f"numbers: it keeps some elsewhere {KEEP}"),
-    "text": (OURS + "TextInState", "stages", f"{LOST} it keeps mode of type str, which no checkpoint can hold {KEEP}"),
+    "noise": (NOISE, "replicas", "it draws random numbers (seen on small tensors), and 2 ranks would draw "
+                                 "other numbers than one process; it can be used on one rank"),
+    "Python's noise": (OURS + "PythonNoise", "one",
+                       "it draws random numbers (seen on small tensors) from a generator that torch.manual_seed "
+                       "does not seed, so no run could be repeated"),
+    "by id": (OURS + "ById", "stages", f"{LOST} restored from its state and groups, it computes other numbers: it "
+                                       f"keeps state elsewhere {KEEP}"),
+    "text": (OURS + "TextInState", "stages", f"{LOST} it keeps mode of type str, which checkpoints cannot store "
+                                             f"{KEEP}"),
     "no parameter": (OURS + "GlobalState", "one", f"{LOST} it keeps state under keys that are no parameters {KEEP}"),
     "another shape": (OURS + "Flat", "shards", "it keeps both of shape [2, 8, 8] for a parameter of shape [8, 8], "
                       "which cannot be saved where parameters are cut: first.weight, first.bias, second.weight and 4 "
                       "more"),
-    "columns": (ROWS, "operators", "what a step does to one number of a tensor depends on the rest of the tensor (seen "
-                "on small tensors), and second.weight would be cut over tp: it trains where tensors are whole, so with "
-                "pipeline stages and replicas"),
+    "columns": (ROWS, "operators", "its update of one element of a tensor depends on the rest of the tensor "
+                                   "(seen on small tensors), and second.weight would be cut over tp; it can be "
+                                   "used with pipeline stages and replicas, where every rank has whole tensors"),
 }  # fmt: skip
 
 
@@ -257,7 +259,9 @@ def test_a_piece_without_elements_is_refused_where_the_class_fails_on_it_and_the
     path, shards = f"{OURS}Strict", LAYOUTS["shards"]
     with pytest.raises(RequestError) as refused:
         plan_job(asked(path, "shards"))
-    text = "it fails on a piece without elements (seen on small tensors), and some ranks have none of scale.weight"
+    text = (
+        "it fails on a piece without elements (seen on small tensors), and some ranks have no elements of scale.weight"
+    )
     assert str(refused.value) == f"optim._target_: {path}: {text} (try: parallel.hsdp.uneven=whole)"
     plan_job(asked(path, "shards", parallel={"hsdp": shards["hsdp"] | {"uneven": "whole"}}))
 

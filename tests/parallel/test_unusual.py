@@ -24,15 +24,21 @@ REFUSED = {
     "TensorHookCools": ({}, BACKWARD.format("warm")),
     "Equilibrium": (
         SHARDED,
-        "model: b: its forward puts a hook on a tensor, which uses weights in the backward, before level3 has gathered "
-        "them again (try: parallel.hsdp.optimizer_level=level2)",
+        (
+            "model: b: its forward puts a hook on a tensor, which uses weights in the "
+            "backward, before level3 has gathered them again (try: "
+            "parallel.hsdp.optimizer_level=level2)"
+        ),
     ),
     "FunctionFades": ({}, BACKWARD.format("b.factor")),
     "GradFn": (
         {},
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of GradFn: it asks a tensor "
-        "for its grad_fn, which every stage has its own of; name a larger module there, so that this code runs inside "
-        "it",
+        (
+            "parallel.pipeline.stage_config: cannot trace the code between the named "
+            "modules of GradFn: it reads a tensor's grad_fn, which differs on every "
+            "stage; name a larger module in stage_config, so that this code runs inside "
+            "it"
+        ),
     ),
     "Threads": (
         {},
@@ -41,8 +47,11 @@ REFUSED = {
     ),
     "Yields": (
         SHARDED,
-        "model: b: its forward returns a generator, whose code would run when its weights are sharded again; let it "
-        "return a list, or shard nothing (try: parallel.hsdp=null)",
+        (
+            "model: b: its forward returns a generator, whose code would run after its "
+            "weights have been resharded; let it return a list, or shard nothing (try: "
+            "parallel.hsdp=null)"
+        ),
     ),
     "Grows": (
         {},

@@ -32,9 +32,12 @@ def test_layers_that_cannot_be_cut_stay_in_one_piece_and_the_plan_says_why():
     plan, _ = assert_parity(own("wrapped_nets.WrappedLooking", TOKENS, stages=2))
     assert [s.modules for s in plan.stages] == [("m.body",), ("m.head",)]
     assert auto(plan) == [
-        "auto: m.body stays in one piece, for it could not be cut: cannot follow the code between the named modules of "
-        "WrappedLooking (wrapped_nets.py:38): its Python looks at data; name a larger module there, so that this code "
-        "runs inside it",
+        (
+            "auto: m.body stays in one piece, for it could not be cut: cannot trace the "
+            "code between the named modules of WrappedLooking (wrapped_nets.py:38): its "
+            "Python looks at data; name a larger module in stage_config, so that this "
+            "code runs inside it"
+        ),
         "auto -> the stages above: balanced by flops and bytes written, the slowest rank 41.2% above the mean",
     ]
 
@@ -91,6 +94,6 @@ def test_operators_of_a_model_that_looks_at_its_inputs_are_refused_for_only_one_
     with pytest.raises(RequestError) as caught:
         plan_job(spread("WrappedLooking", stages))
     assert str(caught.value) == (
-        "parallel.operators: m.body looks at numbers that come from its inputs or weights, and does something else for "
-        "others; beside operators that are cut this cannot be followed"
+        "parallel.operators: m.body branches on the values of its inputs or weights, "
+        "which cannot be traced next to operators that are cut over tp"
     )

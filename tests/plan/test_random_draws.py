@@ -11,7 +11,10 @@ from launcher.planner.plan_job import plan_job
 from tests.parity import job
 from tests.steps.certified import STAGES, TWO, of
 
-OWN = "attend: random numbers are drawn in training, from a stream of each stage and data-parallel rank: losses are not"
+OWN = (
+    "attend: draws random numbers in training, from a separate stream for each "
+    "stage and data-parallel rank: losses are not"
+)
 
 
 def notes(key: str, parallel: dict[str, Any], **changes: Any) -> list[str]:

@@ -82,7 +82,7 @@ def test_a_part_of_the_samples_or_of_the_steps_counts():
         ),
         (
             sys.maxsize,
-            f"tests.planner.test_epochs.Uncounted has {sys.maxsize} samples, which no training comes to the end of",
+            f"tests.planner.test_epochs.Uncounted has {sys.maxsize} samples, more than any training can read",
         ),
     ],
 )

@@ -18,6 +18,6 @@ def test_one_that_has_ended_is_a_line():
     with pytest.raises(RunError) as caught:
         crew([SimpleNamespace(trace=1)] * 2, len)
     assert str(caught.value) == (
-        "a process that plans layouts for this search has ended: somebody or the system has killed it "
+        "a process that plans layouts for this search has ended: a user or the system killed it "
         "(out of memory? see dmesg)"
     )

@@ -111,7 +111,7 @@ def socket_name() -> str:
 
 # Ranks of a busy machine start seconds apart: only what is found by waiting has a short limit, and not too short a one.
 KILLS = {
-    "rank 0 is killed": (0, signal.SIGKILL, 1, 300, "has died and said nothing (SIGKILL? out of memory? see dmesg)"),
+    "rank 0 is killed": (0, signal.SIGKILL, 1, 300, "has died without a message (SIGKILL? out of memory? see dmesg)"),
     "rank 1 is stopped": (
         1,
         signal.SIGSTOP,
@@ -142,10 +142,10 @@ def test_a_rank_on_another_machine_is_named_only_while_no_other_is_known_to_be_d
     def told(*ranks: int) -> list[str]:
         return [f.headline for f in _silent(ranks, world, lambda rank: here.get(rank, ""), 5)]
 
-    assert told(1, 2, 3) == ["rank 2 has died and said nothing (SIGKILL? out of memory? see dmesg)"]
+    assert told(1, 2, 3) == ["rank 2 has died without a message (SIGKILL? out of memory? see dmesg)"]
     assert told(1, 3) == [
-        "rank 1 has said nothing: it is dead, or it hangs",
-        "rank 3 has said nothing: it is dead, or it hangs, on elsewhere",
+        "rank 1 does not answer: it has died, or it hangs",
+        "rank 3 does not answer: it has died, or it hangs, on elsewhere",
     ]
 
 

@@ -157,8 +157,9 @@ def test_more_steps_of_a_schedule_that_ends_are_another_curve(path, capsys):
     said = plan(capsys, *asked(path, "schedule=cosine", "schedule.warmup_steps=1", "train.steps=101"))
     assert more in said
     assert (
-        "train.steps 2 -> 101: since step-000002; schedule=cosine is drawn over all steps, so this is another curve: "
-        "step 3 is at 1 of optim.lr, on the curve so far it is at 0.1"
+        "train.steps 2 -> 101: since step-000002; schedule=cosine depends on the "
+        "total number of steps, so the curve changes: step 3 is at 1 of optim.lr, on "
+        "the curve so far it is at 0.1"
     ) in said
 
 
@@ -177,8 +178,8 @@ def test_another_schedule_is_noted_and_is_another_curve_only_where_it_is_drawn_o
     said = plan(capsys, *asked(path, *words, "train.steps=101"))
     assert f"{key} constant -> {now}: since step-000002" in said
     curve = (
-        "; schedule=wsd is drawn over all steps, so this is another curve: step 3 is at 1 of optim.lr, on the curve so "
-        "far it is at 0"
+        "; schedule=wsd depends on the total number of steps, so the curve changes: "
+        "step 3 is at 1 of optim.lr, on the curve so far it is at 0"
     )
     assert f"{said} ".count(f"train.steps 2 -> 101: since step-000002{curve if now == 'wsd' else ''} ") == 1
 
@@ -239,9 +240,9 @@ def test_a_checkpoint_of_before_is_not_compared_and_that_is_said(trained, capsys
     record = {"size": len(data), "digest": hashlib.sha256(data).hexdigest(), "tensors": {}}
     edit(old, lambda d: d["files"].update({"state.json": record}))
     said = plan(capsys, *asked(old, "seed=1"))
-    text = "written before checkpoints said what they were trained with: nothing is compared"
+    text = "the checkpoint is too old to say how it was trained, so nothing is compared"
     assert f" checkpoint {old}: {text}" in said
-    assert "cannot go on from there: it does not say of which step it is\n" in of_no_step(old, state, capsys)
+    assert "cannot resume from this checkpoint: it does not say of which step it is\n" in of_no_step(old, state, capsys)
     state["settings"] = ["seed"]
     (old / "state.json").write_text(json.dumps(state))
     data = (old / "state.json").read_bytes()

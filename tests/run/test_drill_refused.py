@@ -17,17 +17,17 @@ SAME = "the weights of a drill are compared with those of the undisturbed run"
 REFUSED = {
     "no restart": (
         [KILL, SAVES],
-        "launch.max_restarts: 0: debug.drill ends a rank, and nobody would start the ranks again "
+        "launch.max_restarts: 0: debug.drill ends a rank, and the ranks would not be restarted "
         "(try: launch.max_restarts=1)",
     ),
     "no restart in a job of Slurm": (
         [KILL, SAVES, "launch=slurm", "launch.slurm.submit=false", "launch.device=cpu"],
-        "launch.max_restarts: 0: debug.drill ends a rank, and nobody would start the ranks again "
+        "launch.max_restarts: 0: debug.drill ends a rank, and the ranks would not be restarted "
         "(try: launch.max_restarts=1)",
     ),
     "no restart of pods": (
         [KILL, SAVES, "launch=k8s", "launch.k8s.image=us", "launch.k8s.claim=ours", "launch.k8s.mount=/"],
-        "launch.max_restarts: 0: debug.drill ends a rank, and nobody would start the ranks again "
+        "launch.max_restarts: 0: debug.drill ends a rank, and the ranks would not be restarted "
         "(try: launch.max_restarts=1)",
     ),
     "no restart of a PyTorchJob": (
@@ -53,7 +53,7 @@ REFUSED = {
     ),
     "two faults": (
         ["debug.drill={kill_rank: {rank: 0, step: 3}, hang_rank: {rank: 0, step: 3}}", SAVES, AGAIN],
-        "debug.drill: kill_rank, hang_rank: a drill is of one fault, so that what follows is known to be its work; "
+        "debug.drill: kill_rank, hang_rank: a drill has one fault, so that everything that follows is caused by it; "
         "set all but one of them to null",
     ),
     "no fault": (["debug.drill={}"], NOTHING),
@@ -72,7 +72,7 @@ REFUSED = {
         ["debug.drill={bitflip: {rank: 1, step: 4}}", SAVES, AGAIN, "checkpoint.keep=1"],
         "checkpoint.keep: 1: bitflip damages the newest checkpoint, and there would be none before it "
         "(try: checkpoint.keep=2)\n"
-        "debug.drill.bitflip.step: 4: by then there are no two checkpoints (checkpoint.every=2) "
+        "debug.drill.bitflip.step: 4: at that step there are fewer than two checkpoints (checkpoint.every=2) "
         "(try: debug.drill.bitflip.step=5)",
     ),
     "nothing to compare": (

@@ -73,7 +73,7 @@ def test_a_layout_that_cannot_be_on_what_is_left_is_refused(
     assert capsys.readouterr().err == (
         """error: 1 problem in this request; nothing was started
 
-  launch.nproc = 1: cannot be cut evenly into 4 pipeline stages
+  launch.nproc = 1: cannot be divided evenly into 4 pipeline stages
     set by: launch.nproc=1 (command line)
 """
     )

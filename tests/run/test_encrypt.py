@@ -98,7 +98,9 @@ def test_without_its_key_a_run_does_not_go_on(how, value, trained, tmp_path, cap
     err = capsys.readouterr().err
     why = "wrong key: it is encrypted with key " if value else "env:CHECKPOINT_KEY: this environment variable is not "
     where = trained if how == "run_dir" else path
-    assert f"  {how}: {where}: cannot go on from there: {path}: it is encrypted: " in err.replace(" = ", ": ", 1)
+    assert f"  {how}: {where}: cannot resume from this checkpoint: {path}: it is encrypted: " in err.replace(
+        " = ", ": ", 1
+    )
     assert why in err
     assert (
         "; LAUNCHER_CHECKPOINT_KEY=env:NAME (an environment variable) or file:PATH says where the key is now\n" in err
@@ -198,7 +200,7 @@ def test_latest_cannot_lead_an_encrypted_run_back(tmp_path, capsys):
     assert main([*TINY, f"run_dir={folder}", *words, "train.steps=6"]) == 2
     cure = "without this file the checkpoint of the highest step is the newest"
     why = f"{file}: damaged or tampered with: its MAC is not that of what it says; {cure}"
-    assert f"  run_dir: {folder}: cannot go on from there: {why}\n" in capsys.readouterr().err
+    assert f"  run_dir: {folder}: cannot resume from this checkpoint: {why}\n" in capsys.readouterr().err
     file.write_text("step-000002\n")
     assert main([*TINY, f"run_dir={folder}", *words, "train.steps=6", "show=plan"]) == 2
     assert f"{file}: it has no MAC, and the checkpoints are encrypted: " in capsys.readouterr().err

@@ -113,7 +113,10 @@ def test_another_alpha_is_another_model_and_a_tied_weight_is_not_merged(
 def test_an_adapter_that_no_forward_calls_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = "model={_target_: tests.run.own.Bypassed, vocab: 64, dim: 16, lora: {rank: 2, alpha: 2, modules: '*'}}"
     assert main([*TINY[2:], own, "security.allow=[tests]", f"run_dir={tmp_path}/run", *shape(), "train.steps=1"]) == 2
-    told = "model.lora.modules: inner: no forward calls it, so that its adapter would change nothing; leave it out"
+    told = (
+        "model.lora.modules: inner: the forward never calls it, so an adapter would "
+        "have no effect; remove it from the list"
+    )
     assert told in capsys.readouterr().err.replace(" = ", ": ")
 
 

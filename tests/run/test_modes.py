@@ -132,7 +132,7 @@ def test_two_launchers_do_not_share_a_run_folder(tmp_path, capsys):
     with locked(folder):
         assert main([*TINY, f"run_dir={folder}", "train.steps=1"]) == 2
     told = capsys.readouterr().err
-    assert f"  run_dir: {folder}: another launcher is at work there (process {os.getpid()} on " in told
+    assert f"  run_dir: {folder}: another launcher is using it (process {os.getpid()} on " in told
     assert sorted(p.name for p in folder.iterdir()) == [".lock"]
     assert main([*TINY, f"run_dir={folder}", "train.steps=1"]) == 0
 

@@ -189,8 +189,8 @@ torchrun sets them all; start the ranks with it, or unset RANK and WORLD_SIZE to
 @pytest.mark.parametrize(
     ("mode", "told"),
     [
-        ("spawn", "spawn: torchrun or srun has started 2 processes, of which each would do the whole run"),
-        ("inproc", "inproc: torchrun or srun has started 2 processes, of which each would do the whole run"),
+        ("spawn", "spawn: torchrun or srun has started 2 processes, and each of them would do the complete run"),
+        ("inproc", "inproc: torchrun or srun has started 2 processes, and each of them would do the complete run"),
     ],
 )
 def test_a_mode_that_starts_its_own_ranks_is_refused(mode, told):

@@ -88,7 +88,7 @@ def test_what_is_wrong_is_said_before_anything_is_made(here: Path, capsys: pytes
         "error: 2 problems in this request; nothing was started\n\n"
         "  steps.prepare.src = corpus.json: No such file or directory\n"
         "    set by: steps.prepare.src=corpus.json (command line)\n\n"
-        "  train.batch_size = 15: these samples cannot be cut evenly into 1 data-parallel rank x 2 micro batches\n"
+        "  train.batch_size = 15: these samples cannot be divided evenly into 1 data-parallel rank x 2 micro batches\n"
         "    set by: train.batch_size=15 (command line)\n"
         "    try:    train.batch_size=16\n"
     )

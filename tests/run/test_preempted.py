@@ -210,7 +210,7 @@ def test_a_run_folder_that_is_deleted_is_told_at_once(tmp_path, monkeypatch, cap
     nth(monkeypatch, Norm, "squared_beside", 2, 1, lambda: folder.rename(tmp_path / "elsewhere"))
     assert main([*TINY, f"run_dir={folder}", "train.steps=2000"]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        f"error: {folder}: the run folder was deleted or moved while the run was at work there",
+        f"error: {folder}: the run folder was deleted or moved during the run",
     ]
     assert not folder.exists()
 
@@ -228,6 +228,6 @@ def test_a_run_folder_that_is_moved_in_the_last_save_is_told_too(tmp_path, monke
     monkeypatch.setattr(execute, "do", moved)
     assert main([*TINY, f"run_dir={folder}", "train.steps=2"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: {folder}: the run folder was deleted or moved while the run was at work there"
+        f"error: {folder}: the run folder was deleted or moved during the run"
     )
     assert read_status(tmp_path / "elsewhere")["status"] != "done"

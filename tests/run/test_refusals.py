@@ -59,7 +59,7 @@ CASES = {
     "a world that cannot be divided": (
         ["launch.nproc=3"],
         """
-  launch.nproc = 3: cannot be cut evenly into 2 pipeline stages
+  launch.nproc = 3: cannot be divided evenly into 2 pipeline stages
     set by: launch.nproc=3 (command line)
     try:    launch.nproc=4
 """,
@@ -67,7 +67,7 @@ CASES = {
     "a batch that cannot be divided": (
         ["train.batch_size=14"],
         """
-  train.batch_size = 14: these samples cannot be cut evenly into 2 data-parallel ranks x 2 micro batches
+  train.batch_size = 14: these samples cannot be divided evenly into 2 data-parallel ranks x 2 micro batches
     set by: train.batch_size=14 (command line)
     try:    train.batch_size=16
 """,
@@ -116,20 +116,20 @@ CASES = {
     "a checkpoint to load that is not there": (
         ["steps=[load,train]", "steps.load.path=nowhere"],
         """
-  steps.load.path = nowhere: cannot go on from there: nowhere: no checkpoint: no such folder
+  steps.load.path = nowhere: cannot resume from this checkpoint: nowhere: no checkpoint: no such folder
     set by: steps.load.path=nowhere (command line)
 """,
     ),
     "weights from two places": (
         ["steps=[load,train]", "steps.load.path=nowhere", "checkpoint.resume=elsewhere"],
         """
-  checkpoint.resume = elsewhere: cannot go on from there: elsewhere: no checkpoint: no such folder
+  checkpoint.resume = elsewhere: cannot resume from this checkpoint: elsewhere: no checkpoint: no such folder
     set by: checkpoint.resume=elsewhere (command line)
 
   checkpoint.resume = elsewhere: the step 'load' says that the weights come from elsewhere
     set by: checkpoint.resume=elsewhere (command line)
 
-  steps.load.path = nowhere: cannot go on from there: nowhere: no checkpoint: no such folder
+  steps.load.path = nowhere: cannot resume from this checkpoint: nowhere: no checkpoint: no such folder
     set by: steps.load.path=nowhere (command line)
 """,
     ),

@@ -153,8 +153,8 @@ def test_an_incomplete_checkpoint_that_is_named_is_refused(straight, tmp_path, c
         == f"""\
 error: 1 problem in this request; nothing was started
 
-  checkpoint.resume = {path}: cannot go on from there: {path}: incomplete checkpoint: it has no manifest.json, \
-which is written last
+  checkpoint.resume = {path}: cannot resume from this checkpoint: {path}: incomplete checkpoint: it has no \
+manifest.json, which is written last
     set by: checkpoint.resume={path} (command line)
 """
     )

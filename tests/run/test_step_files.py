@@ -330,7 +330,7 @@ REFUSED = {
     ),
     "weights from two places": (
         ["steps=[import,train]", "steps.import.src=file.safetensors", "checkpoint.resume=elsewhere"],
-        "checkpoint.resume = elsewhere: cannot go on from there: elsewhere: no checkpoint: no such folder\n"
+        "checkpoint.resume = elsewhere: cannot resume from this checkpoint: elsewhere: no checkpoint: no such folder\n"
         "checkpoint.resume = elsewhere: the step 'import' says that the weights come from elsewhere\n"
         "steps.import.src = file.safetensors: truncated: a safetensors file has at least 8 bytes, this one 0",
     ),

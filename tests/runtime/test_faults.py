@@ -54,7 +54,10 @@ ENDS = {
     ),
     "abort": (
         os.abort,
-        "rank 1 was killed by SIGABRT (native code gave up; tensors whose shapes differ between ranks do this)",
+        (
+            "rank 1 was killed by SIGABRT (native code aborted, as it does when the "
+            "shapes of tensors differ between ranks)"
+        ),
     ),
     "sigterm": (
         lambda: os.kill(os.getpid(), signal.SIGTERM),

@@ -28,6 +28,6 @@ def test_a_lock_waits_for_ranks_whose_launcher_is_dead(tmp_path):
 
 
 def test_the_second_of_two_locks_is_refused(tmp_path):
-    told = rf"^run_dir: {tmp_path}: another launcher is at work there "
+    told = rf"^run_dir: {tmp_path}: another launcher is using it "
     with locked(tmp_path), pytest.raises(RequestError, match=told), locked(tmp_path):
         raise AssertionError("two of them")

@@ -73,7 +73,9 @@ def test_one_that_is_deleted_while_ranks_are_at_work_is_told_and_they_go_on(home
 
     assert on_ranks(2, work) == [0, 1]
     [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert re.fullmatch(rf"{home}/launcher-\w+ was deleted: ranks that still have to meet there cannot", told)
+    assert re.fullmatch(
+        rf"{home}/launcher-\w+ was deleted: ranks that have not connected yet cannot connect any more", told
+    )
 
 
 def path() -> dict[str, str]:

@@ -38,8 +38,8 @@ def test_what_does_not_divide_is_counted() -> None:
     found = space(job("parallel.pipeline.stages=[2,3]", "parallel.pipeline.micro_batch_num=[2,3]"))
     assert [(x.stages, x.micros) for x in found.layouts] == [(2, 2)]
     assert found.out == {
-        "8 samples of a rank cannot be cut evenly into 3 micro batches": 1,
-        "4 ranks cannot be cut evenly into 3 x 1": 1,
+        "8 samples of a rank cannot be divided evenly into 3 micro batches": 1,
+        "4 ranks cannot be divided evenly into 3 x 1": 1,
     }
 
 
@@ -91,7 +91,7 @@ def test_a_level_that_drops_weights_is_not_for_backwards_that_are_split() -> Non
     [
         (
             ["cluster=unknown"],
-            "cluster: nobody says how fast the devices are that layouts are compared on (try: cluster=h100_sxm)",
+            "cluster: the speed of the devices is not known, and layouts are compared by it (try: cluster=h100_sxm)",
         ),
         (
             ["launch.nproc=null"],
@@ -99,12 +99,12 @@ def test_a_level_that_drops_weights_is_not_for_backwards_that_are_split() -> Non
         ),
         (
             ["parallel.gradients_mean=false"],
-            "parallel.gradients_mean: false: the size of a step would hang on the layout that is found "
+            "parallel.gradients_mean: false: the size of a step would depend on the layout that is chosen "
             "(try: parallel.gradients_mean=true)",
         ),
         (
             ["parallel.pipeline.loss_reduction=sum"],
-            "parallel.pipeline.loss_reduction: sum: the size of a step would hang on the layout that is found "
+            "parallel.pipeline.loss_reduction: sum: the size of a step would depend on the layout that is chosen "
             "(try: parallel.pipeline.loss_reduction=mean)",
         ),
     ],

@@ -146,8 +146,8 @@ def test_every_setting_that_was_open_has_a_note() -> None:
     level = first.layout.shown()["hsdp"]
     next_level = next(x for x in others if x.layout.shown()["hsdp"] != level)
     assert str(stages) == (
-        f"parallel.pipeline.stages auto -> 1: {first.seconds * 1e3:.2f} ms a step; nothing else that was "
-        "planned fits, or was worth a plan"
+        f"parallel.pipeline.stages auto -> 1: {first.seconds * 1e3:.2f} ms a step; no "
+        "other planned layout fits, or was worth planning"
     )
     assert str(hsdp).startswith(
         f"parallel.hsdp auto -> {level}: {first.seconds * 1e3:.2f} ms a step, "
@@ -160,8 +160,9 @@ def test_micro_batches_that_mean_something_are_no_matter_of_speed() -> None:
     with pytest.raises(RequestError) as caught:
         search(compose(asked).job)
     assert str(caught.value) == (
-        "parallel.pipeline.micro_batch_num: auto: what this model computes hangs on the samples of a micro "
-        "batch, and these layouts have 1, 2, 4, 8, 16 of them"
+        "parallel.pipeline.micro_batch_num: auto: what this model computes depends "
+        "on the number of samples in a micro batch, and these layouts have 1, 2, 4, "
+        "8, 16 of them"
     )
 
 
@@ -192,5 +193,5 @@ def test_where_nothing_can_be_each_reason_is_counted() -> None:
         found("parallel.pipeline.stages=[3,5]")
     assert str(caught.value) == (
         "parallel.pipeline.stages: auto: none of 2 layouts can be: "
-        "1 x 4 ranks cannot be cut evenly into 3 x 1; 1 x 4 ranks cannot be cut evenly into 5 x 1"
+        "1 x 4 ranks cannot be divided evenly into 3 x 1; 1 x 4 ranks cannot be divided evenly into 5 x 1"
     )

@@ -124,6 +124,6 @@ def test_what_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path):
     job = stateful(
         False, "model._target_=tests.steps.stateful_nets.Odd", "launch.nproc=1", "parallel.pipeline.stages=1"
     )
-    text = r"the model.get_extra_state\(\) returns a Random, which no checkpoint can hold; return numbers"
+    text = r"the model.get_extra_state\(\) returns a Random, which checkpoints cannot store; return numbers"
     with pytest.raises(Exception, match=text):
         on_ranks(1, stopped_and_not, job, plan_job(job), tmp_path)

@@ -162,5 +162,5 @@ def test_two_sweeps_in_one_folder_are_one_too_many(tmp_path, command, capsys, mo
     with locked(folder):
         assert main(["-m", f"sweep_dir={folder}", *LINE[1:], "optim.lr=1,2"]) == 2
     told = capsys.readouterr().err
-    assert f"  sweep_dir: {folder}: another launcher is at work there (process {os.getpid()} on " in told
+    assert f"  sweep_dir: {folder}: another launcher is using it (process {os.getpid()} on " in told
     assert not (folder / "summary.csv").exists()

@@ -97,7 +97,7 @@ def test_what_cannot_run_is_refused_and_does_not_count(tmp_path):
     refused = [one.refused for one in found if one.refused]
     assert len(found) - len(refused) == 4
     assert refused
-    assert all("cannot be cut evenly into 3 pipeline stages" in why for why in refused)
+    assert all("cannot be divided evenly into 3 pipeline stages" in why for why in refused)
 
 
 def test_a_finite_space_is_run_once_and_then_there_is_no_more(tmp_path):

@@ -22,7 +22,7 @@ def test_cells_are_planned_and_sorted_by_what_a_step_takes(tmp_path, monkeypatch
     took = [float(row[6]) for row in cells]
     assert took == sorted(took)
     assert reasons == [
-        "  cannot run: launch.nproc: 2: cannot be cut evenly into 3 pipeline stages (cells 4, 5)",
+        "  cannot run: launch.nproc: 2: cannot be divided evenly into 3 pipeline stages (cells 4, 5)",
     ]
     assert list(tmp_path.iterdir()) == []
 
@@ -40,8 +40,8 @@ def test_when_no_cell_can_run_that_is_what_is_said(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert main([*GRID[:-3], "parallel.pipeline.stages=3,5", "sweep.plan=true"]) == 2
     told = capsys.readouterr().err
-    assert "launch.nproc = 2: cannot be cut evenly into 3 pipeline stages" in told
-    assert "launch.nproc = 2: cannot be cut evenly into 5 pipeline stages" in told
+    assert "launch.nproc = 2: cannot be divided evenly into 3 pipeline stages" in told
+    assert "launch.nproc = 2: cannot be divided evenly into 5 pipeline stages" in told
 
 
 def test_a_recipe_may_say_what_varies(tmp_path, monkeypatch, capsys):

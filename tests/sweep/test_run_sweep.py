@@ -233,7 +233,7 @@ def test_a_cell_that_is_still_at_work_is_left_alone(tmp_path, command, monkeypat
     (cell / "status.json").write_text('{"status": "running"}')
     with locked(cell):
         assert run(tmp_path / "grid", command, "recipe=lm_single", "seed=0,3") == 1
-    told = f"another launcher is at work there (process {os.getpid()} on {socket.gethostname()})"
+    told = f"another launcher is using it (process {os.getpid()} on {socket.gethostname()})"
     assert [(row[2], row[-1]) for row in rows(tmp_path / "grid")[1:]] == [("failed", told), ("done", "")]
     assert (cell / "status.json").read_text() == '{"status": "running"}'
     assert run(tmp_path / "grid", command, "recipe=lm_single", "seed=0,3") == 0

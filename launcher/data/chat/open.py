@@ -94,7 +94,7 @@ def open_chat(settings: Chat) -> Dataset:
     train, n = parts["train"], len(parts["train"])
     held = 0 if "val" in parts else round(n * settings.val_fraction)
     if n - held < 1:
-        text = f"{n} conversations, of which {held} are held out: none is left to train on"
+        text = f"{n} conversations, of which {held} are held out, so none is left to train on"
         raise RequestError((Problem("data.path", text),))
 
     def source(made: ChatTokens, first: int, count: int) -> Conversations:

@@ -125,20 +125,23 @@ class ChatTemplate:
             raise BadRow("the template changes what it has written in {% generation %}")
         before = self._rendered(said, said.messages[: said.first], prompt=True) if said.first else ""
         if not whole.startswith(before):
-            raise BadRow("the template writes the prompt otherwise once its completion follows")
+            raise BadRow("the template renders the prompt differently when its completion follows")
         return [(a, b) for a, b in spans if a >= len(before)]
 
     def _span(self, whole: str, said: Conversation, i: int) -> Span:
         """Found by what the template makes of the messages before, and of those with it."""
         if not i:
-            raise BadRow("the first message is the assistant's: nothing says what it answers")
+            raise BadRow("the first message is the assistant's, so there is no prompt for it")
         before = self._rendered(said, said.messages[:i], prompt=True)
         after = self._rendered(said, said.messages[: i + 1])
         if not after.startswith(before):
-            text = "the template writes its turn otherwise than it asks for one (add_generation_prompt)"
+            text = (
+                "the template renders this turn differently from its generation prompt "
+                "(add_generation_prompt)"
+            )
             raise BadRow(f"message {i}: {text}; mark it in the template with {{% generation %}}")
         if not whole.startswith(after):
-            text = "the template writes it otherwise once other messages follow"
+            text = "the template renders it differently when other messages follow"
             raise BadRow(f"message {i}: {text}; mark it in the template with {{% generation %}}")
         content = said.messages[i]["content"]
         if content and after.endswith(content):

@@ -57,7 +57,7 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
     at = start.find(0)
     if at < 0:
         return None
-    text = f"byte {at} is NUL, so it is no plain text: write the text to a file in UTF-8 first"
+    text = f"byte {at} is NUL, so it is not plain text: write the text to a UTF-8 file first"
     return Problem("data.path", f"{file}: {text}; data=tokens reads tokens that were prepared")
 
 

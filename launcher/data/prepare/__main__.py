@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
         tell(f"error: {error}")
         return FAILED
     except KeyboardInterrupt:
-        tell("interrupted; the same command goes on behind the files that are whole")
+        tell("interrupted; the same command continues after the complete files")
         return INTERRUPTED
     return DONE
 

@@ -157,7 +157,7 @@ def _make(corpus: Corpus, folder: Path, say: Say, speed: Speed) -> Prepared:
     start = time.monotonic()
     begun = done = shards.kept(folder, corpus.digest, corpus.skips)
     if done.shards:
-        say(f"{settings.dst}: goes on behind {done.shards} files of tokens that are whole")
+        say(f"{settings.dst}: continues after {done.shards} complete files of tokens")
 
     with workers(settings.workers or cores()) as crew:
         made = _vocabulary(corpus, folder, crew)
@@ -264,4 +264,4 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         text = f"{error.filename or folder}: cannot be written: {error.strerror or error}"
-        raise RunError(f"{text}; the same command goes on behind the files that are whole") from error
+        raise RunError(f"{text}; the same command continues after the complete files") from error

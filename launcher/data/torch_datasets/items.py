@@ -126,7 +126,10 @@ def _unlike(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
     (first, _), shapes = found[0], [[tuple(np.shape(_sized(part))) for part in item] for item in items]
     for (number, _), item, have in zip(found, items, shapes, strict=True):
         if len(have) != len(shapes[0]):
-            return f"item {number} has {len(have)} parts, item {first} {len(shapes[0])}; all must be alike"
+            return (
+                f"item {number} has {len(have)} parts, item {first} {len(shapes[0])}; all "
+                "must have the same parts"
+            )
         for at, (one, other) in enumerate(zip(have, shapes[0], strict=True)):
             if one != other:
                 text = f"{_part(at, item)} of item {number} has shape {one}, of item {first} {other}"

@@ -197,7 +197,7 @@ def _length(dataset: Any, settings: Target) -> int:
 
 
 def _no_split(settings: Target) -> Source:
-    text = f'{settings.target}: makes a Source, and takes no split; let it take split, "train" or "val"'
+    text = f'{settings.target}: makes a Source and has no parameter split; give it split, "train" or "val"'
     raise RequestError((Problem(KEY, text),))
 
 

@@ -17,7 +17,9 @@ from launcher.errors import Problem
 ITEMS, TIMES = 4, 4
 """So many are asked for so often: a coin of its own goes unnoticed once in 4000 times."""
 KEY = "data._target_"
-DRAW = "draw from torch's, numpy's or Python's global random numbers, which are put at (seed, epoch, item)"
+DRAW = (
+    "draw from the global random streams of torch, numpy or Python, which are seeded by (seed, epoch, item)"
+)
 
 
 def unsteady(one: Dataset, other: Dataset) -> Iterator[Problem]:
@@ -41,12 +43,12 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
     for _ in range(TIMES - 1) if isinstance(mine, MapStyle) else ():
         at = _differs(first, _read(mine, n))
         if at is not None:
-            text = f"item {at} is another one when it is asked for again; no two layouts would train the same"
+            text = f"item {at} differs when it is read again, so no two layouts would train the same"
             return Problem(KEY, f"{mine.name}: {text}; {DRAW}")
     at = _differs(first, _read(theirs, n))
     if at is None:
         return _lost(mine, first) if isinstance(mine, Stream) and n > 1 else None
-    text = f"made a second time its item {at} is another one, and each rank makes its own"
+    text = f"built a second time, its item {at} differs, and each rank builds its own copy"
     return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and at the seed where it is made")
 
 
@@ -62,8 +64,10 @@ def _lost(stream: Stream, items: list[Sequence[Tensor]]) -> Problem | None:
     at = _differs(items[half:], _read(other, len(items), first=half))
     if at is None:
         return None
-    text = f"one that is given its state_dict after {half} items goes on with another item {half + at}"
-    cure = "let it hold all that the next items hang on, or leave it out: the stream is read on then"
+    text = f"restored from its state_dict after {half} items, it continues with a different item {half + at}"
+    cure = (
+        "let it hold everything that the next items depend on, or remove it: then the stream is read forward"
+    )
     return Problem(KEY, f"{stream.name}: {text}; {cure}")
 
 

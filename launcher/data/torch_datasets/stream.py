@@ -111,7 +111,7 @@ class Stream(Items):
     def _ended(self, place: int) -> None:
         n, self._begun = self._done, False
         text = f"the stream ended after {n} items, and item {place} (from 0) is due"
-        cure = f"let it begin again by itself, or train.steps be at most {n} // train.batch_size"
+        cure = f"let it start over by itself, or set train.steps to at most {n} // train.batch_size"
         raise BadItem(self.name, f"{text}; {cure}")
 
 

@@ -164,7 +164,10 @@ def owned(model: nn.Module) -> nn.Module:
                 module.register_buffer(name, value.detach(), persistent=False)
             elif any(not isinstance(t, nn.Parameter) for t in tensors(value)):
                 at = f"{path}.{name}".lstrip(".")
-                text = f"{at} keeps tensors in a {type(value).__name__}, where no device can be given to them"
+                text = (
+                    f"{at} keeps tensors in a {type(value).__name__}, which the launcher cannot "
+                    "move to a device"
+                )
                 raise RequestError((Problem("model", f"{text}; make each a buffer with register_buffer"),))
     return model
 

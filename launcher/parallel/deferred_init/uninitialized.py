@@ -41,12 +41,12 @@ def _whole(build: Build, seed: int) -> list[Problem]:
 
 def _blank(name: str) -> Problem:
     how = "the constructor makes it with torch.empty, or the like, and leaves it so"
-    return Problem("model", f"{name} is memory that nobody wrote: {how}; initialise it in the constructor")
+    return Problem("model", f"{name} is uninitialised memory: {how}; initialise it in the constructor")
 
 
 def _loose(name: str) -> Problem:
-    text = f"{name} has other numbers each time the constructor runs"
-    cure = "seed what they come from, or keep nothing between two constructions"
+    text = f"{name} gets different values each time the constructor runs"
+    cure = "seed their source, or keep no state between two constructions"
     return Problem("model", f"{text}, although torch, random and numpy are seeded; {cure}")
 
 

@@ -77,10 +77,10 @@ class RecomputedForward:
         Nor does torch.func know any.
         """
         if torch._C._are_functorch_transforms_active():
-            raise self.refused("torch.func (vmap, grad) calls it, and looks at what autograd saves itself")
+            raise self.refused("torch.func (vmap, grad) calls it, and cannot be combined with recomputation")
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks and hooks[0].__module__.partition(".")[0] not in ("torch", "launcher"):
-            raise self.refused("hooks on what autograd saves (saved_tensors_hooks) would see nothing of it")
+            raise self.refused("saved_tensors_hooks would not see its tensors")
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
@@ -97,7 +97,7 @@ class RecomputedForward:
     def refused(self, why: str) -> RequestError:
         """It cannot run again."""
         name = self.recomputed.module
-        text = f"{name} cannot run again in the backward: {why}; leave {name} out"
+        text = f"{name} cannot be recomputed in the backward: {why}; leave {name} out"
         return RequestError((Problem("parallel.recompute.modules", text),))
 
 
@@ -133,7 +133,9 @@ class _Region:
     def raise_error(self) -> None:
         try:
             if self.error is not None and NO_HOOKS in str(self.error):
-                raise self.of.refused("torch.func (grad, vjp) in it looks at what autograd saves itself")
+                raise self.of.refused(
+                    "it uses torch.func (grad, vjp), which cannot be combined with recomputation"
+                )
             if self.error is not None:
                 raise self.error
         finally:
@@ -173,7 +175,7 @@ class _Region:
         if _versions(self.inputs) != self.versions:
             raise self.of.refused("it changes an input in place")
         if self.changed():
-            raise self.of.refused("it changes a list, dictionary or dataclass that it is given")
+            raise self.of.refused("it changes an argument, a list, dictionary or dataclass")
         if tell is not None and self.results is not None:
             for t in self.results.kept:
                 tell(t)
@@ -184,7 +186,7 @@ class _Region:
             raise self.of.refused("an input of it was changed in place after it had run")
         if self.changed():
             raise self.of.refused(
-                "a list, dictionary or dataclass that it was given was changed after it had run"
+                "one of its arguments, a list, dictionary or dataclass, was changed after it had run"
             )
 
         # the results that were kept, from the first on, and its place in a sequence

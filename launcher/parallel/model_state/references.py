@@ -51,7 +51,7 @@ def strangers(model: nn.Module) -> list[Problem]:
     out: dict[str, Problem] = {}
     for name, p in model.named_parameters():
         if type(p) is not nn.Parameter and not nn.parameter.is_lazy(p):
-            text = f"{name} is a {type(p).__name__}, a class that is lost when ranks get their parts of it"
+            text = f"{name} is a {type(p).__name__}, a class that is lost when the tensor is sharded"
             out[name] = Problem("model", f"{text}; make it an nn.Parameter")
 
     # what modules keep, and then their classes and files
@@ -64,7 +64,10 @@ def strangers(model: nn.Module) -> list[Problem]:
             elif isinstance(found, nn.Module) and any(True for _ in _own(found)):
                 out.setdefault(at, _no_submodule(at, found))
             elif isinstance(found, Tensor) and id(found) not in known and not isinstance(found, nn.Parameter):
-                text = f"{at} keeps tensors in a {type(value).__name__}, where no device can be given to them"
+                text = (
+                    f"{at} keeps tensors in a {type(value).__name__}, which the launcher cannot "
+                    "move to a device"
+                )
                 out.setdefault(at, Problem("model", f"{text}; make each a buffer with register_buffer"))
     for at, value in _around(model):
         for found in inside(value, known):
@@ -74,13 +77,13 @@ def strangers(model: nn.Module) -> list[Problem]:
 
 
 def _itself(at: str, name: str) -> Problem:
-    text = f"{at} holds {name} itself, which is another tensor once ranks have their parts of it"
+    text = f"{at} holds {name} itself, which is replaced by another tensor once it is sharded"
     return Problem("model", f"{text}; get it from its module each time instead")
 
 
 def _no_submodule(at: str, module: nn.Module) -> Problem:
     text = f"{at} is or holds the module {type(module).__name__}, which is no submodule"
-    why = "so that no numbers and no device can be given to its tensors"
+    why = "so the launcher cannot initialise or move its tensors"
     cure = "make it an attribute of a module, or put it in an nn.ModuleList or nn.ModuleDict"
     return Problem("model", f"{text}, {why}; {cure}")
 

@@ -17,7 +17,7 @@ from launcher.plan.sharding.redistribution.planned import Redistribution
 
 @dataclass(frozen=True)
 class _Saved:
-    """In the place of a tensor that lies in the memory of what was gathered of ``kept``."""
+    """In the place of a tensor that shares memory with what was gathered of ``kept``."""
 
     name: str
     kept: Tensor

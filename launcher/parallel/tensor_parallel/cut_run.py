@@ -124,7 +124,7 @@ class FollowCalls(TorchFunctionMode):
             return
 
         # its features are cut, and it takes all of them
-        text = f"{at} takes all features of its input, and they arrive cut over tp"
+        text = f"{at} needs all features of its input, and its input arrives cut over tp"
         if name == "linear":
             cure = quote(f"{KEY}.{at}.weight=[null, tp]")
             raise CutRefused(f"{text}; cut its weight on them too", KEY, cure)

@@ -109,7 +109,7 @@ def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
     Raises ``CutRefused``.
     """
     if call.tagged(torch.Tag.nondeterministic_seeded):
-        raise CutRefused(f"{call.name} draws random numbers, which the ranks of tp would not draw alike")
+        raise CutRefused(f"{call.name} draws random numbers, which would differ between the ranks of tp")
 
     # nothing that is cut has gone into it
     pairs = list(zip(call.here, call.whole, strict=True))
@@ -158,7 +158,7 @@ def _check_rule(call: OpCall) -> None:
         text = f"{call.name} of a tensor cut over tp on dim {call.dim}"
         raise CutRefused(f"{text}: not known to work part by part")
     if not good:
-        raise CutRefused(f"{call.name} needs all of dim {call.dim}, of which a rank of tp has a part")
+        raise CutRefused(f"{call.name} needs all of dim {call.dim}, and a rank of tp has only a part of it")
 
 
 def _always(call: OpCall) -> bool:

@@ -64,14 +64,14 @@ def follow(
     outs = _pass(part, forwards, run)
     for o in operators:
         if o not in run.spreads:
-            text = f"{o.module} is never called by the forward, so nothing can be cut there"
+            text = f"{o.module} is never called by the forward, so there is nothing to cut"
             raise RequestError((Problem(o.where, text),))
 
     # no parameter has a gradient that is whole and a sum at once
     output = [_output(some, run) for some in outs][-1]
     both = sorted(run.terms & run.full)
     if both:
-        text = "works on what is cut over tp and on what is whole: its gradient is neither whole nor a sum"
+        text = "combines tensors that are cut over tp with full ones: its gradient is neither full nor a sum"
         raise RequestError((Problem(KEY, f"{both[0]} {text}"),))
 
     first: dict[int, str] = {}
@@ -205,8 +205,8 @@ def _following(run: CutRun, branches: AbstractContextManager[None]) -> Iterator[
 def _refuse(run: CutRun) -> None:
     """Only one of its ways has been followed."""
     at = run.where[-1] or "the model's own forward"
-    text = f"{at} looks at numbers that come from its inputs or weights, and does something else for others"
-    raise CutRefused(f"{text}; beside operators that are cut this cannot be followed", KEY)
+    text = f"{at} branches on the values of its inputs or weights"
+    raise CutRefused(f"{text}, which cannot be traced next to operators that are cut over tp", KEY)
 
 
 def _begin(run: CutRun, name: str, *_: Any) -> None:
@@ -227,7 +227,7 @@ def _told(p: Problem, why: BaseException | None, run: CutRun) -> Problem:
         return p
     line = next(iter(str(why).strip().splitlines()), "")
     hint = "; do the heads divide by tp?" if "is invalid for input of size" in line else ""
-    text = f"{at} does not run with the pieces that a rank of tp={run.axis.size} has"
+    text = f"{at} fails with the shards of a rank of tp={run.axis.size} has"
     return Problem(KEY, f"{text}: {line}{hint}")
 
 

@@ -161,7 +161,7 @@ class Capture(TorchFunctionMode):
         if func == DEVICE:
             return torch.device("cpu")
         if func == GRAD_FN:
-            raise self.refuse("it asks a tensor for its grad_fn, which every stage has its own of")
+            raise self.refuse("it reads a tensor's grad_fn, which differs on every stage")
         constant = self._always(args[0]) if func in READS else None
         if constant is not None:
             with _disable_current_modes():
@@ -298,7 +298,9 @@ class Capture(TorchFunctionMode):
 
         # what has a state of its own, which every stage would have once more
         if isinstance(a, torch.Generator):
-            raise self.refuse("it draws from a Generator of its own, which every stage would have its own of")
+            raise self.refuse(
+                "it draws from a generator of its own, and every stage would have a separate copy of it"
+            )
         if isinstance(a, nn.Module):
             raise self.refuse(f"it hands the module {type(a).__name__} to a function")
 
@@ -309,7 +311,10 @@ class Capture(TorchFunctionMode):
                 name = getattr(a, "__qualname__", type(a).__name__)
                 raise self.refuse(f"it hands on the function {name}, which holds {held}")
         elif id(a) not in self.before and not is_frozen(a):
-            text = f"it makes a {type(a).__name__} and hands it on, which every stage would have its own of"
+            text = (
+                f"it makes a {type(a).__name__} and passes it on, and every stage would have "
+                "a separate copy of it"
+            )
             cache = "; a cache is of no use in training: set use_cache=False in the model's configuration"
             raise self.refuse(text + cache * type(a).__name__.endswith("Cache"))
 
@@ -320,7 +325,7 @@ class Capture(TorchFunctionMode):
         name = type(a).__name__
         args, kwargs = contents(a)
         if args is None:
-            raise self.refuse(f"it hands on a {name}, which cannot be made again on another stage")
+            raise self.refuse(f"it hands on a {name}, which cannot be rebuilt on another stage")
         made = NamedFunction(lambda *xs, **ks: remade(type(a), *xs, **ks), name)
         given = tuple(map(self.arg, args))
         node = self.graph.call_function(made, given, {k: self.arg(v) for k, v in kwargs.items()})

@@ -38,7 +38,7 @@ MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 """Modules of torch that models of this package may have, and that look at the mode that they are in."""
 
 STAGES = "parallel.pipeline.stage_config"
-CURE = "name a larger module there, so that this code runs inside it"
+CURE = "name a larger module in stage_config, so that this code runs inside it"
 
 
 Cost = tuple[int, int, Operations]
@@ -127,7 +127,7 @@ class Tracer(Capture):
 
     def _depends(self, leaf: str, what: str) -> None:
         """Refuse what would be that of zeros for ever: code around the leaves runs now, and never again."""
-        raise self.refuse(f"{leaf} returns {what} with other data; let it return a tensor of a fixed shape")
+        raise self.refuse(f"{leaf} returns {what} with other data; return a tensor of a fixed shape")
 
     def over(self) -> None:
         """The forward is done."""
@@ -191,12 +191,12 @@ def trace(
     follow_again = partial(_follow, model, leaves, inputs, counted=counted)
     difference = same(tracer.graph, follow_again().graph)
     if difference:
-        text = f"the code between the named modules differs from one forward to the next ({difference})"
+        text = f"the code between the named modules changes from one forward to the next ({difference})"
         text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     counts = changed(once, variables(modules))
     if counts:
-        text = f"the forward changes {counts[0][0]} with every call, which each process has its own of"
+        text = f"the forward changes {counts[0][0]} with every call, which differs in each process"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     _steady(tracer, model, leaves, inputs)
     with evaluating([model]):
@@ -338,7 +338,7 @@ def refusing(
         if why or isinstance(first, Uncuttable):
             where = of_error(first)
             at = f" ({where})" if where else ""
-            text = f"cannot follow the code between the named modules of {name}{at}: {why}; {CURE}"
+            text = f"cannot trace the code between the named modules of {name}{at}: {why}; {CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
 
         # it fails by itself

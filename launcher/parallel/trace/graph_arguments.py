@@ -43,7 +43,7 @@ def why_foreign(t: torch.Tensor) -> str:
     if isinstance(t, nn.Parameter):
         text = "it uses a parameter of another copy of the model"
         return f"{text}, as a function does that __init__ has made around self"
-    return "it uses a tensor that is neither made there nor a parameter or buffer of the model"
+    return "it uses a tensor that was not created there and is neither a parameter nor a buffer of the model"
 
 
 def is_frozen(a: Any) -> bool:

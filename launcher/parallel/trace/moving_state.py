@@ -145,8 +145,13 @@ def unentangled(calls: Mapping[str, tuple[nn.Module, Any, Any]], values: SampleV
 
 
 ENTANGLED = {
-    BACKWARD: "the backward of {} uses what the last forward has left, and a pipeline runs other forwards "
-    "before it; keep what it needs with the call (ctx, or an argument of the hook's function)",
-    FORWARD: "the backward of {} leaves something that the next forward uses, and a pipeline runs other "
-    "forwards before it than one process; change it in the forward",
+    BACKWARD: (
+        "the backward of {} uses state that the last forward left behind, and a "
+        "pipeline runs other forwards before it; keep that state with the call (ctx, "
+        "or an argument of the hook's function)"
+    ),
+    FORWARD: (
+        "the backward of {} changes state that the next forward uses, and a pipeline "
+        "runs them in another order than one process; change the state in the forward"
+    ),
 }

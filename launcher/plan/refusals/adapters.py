@@ -21,7 +21,10 @@ def problems(job: Job, params: Sequence[Placed], graph: Graph) -> Iterator[Probl
     idle = [p.name.rpartition(".")[0] for p in params if p.role == "adapter" and never.intersection(p.names)]
     if job.model.lora is not None and idle:
         names = some([*dict.fromkeys(idle)])
-        text = f"{names}: no forward calls it, so that its adapter would change nothing; leave it out"
+        text = (
+            f"{names}: the forward never calls it, so an adapter would have no effect; "
+            "remove it from the list"
+        )
         yield Problem(f"{KEY}.modules", text)
 
 

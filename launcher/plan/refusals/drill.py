@@ -74,7 +74,7 @@ def _not_one(named: list[str]) -> Iterator[Problem]:
     if not named:
         yield Problem(KEY, "names no fault", f"{KEY}=null")
     else:
-        text = f"{', '.join(named)}: a drill is of one fault, so that what follows is known to be its work"
+        text = f"{', '.join(named)}: a drill has one fault, so that everything that follows is caused by it"
         yield Problem(KEY, f"{text}; set all but one of them to null")
 
 
@@ -124,7 +124,7 @@ def _no_other(step: int, job: Job) -> Iterator[Problem]:
         text = "1: bitflip damages the newest checkpoint, and there would be none before it"
         yield Problem("checkpoint.keep", text, "checkpoint.keep=2")
     if every is not None and (step - 1) // every < 2:
-        text = f"{step}: by then there are no two checkpoints (checkpoint.every={every})"
+        text = f"{step}: at that step there are fewer than two checkpoints (checkpoint.every={every})"
         yield Problem(f"{KEY}.bitflip.step", text, f"{KEY}.bitflip.step={2 * every + 1}")
 
 
@@ -139,6 +139,6 @@ def _nothing_to_compare(job: Job) -> Iterator[Problem]:
     if trains is None:
         yield Problem(KEY, "no step trains, so no fault happens", f"{KEY}=null")
         return
-    text = "no save behind train: the weights of a drill are compared with those of the undisturbed run"
+    text = "no save step after train: a drill compares its saved weights with those of the undisturbed run"
     words = [*names[: trains + 1], "save", *(n for n in names[trains + 1 :] if n != "save")]
     yield Problem("steps", text, quote(f"steps=[{','.join(words)}]"))

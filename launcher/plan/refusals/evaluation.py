@@ -44,14 +44,14 @@ def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     for c in _unsteady(skeleton, graph) if who else ():
         kind, end = ("buffer", ", which its output depends on") if c.read else ("parameter", "")
         text = f"in evaluation mode the forward changes the {kind} {c.name}{end}: the loss of"
-        text += f" {' and '.join(who)} would depend on how held-out samples are cut into batches"
+        text += f" {' and '.join(who)} would depend on how the held-out samples are grouped into batches"
         yield Problem("model", f"{text}; change it only while self.training, or evaluate nothing")
 
     if not graph.effects.mixed:
         return
     mixed = listed(graph.effects.mixed)
     text = f"{mixed} in evaluation mode too normalizes over the samples of a micro batch,"
-    text += " and one process would take other ones together"
+    text += " and one process would group other samples together"
     for name, step in job.steps.items():
         if isinstance(step, Export) and step.check:
             yield Problem(f"steps.{name}", text, f"steps.{name}.check=false")
@@ -69,6 +69,6 @@ def notes(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
     names = [c.name for c in graph.effects.evaluated]
     if names and asked(job):
         them = "it is" if len(names) == 1 else "they are"
-        text = f"a forward in evaluation mode changes {listed(names)}: {them} put back after each evaluation"
+        text = f"a forward in evaluation mode changes {listed(names)}: {them} restored after each evaluation"
         out.append(Note("model", text))
     return out

@@ -27,7 +27,7 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
 
     synced = skeleton.traits.synced
     if synced:
-        does = "SyncBatchNorm averages over all processes, those of other stages and tp too"
+        does = "SyncBatchNorm averages over all processes, including those of other stages and of tp"
         way_out = "use BatchNorm, whose statistics are those of each rank's own micro batch"
         yield Problem(KEY, f"{listed(synced)}: {does}; {way_out}")
 
@@ -35,12 +35,15 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
         kept = [p for p in skeleton.params if p.name in names]
         if len(kept) > 1 and any(p.trainable for p in kept):
             together = listed([p.name for p in kept])
-            text = f"{together} lie in the same memory, and each would have its own on its rank"
-            way_out = "keep one tensor, under one name or several, and take views of it in the forward"
+            text = f"{together} share memory, and on separate ranks each would have a copy of its own"
+            way_out = "keep one tensor, under one name or several, and create views of it in the forward"
             yield Problem(KEY, f"{text}; {way_out}")
 
     for hook in skeleton.traits.for_all:
-        text = f"the constructor calls {hook}, for all modules of torch, once more each time that it runs"
+        text = (
+            f"the constructor calls {hook}, which registers hooks for all modules of "
+            "torch again each time the constructor runs"
+        )
         yield Problem(KEY, f"{text}; register hooks on the modules of the model")
 
     if not any(p.trainable for p in skeleton.params):
@@ -54,7 +57,7 @@ def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
         way_out = "keep it real with a last dim of 2, and use torch.view_as_complex in the forward"
         yield Problem(KEY, f"{text}; {way_out}")
     elif spec.dtype not in ITEMSIZE:
-        text = f"{name} is a {kind} of {spec.dtype}, which no checkpoint can hold"
+        text = f"{name} is a {kind} of {spec.dtype}, which checkpoints cannot store"
         cure = "; keep it real with a last dim of 2" if spec.dtype.startswith("complex") else ""
         yield Problem(KEY, text + (cure or f"; keep it in one of {', '.join(ITEMSIZE)}"))
 
@@ -82,8 +85,11 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
             how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     for module in graph.effects.grads:
-        text = f"{_where(module)} looks at a weight's .grad, of which a rank has its own part, or none yet"
-        way_out = "take what it needs in the forward (torch.autograd.grad), or leave it out"
+        text = (
+            f"{_where(module)} reads a weight's .grad, and each rank has only its own "
+            "part of the gradient, or none yet"
+        )
+        way_out = "compute what it needs in the forward (torch.autograd.grad), or remove the read"
         yield Problem(KEY, f"{text}; {way_out}")
 
     # what would see less than in one process, or not work in torch
@@ -92,7 +98,7 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
     yield from _overwrites(at, graph)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
-            how = "goes from one stage to another as complex numbers, whose gradients do not travel"
+            how = "passes complex numbers from one stage to another, and their gradients cannot be sent back"
             text = f"{c.name} {how}"
             yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
 
@@ -103,12 +109,12 @@ def _around(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
     asking = [f"the constructor asks for {what}" for what in skeleton.traits.world]
     asking += [f"{_where(module)} asks for {what} in its forward" for module, what in graph.effects.world]
     for asks in asking if n > 1 else ():
-        text = f"{asks}, and {n} ranks get other answers than one"
-        cure = "leave it out, for samples, gradients and losses are put together without it"
+        text = f"{asks}, and {n} ranks get a different answer than one process"
+        cure = "remove it: the launcher combines samples, gradients and losses itself"
         yield Problem(KEY, f"{text}: they would train another model; {cure}")
     if graph.effects.global_draws and at.sizes.replicas > 1:
         text = "the forward draws numbers from Python's or numpy's random stream"
-        yield Problem(KEY, f"{text}, which is another on every rank; draw with torch, inside a module")
+        yield Problem(KEY, f"{text}, which differs on every rank; draw with torch, inside a module")
     if _mixes(graph) and _cuts_batch(at.sizes):
         yield _mixed(at)
     for kept in graph.effects.kept:
@@ -132,12 +138,12 @@ def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
         for name in names:
             if of:
                 if name not in kept and name in graph.effects.reads:
-                    text = f"{name} lies in the memory of {of[0]}, which it would no longer follow"
+                    text = f"{name} shares memory with {of[0]}, and would no longer see its updates"
                     yield Problem(KEY, f"{text}; compute it from {of[0]} in the forward")
             elif name in changed:
                 others = listed([n for n in names if n != name])
                 text = f"the forward changes {name}, in whose memory {others} lies"
-                text += ", which would no longer follow"
+                text += ", which would no longer see the change"
                 yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
                 break
 
@@ -145,11 +151,14 @@ def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     together = {n for names in skeleton.traits.shared for n in names}
     for name in skeleton.traits.computed:
         if name in graph.effects.reads and name not in together:
-            text = f"{name} was computed from weights when the model was made"
-            yield Problem(KEY, f"{text}, and no gradient would go through it; compute it in the forward")
+            text = f"{name} was computed from weights in the constructor"
+            yield Problem(KEY, f"{text}, so no gradient flows through it; compute it in the forward")
     for shape in graph.effects.foreign:
-        text = f"the forward uses a tensor of shape {shape} that is no parameter or buffer of the model"
-        text += ", and that was not made there: ranks would have no numbers for it; make it a buffer"
+        text = (
+            f"the forward uses a tensor of shape {shape} that is neither a parameter nor "
+            "a buffer of the model"
+        )
+        text += " and was not created in the forward: ranks have no values for it; register it as a buffer"
         yield Problem(KEY, text)
 
 
@@ -231,13 +240,14 @@ def _unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
     ):
         if names:
             text = f"{listed(names)}: the forward changes and reads it, and {what}; no checkpoint has it"
-            out.append(Note("checkpoint", f"{text}, so a run that goes on begins it anew; {cure}"))
+            out.append(Note("checkpoint", f"{text}, so a resumed run starts it anew; {cure}"))
     return out
 
 
 DTYPES = (
-    "weights and inputs have the dtype of train.precision, and what a forward makes itself has torch's "
-    "default, float32; give it the dtype of a weight, as in x.to(weight.dtype)"
+    "weights and inputs have the dtype of train.precision, and tensors that a "
+    "forward creates have torch's default, float32; create them with the dtype "
+    "of a weight, as in x.to(weight.dtype)"
 )
 
 
@@ -251,8 +261,8 @@ def _disagree(graph: Graph) -> Iterator[Problem]:
 def _sparse(graph: Graph) -> Iterator[Problem]:
     tables = graph.effects.sparse
     if tables:
-        text = "looked up with sparse=True, and sparse gradients can be neither summed nor clipped here"
-        way_out = "leave sparse out: dense gradients have the same numbers"
+        text = "looked up with sparse=True, and the launcher can neither sum nor clip sparse gradients"
+        way_out = "remove sparse=True: dense gradients have the same numbers"
         yield Problem(KEY, f"{listed(tables)}: {text}; {way_out}")
 
 
@@ -275,7 +285,7 @@ def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
 
     # weights that a rank has only a copy or a part of
     if weight and at.mixed:
-        return ", and in half precision it would change a copy", "train.precision=fp32"
+        return ", and in half precision the forward changes a copy", "train.precision=fp32"
     if weight and p is not None and _cut(p):
         return ", which is cut over tp; leave its module out of parallel.operators", ""
     return None
@@ -286,12 +296,18 @@ def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     here = {at.stage_of(m) for m in c.at} - {None}  # glue was placed where what it changes is
     owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
     if len(owners) > 1:
-        return f", of which stages {_numbers(owners)} have a copy each; put all that use it on one stage", ""
+        return (
+            (
+                f", of which stages {_numbers(owners)} have a copy each; put all modules that "
+                "use it on one stage"
+            ),
+            "",
+        )
     if here and here != owners:
         text = f", which is on stage {_numbers(owners)}, in {listed(c.at)} on stage {_numbers(here)}"
         return f"{text}; put both on one stage", ""
     if c.kept:
-        text = " in place, while the backward of another micro batch still needs what was there"
+        text = " in place, and the backward of another micro batch still needs the old values"
         return f"{text}; compute with a copy, {c.name.rpartition('.')[2]}.clone()", ""
     return None
 
@@ -299,9 +315,12 @@ def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
 def _inner(i: Inner, at: CutModel) -> Why | None:
     """Why it cannot be, and the way out."""
     if at.sharded:
-        return "sharded weights are not there then", "parallel.hsdp=null"
+        return "its sharded weights are not gathered at that point", "parallel.hsdp=null"
     if at.tp:
-        return "operators that are cut over tp send something then; cut none in parallel.operators", ""
+        return (
+            "operators that are cut over tp communicate at that point; remove them from parallel.operators",
+            "",
+        )
     if at.mixed and i.backward:
         return "in half precision the gradients would be lost", "train.precision=fp32"
 
@@ -309,9 +328,12 @@ def _inner(i: Inner, at: CutModel) -> Why | None:
     if len(at.stages) == 1:
         return None
     if at.stage_of(i.module) is None:
-        return "that is between the named modules: what it goes back through may be on another stage", ""
+        return (
+            "that code is between the named modules, and the path of the gradient may lead to another stage",
+            "",
+        )
     if i.backward or any(covers(m, i.module) for s in at.stages for m in s.modules if m in i.crosses):
-        return "what it goes back through is on another stage too; put all of that in one module", ""
+        return "the path of the gradient leads to another stage; put all of it in one module", ""
     if at.split:
         return f"{at.scheduler} cuts backwards in two", "parallel.pipeline.scheduler=1f1b"
     return None
@@ -324,11 +346,11 @@ def _hooks(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Itera
             yield Problem(KEY, f"the parameter {name} has hooks, and {why[0]}", why[1])
     for module in skeleton.traits.backward:
         if len(at.stages) > 1 and at.stage_of(module) is None:
-            text = f"{_where(module)} has backward hooks, and runs on several stages"
+            text = f"{_where(module)} has backward hooks and runs on several stages"
             yield Problem(KEY, f"{text}; put them on a module that one stage runs whole")
         elif at.tp:
-            text = f"{_where(module)} has backward hooks, which would see a part of a gradient beside"
-            yield Problem(KEY, f"{text} operators that are cut over tp; cut none in parallel.operators")
+            text = f"{_where(module)} has backward hooks, which would see only a part of the gradient next to"
+            yield Problem(KEY, f"{text} operators that are cut over tp; remove those from parallel.operators")
 
 
 def _hooked(p: Placed, at: CutModel) -> Why | None:
@@ -336,20 +358,26 @@ def _hooked(p: Placed, at: CutModel) -> Why | None:
     if at.sizes.replicas > 1:
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
         way_out = "change gradients in an optimizer of your own, or use one data-parallel rank"
-        return f"{ranks} would call them with the gradient of its own samples; {way_out}", ""
+        return f"{ranks} would call them with the gradient of its own samples only; {way_out}", ""
 
     # in one process they see the whole gradient
     if len(p.stages) > 1:
-        return f"stages {_numbers(p.stages)} use it: each would call them with its part of the gradient", ""
+        return (
+            (
+                f"stages {_numbers(p.stages)} use it, and each would call the hooks with its "
+                "part of the gradient"
+            ),
+            "",
+        )
     if _cut(p):
         way_out = "leave it out of parallel.operators"
-        return f"it is cut over tp: they would see a part of the gradient; {way_out}", ""
+        return f"it is cut over tp, so the hooks would see only a part of the gradient; {way_out}", ""
 
     # and that of the parameter itself, once
     if at.mixed:
         return "in half precision its gradient is that of a copy", "train.precision=fp32"
     if at.split:
-        return f"{at.scheduler} cuts backwards in two, past all hooks", "parallel.pipeline.scheduler=1f1b"
+        return f"{at.scheduler} splits the backward, which bypasses hooks", "parallel.pipeline.scheduler=1f1b"
     return None
 
 
@@ -359,12 +387,13 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
     for modules, why, way_out in (
         (graph.inferred, " runs in torch.inference_mode, where sharded weights cannot be gathered",
          "use torch.no_grad instead"),
-        (graph.overwrites, ": its forward changes its input in place, which cannot be where its weights are "
-         "sharded", "let it make a new tensor (inplace=False, x = x + y)"),
-        (graph.lazy, ": its forward returns a generator, whose code would run when its weights are sharded "
-         "again", "let it return a list"),
-        (graph.fills, ": its forward changes a list or dictionary that it is given, which is another one "
-         "where its weights are sharded", "let it return what it adds"),
+        (graph.overwrites, ": its forward changes its input in place, which FSDP2 does not allow for "
+                           "modules with sharded weights",
+         "let it make a new tensor (inplace=False, x = x + y)"),
+        (graph.lazy, ": its forward returns a generator, whose code would run after its weights "
+                     "have been resharded", "let it return a list"),
+        (graph.fills, ": its forward changes a list or dictionary argument, and FSDP2 passes a "
+                      "copy to modules with sharded weights", "let it return what it adds"),
     ):  # fmt: skip
         found = [m for m in modules if m in gathered]
         if found:
@@ -381,7 +410,7 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
             yield Problem(KEY, text, "parallel.hsdp.optimizer_level=level2")
         found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if found:
-            text = f"{listed(found)}: called with another tensor in the place of a weight, where level3 would"
+            text = f"{listed(found)}: called with another tensor in place of a weight, and level3 would"
             yield Problem(KEY, f"{text} gather its own", "parallel.hsdp.optimizer_level=level2")
 
 

@@ -24,8 +24,8 @@ def shared(graph: Graph, more: Sequence[TensorSpec] | None, samples: int) -> Ite
             text += f" and {_shape(more[n])} for {samples + 1}"
         elif made.shape[:1] == (samples,):
             continue
-        why = "a loss is added up over samples, however they are cut into micro batches"
-        yield Problem("model", f"{text}; {why}: return a number, or more, of each sample along dim 0")
+        why = "the loss is summed over samples, across all micro batches"
+        yield Problem("model", f"{text}; {why}: return one or more numbers for each sample along dim 0")
 
 
 def _shape(made: TensorSpec) -> str:

@@ -60,9 +60,13 @@ def note(traits: OptimizerTraits | None) -> list[Note]:
 def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]:
     text = f"{traits.name}: it draws random numbers {SEEN}"
     if traits.draws == "elsewhere":
-        yield Problem(KEY, f"{text} that torch.manual_seed does not decide: no run could be done again")
+        yield Problem(
+            KEY, f"{text} from a generator that torch.manual_seed does not seed, so no run could be repeated"
+        )
     elif traits.draws and sizes.grid.size > 1:
-        others = f"{sizes.grid.size} ranks would draw others than one: it trains on one rank"
+        others = (
+            f"{sizes.grid.size} ranks would draw other numbers than one process; it can be used on one rank"
+        )
         yield Problem(KEY, f"{text}, and {others}")
     elif traits.draws and any(step.kind == "certify" for step in job.steps.values()):
         yield Problem(KEY, f"{text}, so that no two trainings can be compared: leave out the certify step")
@@ -76,9 +80,10 @@ def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterat
     axes = sorted({axis for p in wrong for axis in p.layout.axes})
     names = some([p.name for p in wrong])
     text = (
-        f"{traits.name}: what a step does to one number of a tensor depends on the rest of the tensor {SEEN}"
-        f", and {names} would be cut over {' and '.join(axes)}: it trains where tensors are whole, so with "
-        "pipeline stages and replicas"
+        f"{traits.name}: its update of one element of a tensor depends on the rest of "
+        f"the tensor {SEEN}, and {names} would be cut over {' and '.join(axes)}; it "
+        "can be used with pipeline stages and replicas, where every rank has whole "
+        "tensors"
     )
     yield Problem(KEY, text, _unsharded(job, axes))
 
@@ -103,9 +108,9 @@ def _apart(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Probl
     if len(stages) > 1 or cut:
         over = [*(["pipeline stages"] if len(stages) > 1 else []), *cut]
         text = (
-            f"{traits.name}: what a step does to one tensor depends on the others {SEEN}, and over "
-            f"{' and '.join(over)} no rank has them all: it trains in one stage of whole tensors, so with "
-            "replicas"
+            f"{traits.name}: its update of one tensor depends on other tensors {SEEN}, "
+            f"and over {' and '.join(over)} no rank has all of them; it can be used with "
+            "replicas, where every rank has all tensors"
         )
         yield Problem(KEY, text)
 
@@ -116,7 +121,7 @@ def _empty(traits: OptimizerTraits, trained: Sequence[Placed], sizes: Sizes) -> 
     bare = [p.name for p in trained if p.layout.axes and _empty_somewhere(p, sizes)]
     if bare:
         text = f"{traits.name}: it fails on a piece without elements {SEEN}"
-        text += f", and some ranks have none of {some(bare)}"
+        text += f", and some ranks have no elements of {some(bare)}"
         yield Problem(KEY, text, "parallel.hsdp.uneven=whole")
 
 
@@ -138,7 +143,7 @@ def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Probl
     """State that a checkpoint would not bring back."""
     cut = [p.name for p in trained if p.layout.axes]
     if traits.lost:
-        text = f"{traits.name}: its state cannot be saved and brought back: {traits.lost} {SEEN}"
+        text = f"{traits.name}: its state cannot be saved and restored: {traits.lost} {SEEN}"
         yield Problem(KEY, f"{text}. Keep numbers, and tensors, in self.state[p] or in self.param_groups")
     elif traits.odd and cut:
         text = f"{traits.name}: it keeps {traits.odd}"

@@ -19,7 +19,8 @@ def notes(job: Job, effects: Effects, sizes: Sizes) -> Iterator[Note]:
         return
     if sizes.replicas > 1 or sizes.grid["pp"] > 1:
         text = (
-            f"{_listed(effects.draws)}: random numbers are drawn in training, from a stream of each stage and"
+            f"{_listed(effects.draws)}: draws random numbers in training, from a separate "
+            "stream for each stage and"
         )
         yield Note("seed", f"{text} data-parallel rank: losses are not those of another layout")
     others = _others(effects)

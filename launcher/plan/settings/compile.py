@@ -53,7 +53,10 @@ def split(job: Job, rule: Rule) -> Iterator[Problem]:
     """Schedulers that cut a backward in two: a compiled one is one piece."""
     if job.train.compile is not None and rule.split:
         scheduler = job.parallel.pipeline.scheduler
-        text = f"{scheduler} cuts each backward in two, and a compiled one is one piece; 1f1b leaves it whole"
+        text = (
+            f"{scheduler} cuts each backward in two, and a compiled backward is one "
+            "piece; 1f1b does not split it"
+        )
         more = "" if rule.single else " parallel.pipeline.interleave=true parallel.pipeline.chunks=2"
         yield Problem(KEY, text, f"parallel.pipeline.scheduler=1f1b{more}")
 
@@ -73,7 +76,10 @@ def overwritten(job: Job, seen: bool) -> list[Problem]:
     """``seen``: a tensor was changed in place between two operators over tp that take it."""
     if job.train.compile is None or not seen:
         return []
-    text = "the model changes in place what two operators over tp take, which a graph cannot tell apart"
+    text = (
+        "the model changes in place what two operators over tp take, which a "
+        "compiled graph cannot distinguish"
+    )
     return [Problem(KEY, f"{text}; let it make a new tensor", OFF)]
 
 
@@ -203,7 +209,10 @@ def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     inner = [i.module for i in model.graph.effects.inner]
     taken = [m or "each stage" for m in modules if any(covers(m, i) or covers(i, m) for i in inner)]
     if taken:
-        text = f"{some(taken)}: the forward takes a gradient itself, and a graph has no second backward"
+        text = (
+            f"{some(taken)}: the forward computes a gradient itself, and a compiled graph "
+            "has no second backward"
+        )
         yield Problem(MODULES, f"{text}; name other modules", OFF)
     own = model.skeleton.traits.compiled
     twice = [m or "each stage" for m in modules if any(covers(m, c) or covers(c, m) for c in own)]
@@ -218,7 +227,7 @@ def _no_whole_graph(asked: Compile, modules: Sequence[str], model: TracedModel) 
         return
     looks = _with(modules, model.graph.looks)
     if looks:
-        text = f"true: {looks}: the data decide what is done, which is no one graph"
+        text = f"true: {looks}: the control flow depends on the data, so there is no single graph"
         yield Problem(FULLGRAPH, text, IN_PARTS)
     hooked = model.skeleton.traits.backward
     hooks = _with(modules, [h for h in hooked if h not in modules])  # its own are outside of it

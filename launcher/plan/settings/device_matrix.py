@@ -131,7 +131,7 @@ def ranks(job: Job, found: list[Problem]) -> int | None:
     world = launch.nproc * launch.nnodes
     if world % pp:
         nodes = "" if launch.nnodes == 1 else f"{many(world, 'rank')} on {launch.nnodes} nodes "
-        text = f"{launch.nproc}: {nodes}cannot be cut evenly into {many(pp, 'pipeline stage')}"
+        text = f"{launch.nproc}: {nodes}cannot be divided evenly into {many(pp, 'pipeline stage')}"
         found.append(Problem("launch.nproc", text, f"launch.nproc={-(-world // pp) * pp // launch.nnodes}"))
         return None
     return world // pp

@@ -37,7 +37,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     batch = job.train.batch_size
     if batch % slots:
         parts = f"{many(replicas, 'data-parallel rank')} x {many(micros, 'micro batch')}"
-        text = f"{batch}: these samples cannot be cut evenly into {parts}"
+        text = f"{batch}: these samples cannot be divided evenly into {parts}"
         problems.append(Problem("train.batch_size", text, f"train.batch_size={-(-batch // slots) * slots}"))
 
     pipe = job.parallel.pipeline
@@ -146,4 +146,4 @@ def _indivisible(job: Job, world: int, tp: int, unit: int) -> Problem:
     what = many(pp, "pipeline stage") + (f" x {tp}-way tensor parallelism" if tp > 1 else "")
     ranks = "" if nodes == 1 else f"{many(world, 'rank')} on {nodes} nodes "
     cure = f"launch.nproc={-(-(job.launch.nproc or 1) // step) * step}"
-    return Problem("launch.nproc", f"{job.launch.nproc}: {ranks}cannot be cut evenly into {what}", cure)
+    return Problem("launch.nproc", f"{job.launch.nproc}: {ranks}cannot be divided evenly into {what}", cure)

@@ -112,7 +112,7 @@ def settled(
     others = [r.module for r, why in wrong.items() if not why]
     cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
     problems = [
-        Problem(MODULES, f"{r.module} cannot run again in the backward: {why}", cure)
+        Problem(MODULES, f"{r.module} cannot be recomputed in the backward: {why}", cure)
         for r, why in wrong.items()
         if why
     ]

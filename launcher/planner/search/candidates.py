@@ -53,11 +53,13 @@ def _of_grid(open_: _Open, tp: int, operators: str, stages: int, found: Space) -
     """Layouts of this grid."""
     world, batch = open_.world, open_.job.train.batch_size
     if world % (stages * tp):
-        found.out[f"{many(world, 'rank')} cannot be cut evenly into {stages} x {tp}"] += 1
+        found.out[f"{many(world, 'rank')} cannot be divided evenly into {stages} x {tp}"] += 1
         return
     replicas = world // (stages * tp)
     if batch % replicas:
-        found.out[f"train.batch_size {batch} cannot be cut evenly over {replicas} data-parallel ranks"] += 1
+        found.out[
+            f"train.batch_size {batch} cannot be divided evenly over {replicas} data-parallel ranks"
+        ] += 1
         return
     local = batch // replicas
     for micros in open_.micros(stages, local, found.out):
@@ -85,7 +87,7 @@ def impossible(job: Job) -> list[Problem]:
     over = job.search.over
     problems = []
     if job.cluster.links is None:
-        text = "nobody says how fast the devices are that layouts are compared on"
+        text = "the speed of the devices is not known, and layouts are compared by it"
         problems.append(Problem("cluster", text, "cluster=h100_sxm"))
     if job.launch.nproc is None:
         text = "null: a search needs to know how many ranks there are"
@@ -98,7 +100,7 @@ def impossible(job: Job) -> list[Problem]:
     }
     for key, (wrong, value, cure) in sums.items():
         if wrong:
-            text = f"{value}: the size of a step would hang on the layout that is found"
+            text = f"{value}: the size of a step would depend on the layout that is chosen"
             problems.append(Problem(key, text, f"{key}={cure}"))
     if over.get(OPERATORS) == AUTO:
         problems.append(Problem(OPERATORS, "auto: only a composed request has options of operators"))
@@ -144,7 +146,7 @@ class _Open:
         asked = self.job.parallel.pipeline.micro_batch_num or stages
         for n in self._values(MICROS, _divisors(local), asked):
             if local % n:
-                out[f"{local} samples of a rank cannot be cut evenly into {n} micro batches"] += 1
+                out[f"{local} samples of a rank cannot be divided evenly into {n} micro batches"] += 1
             elif n < stages:
                 out["fewer micro batches than stages"] += 1
             else:

@@ -106,7 +106,7 @@ def _batch_dependent(wholes: Iterable[Whole | str], layouts: Sequence[Layout]) -
     """Layouts that would train other numbers than each other."""
     sizes = sorted({layout.micro for layout in layouts})
     if len(sizes) > 1 and any(not isinstance(of, str) and of.batch_dependent for of in wholes):
-        text = "auto: what this model computes hangs on the samples of a micro batch"
+        text = "auto: what this model computes depends on the number of samples in a micro batch"
         text = f"{text}, and these layouts have {', '.join(map(str, sizes))} of them"
         yield Problem(candidates.MICROS, text)
 

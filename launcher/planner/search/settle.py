@@ -47,7 +47,7 @@ def settle(asked: Question, choice: Choice, traces: Traces) -> Finalist | Refuse
         every = _all_again(found, job, traces)
     if every is not None and fits(every.predicted, asked.room):
         return every
-    return Refused(found.layout, f"{found.policy}: too large by a little whatever runs again")
+    return Refused(found.layout, f"{found.policy}: slightly too large with any recomputation")
 
 
 def _all_again(found: Predicted, job: Job, traces: Traces) -> Finalist | None:

@@ -104,7 +104,7 @@ def notes(ranking: Ranking, taken: Predicted | None = None) -> Iterator[Note]:
         if compared:
             text = f"{text}, {', '.join(compared)}"
         else:
-            text = f"{text}; nothing else that was planned fits, or was worth a plan"
+            text = f"{text}; no other planned layout fits, or was worth planning"
         yield Note(KEYS[name], text)
 
 

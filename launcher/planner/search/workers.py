@@ -94,7 +94,7 @@ def _alive() -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError) as error:
-        text = "a process that plans layouts for this search has ended: somebody or the system has killed it"
+        text = "a process that plans layouts for this search has ended: a user or the system killed it"
         raise RunError(f"{text} (out of memory? see dmesg)") from error
 
 

@@ -36,11 +36,11 @@ def text(job: Job, each: int) -> str:
 def refused(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem]:
     """Whatever the cluster is; ``key``: what asks for it, ``outer``: ranks that are there already."""
     if outer is not None:
-        text = "this process is a rank of torchrun or srun already, and would submit a job of its own"
+        text = "this process is already a rank of torchrun or srun, and every rank would submit a job"
         return [Problem(key, text, "launch=auto")]
     problems = []
     if job.launch.mode in ("spawn", "inproc"):
-        text = f"{job.launch.mode}: the ranks of a job of {cluster} are started by {_starter(cluster)}"
+        text = f"{job.launch.mode}: in a job of {cluster} the ranks are started by {_starter(cluster)}"
         problems.append(Problem("launch.mode", text, "launch.mode=auto"))
     values = job.model_dump(mode="json", by_alias=True, exclude={"checkpoint"})  # which takes places only
     for secret in _hidden(values, redact.values(values)):

@@ -106,7 +106,7 @@ def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[],
 
     with _left(own, at, turn), asked:
         if not interruptible(partial(asked.wait, PATIENCE_S), watch):
-            raise RunError(f"rank {at.rank}: rank 0 has said nothing for {PATIENCE_S:.0f} s")
+            raise RunError(f"rank {at.rank}: rank 0 has not answered for {PATIENCE_S:.0f} s")
 
     word: Word = decode(own.get(f"word{turn}"), Word)
     own.set(f"heard{turn}.{at.rank}", "")

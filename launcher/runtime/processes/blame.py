@@ -113,13 +113,13 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
 
         # only of a process of this machine can more be known than that it is silent
         if here and not _lives(int(pid)):
-            known.append(_lost(rank, world, "has died and said nothing (SIGKILL? out of memory? see dmesg)"))
+            known.append(_lost(rank, world, "has died without a message (SIGKILL? out of memory? see dmesg)"))
         elif here and stopped(int(pid)):
             why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
             known.append(faults.hung(rank, world.attempt, timeout_s, why))
         else:
             where_else = f", on {host}" if host else ""
-            unseen.append(_lost(rank, world, f"has said nothing: it is dead, or it hangs{where_else}"))
+            unseen.append(_lost(rank, world, f"does not answer: it has died, or it hangs{where_else}"))
     return known or unseen
 
 

@@ -113,7 +113,9 @@ class ForkServer:
                 near.close()
                 self.stop()
                 if again:
-                    text = "the process that ranks are forked from has ended twice; its last words are above"
+                    text = (
+                        "the process that ranks are forked from has ended twice; its last messages are above"
+                    )
                     raise RunError(text) from error
         raise AssertionError("the second time returns or raises")
 

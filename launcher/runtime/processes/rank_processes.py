@@ -143,7 +143,7 @@ def _shared(task: Task, share: Callable[[], Work]) -> tuple[Task, str]:
         return task, f"{type(error).__name__}: {error}"
     if not single_threaded():
         return task, "code of the user's has started threads"
-    return task, "code of the user's has initialised a device" if _device_initialised() else ""
+    return task, "user code has initialised a device" if _device_initialised() else ""
 
 
 def _device_initialised() -> bool:

@@ -164,7 +164,9 @@ class _Supervisor:
         meeting_place = self._task.rendezvous.folder
         if not self._folder_gone and not meeting_place.is_dir():
             self._folder_gone = True
-            _log.warning("%s was deleted: ranks that still have to meet there cannot", meeting_place)
+            _log.warning(
+                "%s was deleted: ranks that have not connected yet cannot connect any more", meeting_place
+            )
 
         # ranks that others watch
         if self._peer is None and (fault := self._elsewhere()) is not None:

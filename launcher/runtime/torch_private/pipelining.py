@@ -166,7 +166,7 @@ class RuntimeStage(Base):
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
-                    text = f"hands on {_spec(got)} where {_spec(planned)} was planned"
+                    text = f"passes on {_spec(got)}, and the plan expects {_spec(planned)}"
                     why = "shapes and dtypes between stages must not depend on the data"
                     raise RunError(f"stage {self.stage_index} {text}; {why}")
         return out

@@ -162,7 +162,7 @@ class Feed:
 def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:
     """``t`` itself, one for each index. Raises ``RunError``."""
     if len(t) != len(read):
-        text = f"{where}: the data was asked for {len(read)} {split} samples and returned {len(t)}"
+        text = f"{where}: {len(read)} {split} samples were requested, and the data returned {len(t)}"
         raise RunError(
             f"{text}, in a tensor of shape {tuple(t.shape)}; return one for each index, in their order"
         )

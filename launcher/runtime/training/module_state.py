@@ -93,7 +93,7 @@ def _encoded(value: Any, name: str) -> Any:
         return {kind: items} if most is None else {kind: items, "maxlen": most}
     if type(value) in MAPPINGS.values():
         return {kind: [[_encoded(k, name), _encoded(v, name)] for k, v in value.items()]}
-    text = f"{name or 'the model'}.get_extra_state() returns a {kind}, which no checkpoint can hold"
+    text = f"{name or 'the model'}.get_extra_state() returns a {kind}, which checkpoints cannot store"
     cure = "return numbers, texts, bytes, tensors, arrays, or lists and dicts of those"
     raise RunError(f"{text}; {cure}")
 

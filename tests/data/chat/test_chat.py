@@ -172,7 +172,7 @@ BAD = {
     ),
     "no answer": (json.dumps(messages(TURNS[:1])), "the assistant says nothing in it"),
     "no question": (
-        json.dumps(messages(TURNS[1:2])), "the first message is the assistant's: nothing says what it answers",
+        json.dumps(messages(TURNS[1:2])), "the first message is the assistant's, so there is no prompt for it",
     ),
 }  # fmt: skip
 
@@ -229,13 +229,14 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
         (MISTRAL, [("system", "Be kind."), *TURNS], "the template refuses it: only user and assistant roles are known"),
         (
             FORGETFUL, TURNS,
-            "message 1: the template writes it otherwise once other messages follow; mark it in the template with "
+            "message 1: the template renders it differently when other messages follow; mark it in the template with "
             "{% generation %}",
         ),
         (
             CHATML.replace("assistant\n' }}{% endif", "model\n' }}{% endif"), TURNS,
-            "message 1: the template writes its turn otherwise than it asks for one (add_generation_prompt); mark it "
-            "in the template with {% generation %}",
+            ("message 1: the template renders this turn differently from its generation "
+             "prompt (add_generation_prompt); mark it in the template with "
+             "{% generation %}"),
         ),
         ("{{ 1 / 0 }}", TURNS, "the template refuses it: division by zero"),
         (

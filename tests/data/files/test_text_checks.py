@@ -109,7 +109,7 @@ def test_nor_is_what_has_nul_bytes(tmp_path, at):
     path.write_bytes(b"x" * at + b"\0" + b"x" * 100)
     [problem] = check_text(text(path))
     assert str(problem) == (
-        f"data.path: {path}: byte {at} is NUL, so it is no plain text: write the text to a file in UTF-8 first; "
+        f"data.path: {path}: byte {at} is NUL, so it is not plain text: write the text to a UTF-8 file first; "
         "data=tokens reads tokens that were prepared"
     )
 

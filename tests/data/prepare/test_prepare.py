@@ -230,7 +230,7 @@ def test_a_disk_that_is_full_is_said_and_what_is_whole_stays(tmp_path):
     folder = working_folder(tmp_path / "out")
     assert done.returncode == 1
     cause = f"error: {folder}: cannot be written: File too large"
-    assert done.stderr == f"{cause}; the same command goes on behind the files that are whole\n"
+    assert done.stderr == f"{cause}; the same command continues after the complete files\n"
     assert published(tmp_path / "out") is None
 
 

@@ -193,13 +193,15 @@ def test_certify_asks_for_the_same_by_its_own_order(data):
 
 NAME = "tests.data.torch_datasets.sets"
 KNOWN = "one of input, inputs, x, image, pixel_values and one of target, targets, y, label, labels, and no more"
-DRAW = "draw from torch's, numpy's or Python's global random numbers, which are put at (seed, epoch, item)"
+DRAW = "draw from the global random streams of torch, numpy or Python, which are seeded by (seed, epoch, item)"
 EVALUATES: dict[str, Any] = {"steps": {"train": {"kind": "train"}, "evaluate": {"kind": "evaluate"}}}
 REFUSED = {
     "own generator": (
         trained(of("Rows", samples=N, how="own generator")),
-        f"data._target_: {NAME}.Rows: item 0 is another one when it is asked for again; no two layouts would train the "
-        f"same; {DRAW}",
+        (
+            f"data._target_: {NAME}.Rows: item 0 differs when it is read again, so no two "
+            f"layouts would train the same; {DRAW}"
+        ),
     ),
     "made otherwise": (
         trained(of("Rows", samples=N, how="made otherwise")),
@@ -213,8 +215,11 @@ REFUSED = {
     ),
     "lost state": (
         trained(of("Kept", how="lost")),
-        f"data._target_: {NAME}.Kept: one that is given its state_dict after 2 items goes on with another item 2; let "
-        "it hold all that the next items hang on, or leave it out: the stream is read on then",
+        (
+            f"data._target_: {NAME}.Kept: one that is given its state_dict after 2 items "
+            "goes on with another item 2; let it hold everything that the next items "
+            "depend on, or remove it: then the stream is read forward"
+        ),
     ),
     "alone": (
         trained(of("Rows", samples=N, how="alone")),
@@ -307,8 +312,10 @@ LATER = {
     ),
     "the end": (
         of("Row", samples=3 * BATCH + 1),
-        "Row: the stream ended after 13 items, and item 13 (from 0) is due; let it begin again by itself, or "
-        "train.steps be at most 13 // train.batch_size",
+        (
+            "Row: the stream ended after 13 items, and item 13 (from 0) is due; let it "
+            "start over by itself, or set train.steps to at most 13 // train.batch_size"
+        ),
     ),
 }
 

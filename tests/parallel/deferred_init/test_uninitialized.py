@@ -8,8 +8,8 @@ from launcher.parallel.deferred_init import record
 from launcher.parallel.deferred_init.uninitialized import problems
 from tests.parallel import unrecorded
 
-BLANK = "is memory that nobody wrote: the constructor makes it with torch.empty, or the like, and leaves it so"
-LOOSE = "has other numbers each time the constructor runs, although torch, random and numpy are seeded"
+BLANK = "is uninitialised memory: the constructor makes it with torch.empty, or the like, and leaves it so"
+LOOSE = "gets different values each time the constructor runs, although torch, random and numpy are seeded"
 
 
 @pytest.mark.parametrize("maker", [unrecorded.Unwritten, unrecorded.UnwrittenWhole])
@@ -28,5 +28,5 @@ def test_a_weight_on_the_meta_device_is_named_and_refused():
 @pytest.mark.parametrize("maker", [unrecorded.Unseeded, unrecorded.UnseededWhole])
 def test_numbers_that_no_seed_decides_are_named_and_refused(maker):
     found = problems(maker, *record.record(maker, 0))
-    cure = "seed what they come from, or keep nothing between two constructions"
+    cure = "seed their source, or keep no state between two constructions"
     assert list(map(str, found)) == [f"model: {n} {LOOSE}; {cure}" for n in ("w", "g")]

@@ -201,7 +201,10 @@ def test_a_copy_of_a_compiled_module_runs_with_its_own_weights() -> None:
 def test_a_gradient_through_a_graph_is_refused() -> None:
     with pytest.raises(RequestError) as refused:
         plan_job(here("Sloped", train__compile=AOT))
-    text = "layers.0.0: the forward takes a gradient itself, and a graph has no second backward; name other modules"
+    text = (
+        "layers.0.0: the forward computes a gradient itself, and a compiled graph "
+        "has no second backward; name other modules"
+    )
     assert str(refused.value) == f"train.compile.modules: {text} (try: train.compile=null)"
 
 

@@ -15,12 +15,14 @@ from tests.parity import own, whole
 from tests.ranks import on_ranks
 
 USES = (
-    "model: the backward of middle uses what the last forward has left, and a pipeline runs other forwards before it; "
-    "keep what it needs with the call (ctx, or an argument of the hook's function)"
+    "model: the backward of middle uses state that the last forward left behind, "
+    "and a pipeline runs other forwards before it; keep that state with the call "
+    "(ctx, or an argument of the hook's function)"
 )
 LEAVES = (
-    "model: the backward of middle leaves something that the next forward uses, and a pipeline runs other forwards "
-    "before it than one process; change it in the forward"
+    "model: the backward of middle changes state that the next forward uses, and "
+    "a pipeline runs them in another order than one process; change the state in "
+    "the forward"
 )
 
 
@@ -34,7 +36,7 @@ def net(how: str, stages: int, **more: Any) -> Job:
 def test_a_backward_that_uses_what_the_last_forward_left_is_refused(how):
     with pytest.raises(RequestError) as refused:
         plan_job(net(how, 2))
-    assert USES in str(refused.value) or "which each process has its own of" in str(refused.value)
+    assert USES in str(refused.value) or "which differs in each process" in str(refused.value)
 
 
 def test_a_backward_that_leaves_something_for_the_next_forward_is_refused():

@@ -21,8 +21,10 @@ from tests.ranks import on_ranks
 CUT = {"a": 0, "b": 0, "head": 1}
 LOST = "model: the forward changes {}, which is on no stage: no other stage and no later step would see it; keep it in "
 READ = (
-    "parallel.pipeline.stage_config: cannot follow the code between the named modules of {} (python_state_nets.py): "
-    "it reads b.calls, which b changes as it runs; name a larger module there, so that this code runs inside it"
+    "parallel.pipeline.stage_config: cannot trace the code between the named "
+    "modules of {} (python_state_nets.py): it reads b.calls, which b changes as "
+    "it runs; name a larger module in stage_config, so that this code runs "
+    "inside it"
 )
 REFUSED = {
     "Table": LOST.format("table") + "a module that has a stage",
@@ -34,9 +36,9 @@ REFUSED = {
     "CountReadByModule": READ.format("CountReadByModule"),
     "Shared": "model: the forward changes b.box, which is also head.box, in Python: another stage would not see it; "
     "give each its own, or hand on a tensor",
-    "GlobalCount": "parallel.pipeline.stage_config: cannot follow the code between the named modules of GlobalCount "
+    "GlobalCount": "parallel.pipeline.stage_config: cannot trace the code between the named modules of GlobalCount "
     "(python_state_nets.py): it changes tests.parallel.python_state_nets.CALLS, which head would not see on its stage; "
-    "name a larger module there, so that this code runs inside it",
+    "name a larger module in stage_config, so that this code runs inside it",
 }
 
 

@@ -29,8 +29,9 @@ ITSELF = (
     "module each time instead"
 )
 HIDDEN = (
-    "model: middle.kept is or holds the module Linear, which is no submodule, so that no numbers and no device can be "
-    "given to its tensors; make it an attribute of a module, or put it in an nn.ModuleList or nn.ModuleDict"
+    "model: middle.kept is or holds the module Linear, which is no submodule, so "
+    "the launcher cannot initialise or move its tensors; make it an attribute of "
+    "a module, or put it in an nn.ModuleList or nn.ModuleDict"
 )
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *(("Held", {"way": way}, f"model: middle.kept {ITSELF}") for way in WAYS),
@@ -42,8 +43,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Prior",
         {},
         (
-            "model: middle.prior keeps tensors in a Normal, where no device can be given to them; make each a buffer "
-            "with register_buffer"
+            "model: middle.prior keeps tensors in a Normal, which the launcher cannot "
+            "move to a device; make each a buffer with register_buffer"
         ),
     ),
     (
@@ -58,7 +59,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Flat",
         {},
         (
-            "model: middle.square lies in the memory of middle.flat, which it would no longer follow; compute it from "
+            "model: middle.square shares memory with middle.flat, and would no longer see its updates; compute it from "
             "middle.flat in the forward"
         ),
     ),
@@ -66,31 +67,33 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Scaled",
         {},
         (
-            "model: middle.twice was computed from weights when the model was made, and no gradient would go through "
-            "it; compute it in the forward"
+            "model: middle.twice was computed from weights in the constructor, so no "
+            "gradient flows through it; compute it in the forward"
         ),
     ),
     (
         "Twice",
         {},
         (
-            "model: middle.p, middle.q lie in the same memory, and each would have its own on its rank; keep one "
-            "tensor, under one name or several, and take views of it in the forward"
+            "model: middle.p, middle.q share memory, and on separate ranks each would "
+            "have a copy of its own; keep one tensor, under one name or several, and "
+            "create views of it in the forward"
         ),
     ),
     (
         "Follows",
         {},
         (
-            "model: middle.lin.weight, middle.same lie in the same memory, and each would have its own on its rank; "
-            "keep one tensor, under one name or several, and take views of it in the forward"
+            "model: middle.lin.weight, middle.same share memory, and on separate ranks "
+            "each would have a copy of its own; keep one tensor, under one name or "
+            "several, and create views of it in the forward"
         ),
     ),
     (
         "Follows",
         {"persistent": False},
         (
-            "model: middle.same lies in the memory of middle.lin.weight, which it would no longer follow; compute it "
+            "model: middle.same shares memory with middle.lin.weight, and would no longer see its updates; compute it "
             "from middle.lin.weight in the forward"
         ),
     ),
@@ -98,8 +101,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Buffers",
         {"changes": True},
         (
-            "model: the forward changes middle.both, in whose memory middle.first lies, which would no longer follow; "
-            "keep one tensor, and take views of it in the forward"
+            "model: the forward changes middle.both, in whose memory middle.first lies, "
+            "which would no longer see the change; keep one tensor, and take views of it "
+            "in the forward"
         ),
     ),
     (
@@ -122,7 +126,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Kind",
         {},
         (
-            "model: middle.lin.weight is a Weight, a class that is lost when ranks get their parts of it; make it an "
+            "model: middle.lin.weight is a Weight, a class that is lost when the tensor is sharded; make it an "
             "nn.Parameter"
         ),
     ),
@@ -138,8 +142,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Global",
         {"early": True},
         (
-            "model: the forward uses a tensor of shape (6,) that is no parameter or buffer of the model, and that was "
-            "not made there: ranks would have no numbers for it; make it a buffer"
+            "model: the forward uses a tensor of shape (6,) that is neither a parameter "
+            "nor a buffer of the model and was not created in the forward: ranks have no "
+            "values for it; register it as a buffer"
         ),
     ),
 ]

@@ -166,8 +166,9 @@ REFUSED = {
     ),
     "glue that looks at data": (
         own("odd_nets.ByData", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of ByData "
-        "(odd_nets.py:177): its Python looks at data; name a larger module there, so that this code runs inside it",
+        ("parallel.pipeline.stage_config: cannot trace the code between the named "
+         "modules of ByData (odd_nets.py:177): its Python looks at data; name a "
+         "larger module in stage_config, so that this code runs inside it"),
     ),
     "a forward that fails by itself": (
         own("odd_nets.TooLong", TOKENS, stages=GPT),
@@ -183,13 +184,14 @@ REFUSED = {
     ),
     "a tensor of nobody": (
         own("odd_nets.Foreign", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Foreign (odd_nets.py:92): "
-        "it uses a tensor that is neither made there nor a parameter or buffer of the model; name a larger module "
-        "there, so that this code runs inside it",
+        ("parallel.pipeline.stage_config: cannot trace the code between the named "
+         "modules of Foreign (odd_nets.py:92): it uses a tensor that was not created "
+         "there and is neither a parameter nor a buffer of the model; name a larger "
+         "module in stage_config, so that this code runs inside it"),
     ),
     "tensors in a list": (
         own("odd_nets.Listed", [6], stages={"a": 0, "head": 1}),
-        "model: masks keeps tensors in a list, where no device can be given to them; make each a buffer with "
+        "model: masks keeps tensors in a list, which the launcher cannot move to a device; make each a buffer with "
         "register_buffer",
     ),
     "a parameter without a shape": (
@@ -198,56 +200,64 @@ REFUSED = {
     ),
     "a function around another copy of the model": (
         own("odd_nets.Closure", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Closure "
+        "parallel.pipeline.stage_config: cannot trace the code between the named modules of Closure "
         "(odd_nets.py:245): it uses a parameter of another copy of the model, as a function does that __init__ has "
-        "made around self; name a larger module there, so that this code runs inside it",
+        "made around self; name a larger module in stage_config, so that this code runs inside it",
     ),
     "vmap": (
         own("odd_nets.Mapped", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Mapped (odd_nets.py:261): "
-        "it calls torch.func (vmap, grad), whose tensors are nowhere else; name a larger module there, so that this "
-        "code runs inside it",
+        ("parallel.pipeline.stage_config: cannot trace the code between the named "
+         "modules of Mapped (odd_nets.py:261): it calls torch.func (vmap, grad), "
+         "whose tensors are nowhere else; name a larger module in stage_config, so "
+         "that this code runs inside it"),
     ),
     "glue that seeds": (
         own("odd_nets.Seeds", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Seeds (odd_nets.py:300): "
-        "it seeds torch's random stream, or puts back a state of it, which no stage would see; name "
-        "a larger module there, so that this code runs inside it",
+        ("parallel.pipeline.stage_config: cannot trace the code between the named "
+         "modules of Seeds (odd_nets.py:300): it seeds torch's random stream, or puts "
+         "back a state of it, which no stage would see; name a larger module in "
+         "stage_config, so that this code runs inside it"),
     ),
     "a generator": (
         own("odd_nets.Dice", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Dice (odd_nets.py:313): "
-        "it draws from a Generator of its own, which every stage would have its own of; name "
-        "a larger module there, so that this code runs inside it",
+        ("parallel.pipeline.stage_config: cannot trace the code between the named "
+         "modules of Dice (odd_nets.py:313): it draws from a generator of its own, "
+         "and every stage would have a separate copy of it; name a larger module in "
+         "stage_config, so that this code runs inside it"),
     ),
     "hooks on what is saved": (
         own("odd_nets.Packs", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Packs (odd_nets.py:321): "
-        "it has hooks on what autograd saves (saved_tensors_hooks), which no stage would see; name "
-        "a larger module there, so that this code runs inside it",
+        ("parallel.pipeline.stage_config: cannot trace the code between the named "
+         "modules of Packs (odd_nets.py:321): it has hooks on what autograd saves "
+         "(saved_tensors_hooks), which no stage would see; name a larger module in "
+         "stage_config, so that this code runs inside it"),
     ),
     "a look at what a view has changed": (
         own("odd_nets.WrittenByView", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of WrittenByView "
-        "(odd_nets.py:351): its Python looks at data; name a larger module there, so that this code runs inside it",
+        ("parallel.pipeline.stage_config: cannot trace the code between the named "
+         "modules of WrittenByView (odd_nets.py:351): its Python looks at data; name "
+         "a larger module in stage_config, so that this code runs inside it"),
     ),
     "gradients of before": (
         own("odd_nets.ReadsGrad", [6], stages=1),
-        "model: the model's own forward looks at a weight's .grad, of which a rank has its own part, or none yet; take "
-        "what it needs in the forward (torch.autograd.grad), or leave it out",
+        ("model: the model's own forward reads a weight's .grad, and each rank has "
+         "only its own part of the gradient, or none yet; compute what it needs in "
+         "the forward (torch.autograd.grad), or remove the read"),
     ),
     "a cache": (
         own("odd_nets.Caching", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Caching "
-        "(odd_nets.py:280): it makes a KeyCache and hands it on, which every stage would have its own of; a cache is "
-        "of no use in training: set use_cache=False in the model's configuration; name a larger module there, so "
-        "that this code runs inside it",
+        ("parallel.pipeline.stage_config: cannot trace the code between the named "
+         "modules of Caching (odd_nets.py:280): it makes a KeyCache and passes it on, "
+         "and every stage would have a separate copy of it; a cache is of no use in "
+         "training: set use_cache=False in the model's configuration; name a larger "
+         "module in stage_config, so that this code runs inside it"),
     ),
     "two dtypes": (
         own("odd_nets.OtherDtype", [6], stages=1),
-        "model: the forward calls addmm of float64 and float32 (odd_nets.py:251), which torch refuses; weights and "
-        "inputs have the dtype of train.precision, and what a forward makes itself has torch's default, float32; give "
-        "it the dtype of a weight, as in x.to(weight.dtype)",
+        ("model: the forward calls addmm of float64 and float32 (odd_nets.py:251), "
+         "which torch refuses; weights and inputs have the dtype of train.precision, "
+         "and tensors that a forward creates have torch's default, float32; create "
+         "them with the dtype of a weight, as in x.to(weight.dtype)"),
     ),
     "against the flow": (
         own("odd_nets.Backwards", [6], stages={"first": 0, "last": 1}),

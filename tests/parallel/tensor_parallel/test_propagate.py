@@ -104,17 +104,19 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "its norm takes all": (
         lambda net, x: net.norm(x), BOTH,
-        "parallel.operators: norm takes all features of its input, and they arrive cut over tp; have them gathered "
-        "before it (try: 'parallel.operators.norm.input=[null, null, null]')",
+        ("parallel.operators: norm needs all features of its input, and its input "
+         "arrives cut over tp; have them gathered before it (try: "
+         "'parallel.operators.norm.input=[null, null, null]')"),
     ),
     "the next layer takes all": (
         lambda net, x: x, {"up": COLUMN},
-        "parallel.operators: down takes all features of its input, and they arrive cut over tp; cut its weight on them "
-        "too (try: 'parallel.operators.down.weight=[null, tp]')",
+        ("parallel.operators: down needs all features of its input, and its input "
+         "arrives cut over tp; cut its weight on them too (try: "
+         "'parallel.operators.down.weight=[null, tp]')"),
     ),
     "a whole mask along it": (
         lambda net, x: x * net.mask, BOTH,
-        "parallel.operators: the model's own forward does not run with the pieces that a rank of tp=2 has: "
+        "parallel.operators: the model's own forward fails with the shards of a rank of tp=2 has: "
         "Attempting to broadcast a dimension of length 8 at -1! Mismatching argument at index 1 had torch.Size([8]); "
         "but expected shape should be broadcastable to [4, 10, 4]",
     ),
@@ -134,8 +136,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "dropout": (
         lambda net, x: F.dropout(x, 0.5), BOTH,
-        "parallel.operators: in the model's own forward: bernoulli_ draws random numbers, which the ranks of tp would "
-        "not draw alike",
+        ("parallel.operators: in the model's own forward: bernoulli_ draws random "
+         "numbers, which would differ between the ranks of tp"),
     ),
     "code that looks at the size": (
         lambda net, x: x * 2 if x.shape[2] < 8 else x, BOTH,
@@ -157,7 +159,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a module that is never called": (
         lambda net, x: x, {"norm": {"input": [None, "tp", None]}},
-        "parallel.operators.norm: norm is never called by the forward, so nothing can be cut there",
+        "parallel.operators.norm: norm is never called by the forward, so there is nothing to cut",
     ),
 }  # fmt: skip
 
@@ -185,5 +187,5 @@ class Twice(nn.Module):
 def test_a_parameter_used_both_ways_is_refused():
     with pytest.raises(RequestError) as caught:
         flow(Twice(), BOTH)
-    text = "gain works on what is cut over tp and on what is whole: its gradient is neither whole nor a sum"
+    text = "gain combines tensors that are cut over tp with full ones: its gradient is neither full nor a sum"
     assert str(caught.value) == f"parallel.operators: {text}"

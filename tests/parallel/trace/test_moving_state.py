@@ -30,8 +30,9 @@ def said(job: Job) -> list[str]:
 
 
 KEPT = (
-    "middle.kept: the forward changes and reads it, and Python keeps it; no checkpoint has it, so a run that goes on "
-    "begins it anew; make a buffer of it, or return it from get_extra_state"
+    "middle.kept: the forward changes and reads it, and Python keeps it; no "
+    "checkpoint has it, so a resumed run starts it anew; make a buffer of it, or "
+    "return it from get_extra_state"
 )
 
 
@@ -54,7 +55,7 @@ def test_it_is_named_where_the_model_looks_at_data(kind):
 def test_a_buffer_outside_the_state_dict_is_named():
     assert said(net("buffer")) == [
         "middle.kept: the forward changes and reads it, and persistent=False keeps it out of the state dict; no "
-        "checkpoint has it, so a run that goes on begins it anew; register it as a persistent buffer"
+        "checkpoint has it, so a resumed run starts it anew; register it as a persistent buffer"
     ]
 
 
@@ -84,8 +85,9 @@ def test_hooks_for_all_modules_are_refused_and_taken_off():
     with pytest.raises(RequestError) as refused:
         plan_job(job)
     assert str(refused.value) == (
-        "model: the constructor calls register_module_forward_hook, for all modules of torch, once more each time that "
-        "it runs; register hooks on the modules of the model"
+        "model: the constructor calls register_module_forward_hook, which registers "
+        "hooks for all modules of torch again each time the constructor runs; "
+        "register hooks on the modules of the model"
     )
     x = torch.ones(1)
     assert nn.Identity()(x) is x

@@ -14,8 +14,8 @@ from tests.parity import assert_parity, own
 
 CUT = {"a": 0, "b": 0, "head": 1}
 SETS = (
-    "parallel.pipeline.stage_config: cannot follow the code between the named modules of {}: it changes"
-    " {}, which {} would not see on its stage; name a larger module there, so that this code runs inside it"
+    "parallel.pipeline.stage_config: cannot trace the code between the named modules of {}: it changes"
+    " {}, which {} would not see on its stage; name a larger module in stage_config, so that this code runs inside it"
 )
 SET = {
     "Attribute": ("head.factor", "head"),
@@ -52,7 +52,7 @@ def test_a_default_that_counts_calls_is_refused():
     assert seen == {}
     assert str(refused.value) == (
         "model: the forward changes the defaults of tests.parallel.aside_nets._ByDefault.forward with every call, "
-        "which each process has its own of; keep it in a module that has a stage"
+        "which differs in each process; keep it in a module that has a stage"
     )
 
 

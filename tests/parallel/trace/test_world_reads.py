@@ -27,12 +27,13 @@ def built(how: str, parallel: dict[str, Any]) -> Job:
 
 
 TEXT = (
-    "model: middle asks for {} in its forward, and 2 ranks get other answers than one: they would train another model; "
-    "leave it out, for samples, gradients and losses are put together without it"
+    "model: middle asks for {} in its forward, and 2 ranks get a different "
+    "answer than one process: they would train another model; remove it: the "
+    "launcher combines samples, gradients and losses itself"
 )
 DRAWS = (
-    "model: the forward draws numbers from Python's or numpy's random stream, which is another on every rank; draw "
-    "with torch, inside a module"
+    "model: the forward draws numbers from Python's or numpy's random stream, "
+    "which differs on every rank; draw with torch, inside a module"
 )
 
 

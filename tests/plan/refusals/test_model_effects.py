@@ -17,8 +17,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {},
         (
-            "model: the forward changes the parameter middle.lin.weight in place, while the backward of another "
-            "micro batch still needs what was there; compute with a copy, weight.clone()"
+            "model: the forward changes the parameter middle.lin.weight in place, and "
+            "the backward of another micro batch still needs the old values; compute "
+            "with a copy, weight.clone()"
         ),
     ),
     (
@@ -35,8 +36,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "level3",
         {},
         (
-            "model: a, b: its forward changes a list or dictionary that it is given, which is another one "
-            "where its weights are sharded; let it return what it adds, or shard nothing (try: parallel.hsdp=null)"
+            "model: a, b: its forward changes a list or dictionary argument, and FSDP2 "
+            "passes a copy to modules with sharded weights; let it return what it adds, "
+            "or shard nothing (try: parallel.hsdp=null)"
         ),
     ),
     (
@@ -82,11 +84,12 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "replicas",
         {},
         (
-            "model: the parameter middle.lin.weight has hooks, and each of 2 data-parallel ranks would call them "
-            "with the gradient of its own samples; change gradients in an optimizer of your own, or use one "
-            "data-parallel rank\n"
-            "model: the parameter middle.lin.bias has hooks, and each of 2 data-parallel ranks would call them "
-            "with the gradient of its own samples; change gradients in an optimizer of your own, or use one "
+            "model: the parameter middle.lin.weight has hooks, and each of 2 "
+            "data-parallel ranks would call them with the gradient of its own samples "
+            "only; change gradients in an optimizer of your own, or use one "
+            "data-parallel rank\nmodel: the parameter middle.lin.bias has hooks, and "
+            "each of 2 data-parallel ranks would call them with the gradient of its own "
+            "samples only; change gradients in an optimizer of your own, or use one "
             "data-parallel rank"
         ),
     ),
@@ -95,11 +98,12 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "level3",
         {},
         (
-            "model: the parameter middle.lin.weight has hooks, and each of 2 data-parallel ranks would call them "
-            "with the gradient of its own samples; change gradients in an optimizer of your own, or use one "
-            "data-parallel rank\n"
-            "model: the parameter middle.lin.bias has hooks, and each of 2 data-parallel ranks would call them "
-            "with the gradient of its own samples; change gradients in an optimizer of your own, or use one "
+            "model: the parameter middle.lin.weight has hooks, and each of 2 "
+            "data-parallel ranks would call them with the gradient of its own samples "
+            "only; change gradients in an optimizer of your own, or use one "
+            "data-parallel rank\nmodel: the parameter middle.lin.bias has hooks, and "
+            "each of 2 data-parallel ranks would call them with the gradient of its own "
+            "samples only; change gradients in an optimizer of your own, or use one "
             "data-parallel rank"
         ),
     ),
@@ -108,10 +112,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "zbv",
         {},
         (
-            "model: the parameter middle.lin.weight has hooks, and zero_bubble_v cuts backwards in two, past all "
-            "hooks (try: parallel.pipeline.scheduler=1f1b)\n"
-            "model: the parameter middle.lin.bias has hooks, and zero_bubble_v cuts backwards in two, past all "
-            "hooks (try: parallel.pipeline.scheduler=1f1b)"
+            "model: the parameter middle.lin.weight has hooks, and zero_bubble_v splits "
+            "the backward, which bypasses hooks (try: "
+            "parallel.pipeline.scheduler=1f1b)\nmodel: the parameter middle.lin.bias has "
+            "hooks, and zero_bubble_v splits the backward, which bypasses hooks (try: "
+            "parallel.pipeline.scheduler=1f1b)"
         ),
     ),
     (
@@ -119,8 +124,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "level1",
         {},
         (
-            "model: middle takes gradients itself (torch.autograd.grad), and sharded weights are not there then "
-            "(try: parallel.hsdp=null)"
+            "model: middle takes gradients itself (torch.autograd.grad), and its sharded "
+            "weights are not gathered at that point (try: parallel.hsdp=null)"
         ),
     ),
     (
@@ -137,8 +142,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {"backward": True},
         (
-            "model: middle calls backward(), and what it goes back through is on another stage too; put all of "
-            "that in one module"
+            "model: middle calls backward(), and the path of the gradient leads to "
+            "another stage; put all of it in one module"
         ),
     ),
     (
@@ -146,8 +151,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {},
         (
-            "model: c takes gradients itself (torch.autograd.grad), and what it goes back through is on another "
-            "stage too; put all of that in one module"
+            "model: c takes gradients itself (torch.autograd.grad), and the path of the "
+            "gradient leads to another stage; put all of it in one module"
         ),
     ),
     (
@@ -155,8 +160,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {},
         (
-            "model: the forward changes the parameter b.weight in place, while the backward of another micro batch "
-            "still needs what was there; compute with a copy, weight.clone()"
+            "model: the forward changes the parameter b.weight in place, and the "
+            "backward of another micro batch still needs the old values; compute with a "
+            "copy, weight.clone()"
         ),
     ),
     (
@@ -164,8 +170,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {"grads": True},
         (
-            "model: the model's own forward takes gradients itself (torch.autograd.grad), and that is between the"
-            " named modules: what it goes back through may be on another stage"
+            "model: the model's own forward takes gradients itself "
+            "(torch.autograd.grad), and that code is between the named modules, and the "
+            "path of the gradient may lead to another stage"
         ),
     ),
     (
@@ -182,8 +189,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "one",
         {},
         (
-            "model: middle.turn is a buffer of complex128, which no checkpoint can hold; keep it real with a last"
-            " dim of 2"
+            "model: middle.turn is a buffer of complex128, a dtype that checkpoints do "
+            "not support; keep it real with a last dim of 2"
         ),
     ),
     (
@@ -191,8 +198,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "one",
         {},
         (
-            "model: middle.table.weight: looked up with sparse=True, and sparse gradients can be neither summed "
-            "nor clipped here; leave sparse out: dense gradients have the same numbers"
+            "model: middle.table.weight: looked up with sparse=True, and the launcher "
+            "can neither sum nor clip sparse gradients; remove sparse=True: dense "
+            "gradients have the same numbers"
         ),
     ),
     (
@@ -200,8 +208,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {"bag": True},
         (
-            "model: middle.table.weight: looked up with sparse=True, and sparse gradients can be neither summed "
-            "nor clipped here; leave sparse out: dense gradients have the same numbers"
+            "model: middle.table.weight: looked up with sparse=True, and the launcher "
+            "can neither sum nor clip sparse gradients; remove sparse=True: dense "
+            "gradients have the same numbers"
         ),
     ),
     (
@@ -209,8 +218,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "one",
         {},
         (
-            "model: middle.norm: SyncBatchNorm averages over all processes, those of other stages and tp too; use"
-            " BatchNorm, whose statistics are those of each rank's own micro batch"
+            "model: middle.norm: SyncBatchNorm averages over all processes, including "
+            "those of other stages and of tp; use BatchNorm, whose statistics are those "
+            "of each rank's own micro batch"
         ),
     ),
     (
@@ -219,7 +229,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {"counts": True},
         (
             "model: the forward changes the buffer blocks.0.shared.calls, of which stages 0 and 1 have a copy "
-            "each; put all that use it on one stage"
+            "each; put all modules that use it on one stage"
         ),
     ),
     (
@@ -228,7 +238,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {"counts": True},
         (
             "model: the forward changes the buffer blocks.0.shared.calls, of which stages 0 and 1 and 2 and 3 "
-            "have a copy each; put all that use it on one stage"
+            "have a copy each; put all modules that use it on one stage"
         ),
     ),
     (
@@ -255,8 +265,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {},
         (
-            "model: a goes from one stage to another as complex numbers, whose gradients do not travel; hand over"
-            " torch.view_as_real of it, or put both sides on one stage"
+            "model: a passes complex numbers from one stage to another, and their "
+            "gradients cannot be sent back; hand over torch.view_as_real of it, or put "
+            "both sides on one stage"
         ),
     ),
     (
@@ -273,8 +284,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "tp",
         {"operators": TP},
         (
-            "model: middle.lin has backward hooks, which would see a part of a gradient beside operators that are"
-            " cut over tp; cut none in parallel.operators"
+            "model: middle.lin has backward hooks, which would see only a part of the "
+            "gradient next to operators that are cut over tp; remove those from "
+            "parallel.operators"
         ),
     ),
     (
@@ -282,10 +294,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "tp",
         {"operators": TP},
         (
-            "model: the parameter middle.lin.weight has hooks, and it is cut over tp: they would see a part of "
-            "the gradient; leave it out of parallel.operators\n"
-            "model: the parameter middle.lin.bias has hooks, and it is cut over tp: they would see a part of the "
-            "gradient; leave it out of parallel.operators"
+            "model: the parameter middle.lin.weight has hooks, and it is cut over tp, so "
+            "the hooks would see only a part of the gradient; leave it out of "
+            "parallel.operators\nmodel: the parameter middle.lin.bias has hooks, and it "
+            "is cut over tp, so the hooks would see only a part of the gradient; leave "
+            "it out of parallel.operators"
         ),
     ),
     (
@@ -323,8 +336,9 @@ REFUSED += [
         layout,
         {},
         (
-            "model: the forward changes the parameter middle.lin.weight in place, while the backward of another micro "
-            "batch still needs what was there; compute with a copy, weight.clone()"
+            "model: the forward changes the parameter middle.lin.weight in place, and "
+            "the backward of another micro batch still needs the old values; compute "
+            "with a copy, weight.clone()"
         ),
     )
     for layout in ("pp2", "zbv")

@@ -67,7 +67,7 @@ def test_what_is_wrong_with_any_model_is_known_without_one(word: str) -> None:
     assert str(refusal(word)) == EARLY[word]
 
 
-SPLIT = "cuts each backward in two, and a compiled one is one piece; 1f1b leaves it whole"
+SPLIT = "cuts each backward in two, and a compiled backward is one piece; 1f1b does not split it"
 REFUSED = {
     f"{PP2} {ON} parallel.pipeline.scheduler=zero_bubble_h1":
         f"train.compile: zero_bubble_h1 {SPLIT} (try: parallel.pipeline.scheduler=1f1b)",

@@ -12,24 +12,24 @@ HSDP = "parallel.hsdp"
 REFUSED = {
     "world": (
         ["launch.nproc=3", f"{STAGES}=2"],
-        "launch.nproc: 3: cannot be cut evenly into 2 pipeline stages (try: launch.nproc=4)",
+        "launch.nproc: 3: cannot be divided evenly into 2 pipeline stages (try: launch.nproc=4)",
     ),
     "world over nodes": (
         ["launch.nproc=1", "launch.nnodes=3", f"{STAGES}=2", "train.batch_size=36"],
-        "launch.nproc: 1: 3 ranks on 3 nodes cannot be cut evenly into 2 pipeline stages (try: launch.nproc=2)",
+        "launch.nproc: 1: 3 ranks on 3 nodes cannot be divided evenly into 2 pipeline stages (try: launch.nproc=2)",
     ),
     "world, and the cure suits the shards": (
         ["launch.nproc=3", f"{STAGES}=2", f"{HSDP}.shard_size=4"],
-        "launch.nproc: 3: cannot be cut evenly into 2 pipeline stages (try: launch.nproc=8)",
+        "launch.nproc: 3: cannot be divided evenly into 2 pipeline stages (try: launch.nproc=8)",
     ),
     "batch": (
         ["launch.nproc=4", f"{STAGES}=2", "train.batch_size=30"],
-        "train.batch_size: 30: these samples cannot be cut evenly into 2 data-parallel ranks x 2 micro batches "
+        "train.batch_size: 30: these samples cannot be divided evenly into 2 data-parallel ranks x 2 micro batches "
         "(try: train.batch_size=32)",
     ),
     "batch smaller than its pieces": (
         ["launch.nproc=1", "parallel.pipeline.micro_batch_num=7", "train.batch_size=1"],
-        "train.batch_size: 1: these samples cannot be cut evenly into 1 data-parallel rank x 7 micro batches "
+        "train.batch_size: 1: these samples cannot be divided evenly into 1 data-parallel rank x 7 micro batches "
         "(try: train.batch_size=7)",
     ),
     "micro batches": (
@@ -41,7 +41,7 @@ REFUSED = {
         ["launch.nproc=4", f"{STAGES}=4", "parallel.pipeline.micro_batch_num=2", "train.batch_size=6"],
         "parallel.pipeline.micro_batch_num: 2: too few to fill 4 stages; at least as many are needed "
         "(try: parallel.pipeline.micro_batch_num=4)\n"
-        "train.batch_size: 6: these samples cannot be cut evenly into 1 data-parallel rank x 4 micro batches "
+        "train.batch_size: 6: these samples cannot be divided evenly into 1 data-parallel rank x 4 micro batches "
         "(try: train.batch_size=8)",
     ),
     "shard size": (

@@ -68,22 +68,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a counter": (
         lambda: theirs("forward.recompute_nets.Counting", ["first", "counter", "head"], [6]),
-        f"{KEY}: counter cannot run again in the backward: each of its forwards changes counter.calls "
+        f"{KEY}: counter cannot be recomputed in the backward: each of its forwards changes counter.calls "
         f"(try: '{KEY}=[first,head]')",
     ),
     "a teacher": (
         lambda: theirs("forward.recompute_nets.Taught", ["student"], [6]),
-        f"{KEY}: student cannot run again in the backward: the model changes student.teacher.weight and uses it, so "
-        "that it would compute with another one (try: parallel.recompute=null)",
+        (f"{KEY}: student cannot be recomputed in the backward: the model changes "
+         "student.teacher.weight and uses it, so that it would compute with another "
+         "one (try: parallel.recompute=null)"),
     ),
     "its input": (
         lambda: theirs("forward.recompute_nets.Overwriting", ["act"], [6]),
-        f"{KEY}: act cannot run again in the backward: it changes an input in place; leave act out",
+        f"{KEY}: act cannot be recomputed in the backward: it changes an input in place; leave act out",
     ),
     "what is kept": (
         lambda: theirs("forward.recompute_nets.Recurrent", ["rnn"], [3, 6], policy="selective"),
-        f"{KEY}: rnn cannot run again in the backward: it changes the result of addmm in place, which is to be kept; "
-        "leave rnn out",
+        (f"{KEY}: rnn cannot be recomputed in the backward: it changes the result of "
+         "addmm in place, which is to be kept; leave rnn out"),
     ),
 }  # fmt: skip
 

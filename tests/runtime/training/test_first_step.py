@@ -92,5 +92,5 @@ def test_a_cache_that_cannot_be_written_is_told(
     keep_compiled()
     assert FOLDER not in os.environ
     (said,) = caplog.messages
-    assert said.startswith("what is compiled is not kept for the next start: ")
+    assert said.startswith("compiled code is not cached for the next start: ")
     assert said.endswith("; TORCHINDUCTOR_CACHE_DIR names a folder")
