@@ -58,6 +58,7 @@ HELP = {
     "job.yaml.shipped",
     "runtime",
     "runtime.cluster",
+    "runtime.console_log",
     "runtime.cluster.launch_env",
     "runtime.gc_thresholds",
     "runtime.stdio",

@@ -128,7 +128,7 @@ class Trial:
         torchs = type(optimizer).__module__.startswith("torch.optim.")
         for group in optimizer.param_groups:
             if group.get("capturable") and self.device == "cpu" and torchs:
-                why = "capturable=True is for CUDA graphs, and torch takes no such step on CPUs"
+                why = "capturable=True is for graphs of an accelerator, and torch takes no such step on CPUs"
                 raise Broken(f"{why}; set optim.capturable=false")
             if self.device != "cpu" and group.get("capturable"):
                 group["capturable"] = False  # which no CPU can

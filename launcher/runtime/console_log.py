@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.runtime.stdio import lossy
-from launcher.untrusted.links import open_below
 
 NAME = "logs/console.log"
 _EARLY = 4096
@@ -46,6 +45,8 @@ class ConsoleLog:
 
     def keep_in(self, run: Path) -> None:
         """Go on at the end of the file of ``run``. Raises ``OSError``, ``RefusedFile`` for a link."""
+        from launcher.untrusted.links import open_below  # here: a refused request has no folder
+
         self.close()
         (run / NAME).parent.mkdir(exist_ok=True)
         self._fd = open_below(run, NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

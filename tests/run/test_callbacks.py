@@ -64,7 +64,7 @@ def test_one_that_fails_names_itself_and_its_hook(tmp_path, capsys, hook, step):
     said = capsys.readouterr().err
     assert said.splitlines()[0] == (
         f"error: rank 0: callbacks.0 tests.run.callbacks.Diary.{hook} failed after step {step}: "
-        "KeyError: 'no such thing' (callbacks.py:27, in _write: raise KeyError(\"no such thing\"))"
+        "KeyError: 'no such thing' (callbacks.py:28, in _write: raise KeyError(\"no such thing\"))"
     )
 
 

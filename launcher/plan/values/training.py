@@ -13,7 +13,7 @@ from launcher.plan.values.text import many, scaled
 
 SHOWN = ("lr", "momentum", "nesterov", "betas", "weight_decay")
 """Settings of an optimizer that a line has; ``plan.json`` has all of them."""
-Pairs = tuple[tuple[str, Any], ...]
+Pairs = tuple[tuple[str, bool | int | float | str | tuple[float, float] | None], ...]
 """Names with their values, nested ones with dots in their names."""
 
 
