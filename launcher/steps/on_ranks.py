@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.manifest_mac import unvouched
-from launcher.checkpoint.store import latest
+from launcher.checkpoint.store import TRAINING, latest
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import Copy
@@ -126,7 +126,9 @@ def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:
     if todo.drill is not None:
         live.drill = RankDrill(todo.drill, world, todo.folder, live.trust)
     if resume is not None:
-        live.results |= state.load(live, resume).get("results", {})
+        saved = state.load(live, resume)
+        live.results |= saved.get("results", {})
+        live.training = saved.get(TRAINING)
         live.resumed = True
         forget_absent(live)
         if world.rank == 0:

@@ -210,6 +210,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
     # what it says of itself
     state = {
         "step": s.step,
+        store.TRAINING: s.training,
         "seed": s.plan.seed,
         "name": s.plan.name,
         "batch_size": s.plan.sizes.global_batch,
