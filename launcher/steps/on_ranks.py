@@ -114,9 +114,8 @@ def _on_model(live: Session, todo: RankSteps, names: Sequence[str]) -> dict[str,
         if said and live.world.rank == 0:
             live.emit({"text": f"{name}: {said}"})
     save.finish(live)
-    if live.unsaved:
-        return {**live.results, "unsaved": live.unsaved}
-    return {**live.results}
+    counts = {"unsaved": live.unsaved, "skipped": live.scaling.skipped}
+    return {**live.results, **{name: n for name, n in counts.items() if n}}
 
 
 def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:

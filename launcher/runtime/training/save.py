@@ -217,6 +217,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
         "settings": dict(s.settings),
         "results": dict(s.results),
         "loss_scale": [s.scaling.factor, s.scaling.good],
+        "skipped": s.scaling.skipped,
         "modules": module_state.gathered(s.model, s.world.size),
         "stream": s.feed.stream.place() if s.feed.stream is not None and s.world.rank == 0 else None,
     }
