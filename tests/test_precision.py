@@ -23,6 +23,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.loss_scaling import Scaling
+from launcher.steps import train
 from launcher.steps.model.build_session import build as build_session
 from tests.parallel.counting import assert_as_planned
 from tests.parity import Outcome, assert_same, batch, job, own, plain, rank_train, under_layout, whole
@@ -138,7 +139,38 @@ def test_a_scale_is_doubled_after_2000_good_steps_and_halved_after_a_bad_one():
     assert (s.factor, s.good, s.lowest) == (8.0, 0, False)
     for _ in range(3):
         s.overflowed()
-    assert (s.factor, s.lowest) == (1.0, True)
+    assert (s.factor, s.lowest, s.skipped) == (1.0, True, 3)
+
+
+def rank_rates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of five steps, the first two of which overflow; those after a resume behind the third."""
+    rows: list[list[dict[str, Any]]] = [[], []]
+    for resumed, told in enumerate(rows):
+        s = build_session(replace(world, send=told.append), j, plan, folder, drawn=DRAWN)
+        s.scaling.factor = 2.0**127
+        if resumed:
+            state.load(s, folder / "checkpoints/step-000003")
+        training = train.asked(s, j)
+        while s.step < training.until:
+            if s.step == 2:
+                s.scaling.factor = 1024.0
+            loop.train(s, replace(training, until=s.step + 1))
+            if s.step == 3 and not resumed:
+                save.save(s, None)
+    return tuple([row for row in told if "loss" in row] for told in rows)
+
+
+def test_skipped_steps_are_counted_in_metrics_and_do_not_use_up_the_schedule(tmp_path):
+    j = job(train__precision="fp16", train__steps=5, schedule={"name": "linear", "warmup_steps": 0, "final": 0.0})
+    [(straight, resumed)] = on_ranks(1, rank_rates, j, plan_job(j), tmp_path)
+    assert [(row["step"], row["skipped"]) for row in straight] == [(3, 2), (4, 2), (5, 2)]
+
+    # as a scheduler of torch that is stepped after updates alone
+    rates = [j.optim.lr * share for share in (1.0, 0.75, 0.5)]
+    assert [row["lr"] for row in straight] == pytest.approx(rates, rel=1e-12)
+    assert [(row["step"], row["skipped"], row["lr"]) for row in resumed] == [
+        (row["step"], row["skipped"], row["lr"]) for row in straight[1:]
+    ]
 
 
 def rank_fixed(world: World, j: Job, plan: Plan, folder: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,15 @@ from launcher.checkpoint.manifest import (
 from launcher.checkpoint.manifest_mac import authentic
 from launcher.checkpoint.tensorfile.durable import clear, publish, remove, sync, write_text
 from launcher.checkpoint.tensorfile.encryption import check_key
+from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.checkpoint.write import RankRecord
 from launcher.plan.values.trust import ANYONE, Trust
 from launcher.untrusted.links import LINK
 
 STATE = "state.json"
+TRAINING = "training"
+"""The key in ``state.json`` of what tells a training from others in the same folder."""
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
@@ -52,10 +55,12 @@ def commit(
 ) -> None:
     """Make what the ranks wrote the newest checkpoint: called by one rank, after all have returned.
 
-    ``state`` is anything JSON can say. A checkpoint of the same name is replaced. Until the last line a
-    reader of ``latest`` finds the one before.
+    ``state`` is anything JSON can say. A checkpoint of the same name is replaced; that of another training
+    is renamed (``replaced-step-000100``). Until the last line a reader of ``latest`` finds the one before.
     """
     seal(partial_folder, records, state)
+    if complete(final_folder) and not _same_training(final_folder, state):
+        final_folder.rename(_free_name(final_folder))
     publish(partial_folder, final_folder)
     point(final_folder, records[0].key)
 
@@ -203,7 +208,8 @@ def _complete(folder: Path) -> Manifest | None:
 def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, ...]:
     """Delete complete checkpoints beyond the newest ``keep``; returns those deleted.
 
-    The last committed one stays, and that of the step ``best``.
+    The last committed one stays, and that of the step ``best``, and those of another training, which
+    ``checkpoint.resume=never`` leaves in the folder.
     """
     if keep < 1:
         raise ValueError(f"keep: {keep} would delete the checkpoint just written; keep at least 1")
@@ -218,11 +224,34 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
         torn.unlink()
 
     last = _pointed(checkpoints)
+    state = {} if last is None else _read_state(last)
     others = [path for path in _steps(checkpoints) if path != last and complete(path)]
+    others = [path for path in others if _same_training(path, state)]
     gone = tuple(path for path in others[keep - 1 :] if step_of(path) != best)
     for folder in gone:
         remove(folder)
     return gone
+
+
+def _same_training(folder: Path, state: Mapping[str, Any]) -> bool:
+    """Whether a complete checkpoint is of the same training as ``state``; false where nobody can tell."""
+    try:
+        return bool(_read_state(folder).get(TRAINING) == state.get(TRAINING))
+    except (ValueError, OSError):
+        return False
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    state = parsed(folder / STATE, read_bytes(folder / STATE))
+    if not isinstance(state, dict):
+        raise ValueError(f"{folder / STATE}: no JSON object")
+    return state
+
+
+def _free_name(folder: Path) -> Path:
+    """What a checkpoint is called once another training has saved the same step."""
+    names = (f"replaced-{folder.name}{suffix}" for suffix in chain([""], (f"-{n}" for n in count(2))))
+    return next(path for path in map(folder.with_name, names) if not os.path.lexists(path))
 
 
 def _complete_steps(checkpoints: Path) -> Iterator[tuple[Path, Manifest]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,9 @@ EXPERTS = "experts_implementation"
 KERNELS = ("attn_implementation", EXPERTS)
 """Which ones run, and nothing of the model: they are in no ``config.json``."""
 LAYERS = "num_hidden_layers"
+ROPE = "rope_parameters"
+OLD_ROPE = ("rope_scaling", "rope_theta")
+"""What ``rope_parameters`` were before transformers 5, which no config has as attributes of its own."""
 ABOUT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", *KERNELS)
 """What a ``config.json`` says besides what model it is."""
 
@@ -103,26 +107,93 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
 
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     written = AutoConfig.from_pretrained(settings.path, **here)
-    for key in settings.config:
+    changes = settings.config
+    rope = [key for key in (ROPE, *OLD_ROPE) if key in changes and hasattr(written, ROPE)]
+    if rope:
+        new = _rope_parameters(settings, getattr(written, ROPE) or {})
+        changes = {key: value for key, value in changes.items() if key not in rope} | {ROPE: new}
+    for key in changes:
         if not hasattr(written, key) and key not in KERNELS:
             known = [*written.to_dict(), *KERNELS]
             text = f"{type(written).__name__} of {settings.path} has none{did_you_mean(nearest(key, known))}"
             raise RequestError((Problem(f"model.config.{key}", text),))
-    found = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | settings.config))
+    found = AutoConfig.from_pretrained(settings.path, **here, **({EXPERTS: "eager"} | changes))
+    if rope:
+        try:
+            found.standardize_rope_params()
+            found.validate_rope()
+        except (KeyError, ValueError, TypeError) as error:
+            text = f"{json.dumps(changes[ROPE])}: {error.args[0] if error.args else error}"
+            raise RequestError((Problem(f"model.config.{rope[0]}", text),)) from error
     _fit_lists(settings, written, found)
     return found
+
+
+def _rope_parameters(settings: HuggingFace, written: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``rope_parameters`` of a folder that has ``written``, with what ``settings`` changes of them.
+
+    ``rope_theta`` and ``rope_scaling`` are what they were called before transformers 5. Raises
+    ``RequestError``.
+    """
+    asked = {key: settings.config[key] for key in (ROPE, *OLD_ROPE) if key in settings.config}
+    if any(isinstance(value, Mapping) for value in written.values()):
+        change = asked.get(ROPE)
+        if len(asked) > 1 or not isinstance(change, Mapping) or not change.keys() <= written.keys():
+            text = f"{settings.path} has {ROPE} for each kind of layer, {json.dumps(dict(written))}"
+            key = f"model.config.{next(iter(asked))}"
+            raise RequestError((Problem(key, f"{text}: change them by kind in model.config.{ROPE}"),))
+        kinds = {kind: _changed_rope(f"{ROPE}.{kind}", written[kind] or {}, c) for kind, c in change.items()}
+        return dict(written) | kinds
+
+    out = dict(written)
+    for key, value in asked.items():
+        out = _changed_rope(key, out, {key: value} if key == "rope_theta" else value)
+    return out
+
+
+def _changed_rope(key: str, written: Mapping[str, Any], change: Any) -> dict[str, Any]:
+    """``null``: without scaling. What names a ``rope_type`` is complete, but for the base of the angles."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if change is not None and not isinstance(change, Mapping):
+        text = f"{change!r}: {ROPE} are null or a mapping, such as {json.dumps(dict(written))}"
+        raise RequestError((Problem(f"model.config.{key}", text),))
+    new = {"rope_type": "default"} if change is None else dict(change)
+    if "type" in new:
+        new = {"rope_type": new.pop("type")} | new
+    base = {name: written[name] for name in ("rope_theta", "partial_rotary_factor") if name in written}
+    out: dict[str, Any] = (base if "rope_type" in new else dict(written)) | new
+
+    known = ("default", *ROPE_INIT_FUNCTIONS)
+    kind, theta = out.setdefault("rope_type", "default"), out.get("rope_theta", 1.0)
+    if kind not in known:
+        text = f"{ROPE} have rope_type {kind}{did_you_mean(nearest(str(kind), known))}"
+        raise RequestError((Problem(f"model.config.{key}", f"{text} ({', '.join(known)})"),))
+    if not isinstance(theta, int | float) or isinstance(theta, bool) or theta <= 0:
+        text = f"{ROPE} have rope_theta {theta!r}, which is no number above 0"
+        raise RequestError((Problem(f"model.config.{key}", text),))
+    return out
 
 
 def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrainedConfig) -> None:
     """Cut lists that say something of each layer to the layers that are left. Raises ``RequestError``.
 
-    A model of fewer layers reads the first entries; a folder with more of them cannot be opened again.
+    A model of fewer layers reads the first entries; a folder with more of them cannot be opened again, so a
+    list of ``settings`` must have an entry for each layer.
     """
     was, now = (getattr(c, LAYERS, None) for c in (written, found))
-    if was == now or not isinstance(was, int) or not isinstance(now, int):
+    if not isinstance(was, int) or not isinstance(now, int):
         return
     for key, value in list(vars(found).items()):
-        if key in settings.config or not isinstance(value, list) or len(value) != was:
+        theirs = vars(written).get(key)
+        if not isinstance(value, list) or not isinstance(theirs, list) or len(theirs) != was:
+            continue
+        if key == "architectures" or key.endswith(("_token_id", "_token_ids")):  # as long by chance
+            continue
+        if key in settings.config and len(value) != now:
+            text = f"it lists {len(value)} values, and the model has {now} layers; give one for each layer"
+            raise RequestError((Problem(f"model.config.{key}", text),))
+        if key in settings.config or was == now:
             continue
         if now > was:
             text = (

@@ -265,7 +265,7 @@ def plan(
         evaluation=schedules.forward_only(at.sizes.places, at.sizes.micros),
         phases=step_order.phases(job.steps),
         settings=tuple(settings.rows(job, at.sizes, fused, model.recomputed)),
-        notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
+        notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at, estimate.step)),
         deferred=job.parallel.deferred_init and model.built_whole is None,
         ema=job.train.ema,
         gradients_mean=job.parallel.gradients_mean,
@@ -396,7 +396,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
     )
 
 
-def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
+def _late(job: Job, model: TracedModel, at: CutModel, step: Prediction | None) -> list[Note]:
     """What the finished plan has to say."""
     return [
         *([model.built_whole] if model.built_whole else []),
@@ -408,6 +408,7 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
         *param_groups.notes(job.optim, at.params),
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),
+        *(steps.unsaved(job, at.sizes.steps, step.seconds) if step is not None else ()),
         *certify_copy.notes(job, at.sizes),
         *random_draws.notes(job, model.graph.effects, at.sizes),
         *compile.notes(at.compilation),

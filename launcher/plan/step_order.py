@@ -105,10 +105,18 @@ def _too_late(step: Step, ended: str) -> str:
 
 
 def _typed(steps: Mapping[str, Step]) -> Iterator[str]:
-    """The steps in an order that works, as they are chosen: train_2 by train, which is named twice."""
+    """The steps in an order that works, as they are chosen."""
     for name in _righted(steps):
-        kind = steps[name].kind if name in steps else name
-        yield kind if name.removeprefix(f"{kind}_").isdigit() else name
+        yield choice(name, steps[name].kind if name in steps else name)
+
+
+def choice(name: str, kind: str) -> str:
+    """How the step ``name`` is chosen in ``steps=[...]``.
+
+    >>> choice("train_2", "train"), choice("again", "train")
+    ('train', 'again')
+    """
+    return kind if name.removeprefix(f"{kind}_").isdigit() else name
 
 
 def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:

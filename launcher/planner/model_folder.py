@@ -13,8 +13,9 @@ from launcher.checkpoint.foreign.cast import castable
 from launcher.checkpoint.foreign.experts import joined
 from launcher.checkpoint.foreign.hf_names import given, unknown
 from launcher.checkpoint.foreign.hf_read import CONFIG, model_type, read_hf
+from launcher.checkpoint.foreign.import_tensors import unequal_ties
 from launcher.checkpoint.foreign.mismatches import few
-from launcher.checkpoint.full_tensors import Blobs
+from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
 from launcher.checkpoint.layout.derived import taken
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import described
@@ -30,6 +31,7 @@ from launcher.untrusted.files import read_json
 
 KEY, WEIGHTS = "model.path", "model.weights"
 NEW = "model.weights=false"
+UNTIED = "model.config.tie_word_embeddings=false"
 APART = (
     "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "opt", "phi3",
     "qwen2", "qwen3",
@@ -136,14 +138,18 @@ def _mixed(config: Mapping[str, Any], documents: Apart) -> Iterator[Problem]:
 
 
 def misfits(job: Job, plan: Plan) -> list[Problem]:
-    """Weights of the folder that are not those of the model, found in file heads."""
+    """Weights of the folder that are not those of the model: by file heads, and by values of tied ones."""
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)
     whole = taken(plan, read_hf(path).specs)
     source = joined(Blobs(read_hf(path)), model_type(path), {n: e.spec for n, e in whole.entries.items()})
-    problems = [*_differences(source.specs, whole)]
-    return [Problem(KEY, f"{path}: {text}") for text in problems]
+    if differences := [*_differences(source.specs, whole)]:
+        return [Problem(KEY, f"{path}: {text}") for text in differences]
+
+    named = RenamedTensors(source, given(source.specs, whole.named))
+    text = "are one tensor of the model, and the folder has different values under them"
+    return [Problem(KEY, f"{path}: {a} and {b} {text}", UNTIED) for a, b in unequal_ties(named, whole)]
 
 
 def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[str]:

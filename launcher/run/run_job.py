@@ -330,7 +330,9 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
     record.say("done")
     unsaved = record.results.get("unsaved")
     lost = f"; {many(unsaved, 'checkpoint')} could not be written" if unsaved else ""
-    say(f"done in {record.seconds} s: {run.folder}{lost}")
+    skipped = record.results.get("skipped")
+    idle = f"; {many(skipped, 'step')} skipped, for fp16 gradients overflowed" if skipped else ""
+    say(f"done in {record.seconds} s: {run.folder}{lost}{idle}")
 
 
 def _reads_data(job: Job, left: Sequence[Phase]) -> bool:

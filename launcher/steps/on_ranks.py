@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.manifest_mac import unvouched
-from launcher.checkpoint.store import latest
+from launcher.checkpoint.store import TRAINING, latest
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import Copy
@@ -114,9 +114,8 @@ def _on_model(live: Session, todo: RankSteps, names: Sequence[str]) -> dict[str,
         if said and live.world.rank == 0:
             live.emit({"text": f"{name}: {said}"})
     save.finish(live)
-    if live.unsaved:
-        return {**live.results, "unsaved": live.unsaved}
-    return {**live.results}
+    counts = {"unsaved": live.unsaved, "skipped": live.scaling.skipped}
+    return {**live.results, **{name: n for name, n in counts.items() if n}}
 
 
 def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:
@@ -126,7 +125,9 @@ def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:
     if todo.drill is not None:
         live.drill = RankDrill(todo.drill, world, todo.folder, live.trust)
     if resume is not None:
-        live.results |= state.load(live, resume).get("results", {})
+        saved = state.load(live, resume)
+        live.results |= saved.get("results", {})
+        live.training = saved.get(TRAINING)
         live.resumed = True
         forget_absent(live)
         if world.rank == 0:

@@ -125,6 +125,26 @@ def test_prune_never_deletes_the_one_just_written(tmp_path: Path) -> None:
     assert one.exists()
 
 
+def test_prune_and_commit_leave_the_checkpoints_of_another_training(tmp_path: Path) -> None:
+    def commit_of(training: str, *steps: int) -> None:
+        for step in steps:
+            save(step_folder(tmp_path, step), small(), filled(small(), step), {"step": step, "training": training})
+
+    commit_of("first", 1, 2, 3, 5)
+    commit_of("second", 2, 4)
+    assert prune(tmp_path, 1) == (step_folder(tmp_path, 2),)
+    commit_of("third", 1)
+    commit_of("fourth", 1)
+    assert prune(tmp_path, 1) == ()
+    names = [
+        "latest",
+        *(f"replaced-step-00000{n}" for n in ("1", "1-2", "2")),
+        *(f"step-00000{n}" for n in (1, 3, 4, 5)),
+    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    assert open_checkpoint(tmp_path / "replaced-step-000002").state["training"] == "first"
+
+
 def test_prune_keeps_at_least_one(tmp_path: Path) -> None:
     text = "keep: 0 would delete the checkpoint just written; keep at least 1"
     assert refusal(lambda: prune(tmp_path, 0)) == text

@@ -9,11 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.job.compose import compose
+from launcher.job.schema.components import HuggingFace
 from launcher.optional_packages import install_command
 from launcher.plan.values.facts import TensorSpec
 from launcher.planner import model_folder, model_operators
+from launcher.planner.plan_job import plan_job
 
 
 @pytest.fixture(autouse=True)
@@ -155,3 +158,34 @@ def test_sizes_of_published_models_are_none_of_these(tmp_path: Path) -> None:
         },
     )
     assert problems(there) == []
+
+
+def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
+    asked = compose(
+        [
+            "recipe=lm_single",
+            "model=lm",
+            "model.tied=true",
+            "data=random_tokens",
+            "data.vocab_size=64",
+            "steps=[train]",
+        ]
+    ).job
+    plan = plan_job(asked)
+    [(first, tied)] = [(n, e) for n, e in of_plan(plan).only("param").entries.items() if e.aliases]
+    names = (first, *tied.aliases)
+    specs = {n: e.spec for n, e in of_plan(plan).only("param", "buffer").entries.items()}
+    specs |= dict.fromkeys(names, tied.spec)
+
+    def found(last: int) -> list[str]:
+        there = folder(tmp_path / f"head {last}")
+        write_stream(there / "model.safetensors", specs, lambda n: sliced(memoryview(
+            bytes(specs[n].nbytes - 1) + bytes([last if n == names[1] else 0])
+        )), {})  # fmt: skip
+        job = asked.model_copy(update={"model": HuggingFace(name="hf", path=str(there))})
+        return [str(p) for p in model_folder.misfits(job, plan)]
+
+    assert found(0) == []
+    text = f"{names[0]} and {names[1]} are one tensor of the model, and the folder has different values under them"
+    cure = "(try: model.config.tie_word_embeddings=false)"
+    assert found(7) == [f"model.path: {tmp_path}/head 7: {text} {cure}"]

@@ -51,7 +51,8 @@ def test_torchrun_trains_the_same_bits(tmp_path):
         k: status(spawned)[k] for k in ("status", "metrics", "steps")
     }
     assert {p.name for p in joined.iterdir()} == {p.name for p in spawned.iterdir()}
-    assert {p.name for p in (joined / "logs").iterdir()} == {f"rank{n}.log" for n in range(4)}
+    logs = {"console.log", *(f"rank{n}.log" for n in range(4))}
+    assert {p.name for p in (joined / "logs").iterdir()} == logs
     command = (joined / "command.txt").read_text()
     assert command.startswith("torchrun --nnodes 1 --nproc-per-node 4 -m launcher model=lm_tiny ")
     assert done.stdout.count(f": {joined}\n") == 1

@@ -135,6 +135,21 @@ def test_never_starts_from_the_beginning(straight, tmp_path):
     assert steps(folder) == [1, 2, 3]
 
 
+def test_a_training_begun_anew_deletes_no_checkpoint_of_the_one_before(straight, tmp_path):
+    folder = stopped(straight, tmp_path / "run", 6)
+    before = {step: tensors(folder, step) for step in (2, 4, 6)}
+    run(folder, "checkpoint.resume=never", "seed=1", "checkpoint.every=1", "checkpoint.keep=1", steps=3)
+    assert checkpoints(folder) == ["step-000003", "step-000004", "step-000006"]
+    replaced = folder / "checkpoints" / "replaced-step-000002"
+    assert {str(p.relative_to(replaced)): p.read_bytes() for p in replaced.glob("rank_*/*")} == before[2]
+    assert (tensors(folder, 4), tensors(folder, 6)) == (before[4], before[6])
+
+    # after a resume, what it has saved itself is still its own
+    run(folder, "seed=1", "checkpoint.every=2", "checkpoint.keep=1", "checkpoint.accept_changes=[train.steps]", steps=5)
+    assert checkpoints(folder) == ["step-000005", "step-000006"]
+    assert sorted(p.name for p in replaced.parent.glob("replaced-*")) == [replaced.name, "replaced-step-000004"]
+
+
 def test_a_checkpoint_without_its_manifest_does_not_count(straight, tmp_path):
     folder = stopped(straight, tmp_path / "run", 4)
     (folder / "checkpoints" / "step-000004" / "manifest.json").unlink()

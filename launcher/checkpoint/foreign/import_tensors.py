@@ -108,7 +108,9 @@ def held(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, B
 def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
     """For each entry of ``target`` the name in ``src``."""
     given = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
-    _check_ties(src, specs, given)
+    if unequal := [*unequal_ties(src, target)]:
+        text = "in the destination, but the source has other values for it"
+        raise ValueError("\n".join(f"{name}: tied to {first} {text}" for first, name in unequal))
     twins = {n for names in given.values() for n in names[1:]}
 
     grid = Grid(())
@@ -120,16 +122,17 @@ def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) 
     return match(Strategy(grid, entries), target)
 
 
-def _check_ties(src: FullTensors, specs: Mapping[str, TensorSpec], given: Mapping[str, list[str]]) -> None:
-    found = []
-    for names in given.values():
+def unequal_ties(src: FullTensors, target: Strategy) -> Iterator[tuple[str, str]]:
+    """Pairs of names of one tensor in ``target`` under which ``src`` has different values.
+
+    Files are read up to the first difference.
+    """
+    specs = src.specs
+    for first, entry in target.entries.items():
+        names = [name for name in (first, *entry.aliases) if name in specs]
         for name in names[1:]:
             if specs[names[0]] != specs[name] or not _same(src, names[0], name):
-                found.append(
-                    f"{name}: tied to {names[0]} in the destination, but the source has other values for it"
-                )
-    if found:
-        raise ValueError("\n".join(found))
+                yield names[0], name
 
 
 def _same(src: FullTensors, a: str, b: str) -> bool:

@@ -14,7 +14,14 @@ import numpy as np
 from torch import nn
 
 from launcher.parallel.model_state.deep_copy import cells
-from launcher.parallel.model_state.python_state import LIBRARIES, PythonState, library, parts
+from launcher.parallel.model_state.python_state import (
+    LIBRARIES,
+    PythonState,
+    builtin,
+    entries,
+    library,
+    parts,
+)
 
 FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _lru_cache_wrapper)
 """Kinds of variables that are not state."""
@@ -48,7 +55,7 @@ def around(names: Iterable[str]) -> list[str]:
 def _own(name: str, packages: set[str]) -> bool:
     """Of an installed package too, if the model is from there."""
     top = name.partition(".")[0]
-    return not library(name) or (top in packages and top not in (*LIBRARIES, "transformers"))
+    return not library(name) or (top in packages and top not in LIBRARIES)
 
 
 def _from(value: FunctionType | type | ModuleType) -> str:
@@ -181,8 +188,10 @@ def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
         inside[id(value)] = value, value.copy()
     elif isinstance(value, set):
         inside[id(value)] = value, set(value)
-    elif isinstance(value, MutableMapping):
-        inside.setdefault(id(value), (value, dict(value)))
+    elif isinstance(value, MutableMapping) and (now := entries(value)) is not None:
+        inside.setdefault(id(value), (value, dict(now)))
+        if hasattr(value, "__dict__") and not library(type(value).__module__):
+            inside.setdefault(id(vars(value)), (vars(value), dict(vars(value))))
     elif isinstance(value, list | deque):
         inside.setdefault(id(value), (value, [*value]))
     elif inner is not None and hasattr(value, "__dict__"):
@@ -200,14 +209,22 @@ def _refill(value: Any, held: Any) -> None:
         return
 
     # what holds the same objects is left alone
-    now = value if isinstance(value, list | deque | MutableMapping | set) else vars(value)
+    mapping = isinstance(value, MutableMapping) and entries(value) is not None
+    now = value if mapping or not isinstance(held, dict) else vars(value)
     if isinstance(now, MutableMapping):
-        same = len(now) == len(held) and all(k in now and now[k] is v for k, v in held.items())
+        inside = dict(entries(now) or ())
+        same = len(inside) == len(held) and all(k in inside and inside[k] is v for k, v in held.items())
     else:
         same = len(now) == len(held) and all(a is b for a, b in zip(now, held, strict=True))
     if same:
         return
 
+    if isinstance(now, dict):
+        methods = builtin(now)
+        methods.clear(now)
+        for key, part in held.items():
+            methods.__setitem__(now, key, part)
+        return
     now.clear()
     if isinstance(now, list | deque):
         now.extend(held)

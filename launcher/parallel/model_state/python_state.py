@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,7 +30,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 WHOLE = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
 """What is the same as long as it is the same object."""
 
-LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch"}
+LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
 MANY, DEEP = 1000, 8
 """Of a container of more values than that each must be the same object; so deep nobody nests what counts."""
@@ -117,17 +117,42 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
         return None
 
     # containers, if it does not take too long
-    if isinstance(value, list | tuple | deque | Mapping) and len(value) <= MANY:
-        if isinstance(value, Mapping):
-            return [(f"[{k if isinstance(k, PLAIN) else id(k)!r}]", v) for k, v in value.items()]
+    inside = entries(value) if isinstance(value, Mapping) else None
+    own = not library(type(value).__module__)
+    if inside is not None and len(inside) <= MANY:
+        named = [(f"[{k if isinstance(k, PLAIN) else id(k)!r}]", v) for k, v in inside]
+        return [*named, *((f".{k}", v) for k, v in _own(value))] if own else named
+    if isinstance(value, list | tuple | deque) and len(value) <= MANY:
         return [(f"[{n}]", v) for n, v in enumerate(value)]
+    if inside is not None:
+        return None
 
     # objects of the user's, and those of the library that are there to hold things
     if isinstance(value, ContextVar):
         return [(".get()", value.get(None))]
-    if isinstance(value, SimpleNamespace | threading.local) or not library(type(value).__module__):
+    if isinstance(value, SimpleNamespace | threading.local) or own:
         return [(f".{k}", v) for k, v in _own(value)]
     return None
+
+
+def entries(value: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
+    """What a mapping holds now; ``None``: it is looked into as any object of its class.
+
+    No method of the user's runs: it may make values as they are asked for, and import what they are from.
+    """
+    if isinstance(value, dict):
+        return [*builtin(value).items(value)]
+    if not library(type(value).__module__):
+        return None
+    try:
+        return [*value.items()]
+    except Exception:  # whatever it says of being read
+        return []
+
+
+def builtin(value: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """The class whose methods read and write ``value`` itself."""
+    return OrderedDict if isinstance(value, OrderedDict) else dict
 
 
 def _own(value: Any) -> Iterator[tuple[str, Any]]:
@@ -161,8 +186,8 @@ def _mark(value: Any) -> Any:
     # a container that is not looked into: which objects it holds
     if isinstance(value, list | tuple | deque):
         return type(value), _Long(tuple(value))
-    if isinstance(value, Mapping):
-        return type(value), _Long(tuple(value.values()))
+    if isinstance(value, Mapping) and (inside := entries(value)) is not None:
+        return type(value), _Long(tuple(v for _, v in inside))
     if isinstance(value, set | frozenset):
         return type(value), frozenset(v if isinstance(v, PLAIN) else id(v) for v in value)
     return value

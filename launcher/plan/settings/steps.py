@@ -67,6 +67,8 @@ def _trains(job: Job) -> bool:
     return any(s.kind == "train" for s in job.steps.values())
 
 
+HOUR = 3600  # seconds
+
 LAYOUT = ("nproc", "stages", "shard_size", "tp")
 """The settings of ``transform`` that say a layout, in place of a strategy file."""
 
@@ -154,6 +156,39 @@ def idle(job: Job, steps: int) -> Iterator[Note]:
     for key, every, what in rare:
         if every is not None and every >= steps:
             yield Note(key, f"{every}: no {what} while training, which ends after {many(steps, 'step')}")
+
+
+def unsaved(job: Job, steps: int, seconds: float) -> Iterator[Note]:
+    """Hours of training that a failure would lose: ``steps`` that take ``seconds`` each, as predicted."""
+    if job.checkpoint.every is not None or job.checkpoint.best is not None:
+        return
+
+    # the longest row of trainings without a save behind it; each step train takes an equal share
+    kinds = [step.kind for step in job.steps.values()]
+    rows = " ".join(kind for kind in kinds if kind in ("train", "save")).split("save")
+    longest = max(row.count("train") for row in rows)
+    hours = seconds * steps * longest / max(kinds.count("train"), 1) / HOUR
+    if hours < 1:
+        return
+
+    every = _round_down(HOUR / 2 / seconds)
+    cure = f"checkpoint.every={every} saves every {seconds * every / 60:.0f} minutes"
+    if rows[-1]:
+        names = [step_order.choice(name, step.kind) for name, step in job.steps.items()]
+        names.insert(len(kinds) - kinds[::-1].index("train"), "save")
+        cure += f" and {quote('steps=[' + ','.join(names) + ']')} at the end"
+    text = f"nothing is saved before the end: {hours:.1f} hours, as predicted, would be lost"
+    yield Note("checkpoint.every", f"null: {text}; {cure}")
+
+
+def _round_down(n: float) -> int:
+    """The highest of 1, 2, 5, 10, 20, 50 and so on that is not above ``n``; at least 1.
+
+    >>> [_round_down(n) for n in (0.3, 1.9, 7, 545, 2000)]
+    [1, 1, 5, 500, 2000]
+    """
+    power: int = 10 ** max(len(str(int(n))) - 1, 0)
+    return max(digit for digit in (1, 2, 5) if digit * power <= max(n, 1)) * power
 
 
 def _rates(asked: Schedule, steps: int) -> Iterator[Note]:

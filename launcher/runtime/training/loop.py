@@ -24,8 +24,9 @@ from launcher.runtime.training.watched_metrics import Watched
 class Loop:
     """What the loop does besides stepping; ``None`` is never.
 
-    ``lr`` sets the rate of a step and returns it. ``keep`` is how many checkpoints stay, ``None``: all.
-    ``early_stop`` and ``best`` look at validations; then there is one after the last step too.
+    ``lr`` sets the rate of the next update of the weights, by the number of those before, and returns it.
+    ``keep`` is how many checkpoints stay, ``None``: all. ``early_stop`` and ``best`` look at validations;
+    then there is one after the last step too.
     """
 
     until: int
@@ -82,7 +83,7 @@ def _train(s: Session, loop: Loop) -> None:
             s.drill.before(s.step + 1)
         if s.profile is not None:
             s.profile.before(s.step + 1)
-        lr = loop.lr(s.step)
+        lr = loop.lr(s.step - s.scaling.skipped)
         scaled = s.scaling.factor
         loud = (s.step + 1) % loop.log_every == 0 or s.step + 1 == loop.until
         with s.first_step.around(s.model.compiled):
@@ -164,6 +165,8 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
     # what not every run has
     if s.scaling.dynamic:
         row["loss_scale"] = s.scaling.factor
+    if s.scaling.skipped:
+        row["skipped"] = s.scaling.skipped
     if s.unsaved:
         row["unsaved"] = s.unsaved
     return row

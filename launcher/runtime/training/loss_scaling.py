@@ -12,11 +12,16 @@ PATIENCE = 2000
 
 @dataclass
 class Scaling:
-    """``factor`` multiplies the loss, so the gradients too; ``good`` counts steps since it last changed."""
+    """``factor`` multiplies the loss, so the gradients too; ``good`` counts steps since it last changed.
+
+    ``skipped`` counts the steps of the training whose gradients overflowed: they changed no weight, and the
+    learning-rate schedule does not count them.
+    """
 
     factor: float
     dynamic: bool
     good: int = 0
+    skipped: int = 0
 
     @property
     def lowest(self) -> bool:
@@ -32,6 +37,7 @@ class Scaling:
     def overflowed(self) -> None:
         self.factor /= 2
         self.good = 0
+        self.skipped += 1
 
 
 def scaling(dtypes: Precision) -> Scaling:

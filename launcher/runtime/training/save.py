@@ -211,12 +211,14 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
     # what it says of itself
     state = {
         "step": s.step,
+        store.TRAINING: s.training,
         "seed": s.plan.seed,
         "name": s.plan.name,
         "batch_size": s.plan.sizes.global_batch,
         "settings": dict(s.settings),
         "results": dict(s.results),
         "loss_scale": [s.scaling.factor, s.scaling.good],
+        "skipped": s.scaling.skipped,
         "modules": module_state.gathered(s.model),
         "stream": s.feed.stream.place() if s.feed.stream is not None and s.world.rank == 0 else None,
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ class Session:
     which may have been saved in front of a validation; ``told``: some rank had been asked to stop when the
     last step was taken. ``spare``: training goes on without a checkpoint that cannot be written;
     ``unsaved`` counts those. ``settings``: what its checkpoints say that they were trained with.
+    ``training``: the name that its checkpoints share, after a resume too; ``None``: an older version's.
     ``passed``: the steps that were trained before an older checkpoint was loaded.
     ``writing``: a checkpoint that no callback has been told of.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data
@@ -73,6 +76,7 @@ class Session:
     spare: bool = False
     unsaved: int = 0
     step: int = 0
+    training: str | None = field(default_factory=partial(token_hex, 8))
     passed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))

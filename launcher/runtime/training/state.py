@@ -200,6 +200,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
 def _placed(s: Session, saved: Mapping[str, Any]) -> None:
     """At the step that ``saved`` says; a stream where the first rank's was, from which others read on."""
     s.step = int(saved["step"])
+    s.scaling.skipped = int(saved.get("skipped", 0))
     place = saved.get("stream")
     if s.feed.stream is not None and isinstance(place, Mapping):
         s.feed.stream.go_on(place)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+import sys
+from collections import OrderedDict, UserDict
+from collections.abc import MutableMapping
+from types import ModuleType
+from typing import Any, NoReturn
 
-from launcher.parallel.model_state.module_globals import files, put_back, variables
+import numpy as np
+import pytest
+
+from launcher.parallel.model_state.module_globals import around, files, put_back, variables
 from launcher.parallel.model_state.python_state import changed
 from tests.parallel import python_state_nets as nets
 
@@ -24,3 +31,42 @@ def test_variables_and_what_they_hold_are_put_back():
         assert not changed(before, variables(own_files))
     finally:
         del nets.KEPT
+
+
+def _imports_everything(*_: object) -> NoReturn:
+    raise ImportError("this mapping makes its values as they are read, and one of them cannot be made")
+
+
+READS = ("__contains__", "__eq__", "__getitem__", "__iter__", "__len__", "get", "items", "keys", "values")
+LAZY = dict.fromkeys(READS, _imports_everything)
+
+
+@pytest.mark.parametrize("base", [dict, OrderedDict, UserDict, MutableMapping])
+def test_a_lazy_mapping_is_read_without_its_own_methods_and_put_back(base: Any) -> None:
+    writes = dict.fromkeys(("__setitem__", "__delitem__", "clear", "update", "pop"), _imports_everything)
+    lazy: Any = type("Lazy", (base,), {**LAZY, **writes, "__init__": lambda self: None, "__module__": nets.__name__})()
+    lazy.count = [0]
+    if isinstance(lazy, dict):
+        base.__setitem__(lazy, "first", 1)
+    nets.KEPT = lazy
+    try:
+        before = variables([nets.__name__])
+        with put_back([nets.__name__]):
+            lazy.count[0] = 5
+            lazy.more = 1
+            if isinstance(lazy, dict):
+                base.__setitem__(lazy, "second", 2)
+            assert len(changed(before, variables([nets.__name__]))) == 2 + isinstance(lazy, dict)
+        assert not changed(before, variables([nets.__name__]))
+        assert (lazy.count, hasattr(lazy, "more")) == ([0], False)
+        if isinstance(lazy, dict):
+            assert [*base.items(lazy)] == [("first", 1)]
+    finally:
+        del nets.KEPT
+
+
+def test_transformers_is_nobodys_own_code_wherever_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = ModuleType("transformers.models.llama.modeling_llama")
+    clone.__file__ = "/home/me/transformers/src/transformers/models/llama/modeling_llama.py"
+    monkeypatch.setitem(sys.modules, clone.__name__, clone)
+    assert around([clone.__name__]) == []

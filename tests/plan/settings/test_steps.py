@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.plan import ask
-from launcher.plan.settings.steps import idle
+from launcher.plan.settings.steps import idle, unsaved
+from launcher.planner.plan_job import plan_job
 from tests.plan.made import job, refusal, words
 
 TRANSFORM = "steps=[train,save,transform]"
@@ -115,6 +116,50 @@ def test_of_a_schedule_what_a_share_is_in_steps_and_a_restart_that_never_comes_a
 def test_what_comes_into_play_is_not_noted() -> None:
     j = job("train.steps=3", "train.eval_every=2", "checkpoint.every=2", "schedule.warmup_steps=2")
     assert [*idle(j, 3)] == []
+
+
+LOST = (
+    "checkpoint.every null: nothing is saved before the end: {} hours, as predicted, would be lost; checkpoint.every="
+)
+
+
+@pytest.mark.parametrize(("steps", "seconds", "text"), [
+    ("train", 3.3, f"{LOST.format('9.2')}500 saves every 28 minutes and 'steps=[train,save]' at the end"),
+    ("train,save", 3.3, f"{LOST.format('9.2')}500 saves every 28 minutes"),
+    ("train,save,train,save", 1.0, f"{LOST.format('1.4')}1000 saves every 17 minutes"),
+    ("train,save,train", 3000.0,
+     f"{LOST.format('4166.7')}1 saves every 50 minutes and 'steps=[train,save,train,save]' at the end"),
+    ("train,save,train,export", 1.0, f"{LOST.format('1.4')}1000 saves every 17 minutes and "
+     f"'steps=[train,save,train,save,export]' at the end"),
+], ids=["train", "train,save", "saved halfway", "saved halfway only", "export of what was not saved"])  # fmt: skip
+def test_hours_that_a_failure_would_lose_are_noted_with_a_cure_that_passes(
+    steps: str, seconds: float, text: str
+) -> None:
+    overrides = (f"steps=[{steps}]", "train.steps=10000")
+    assert [str(n) for n in unsaved(job(*overrides), 10_000, seconds)] == [text]
+    cures = [word.strip("'") for word in text.split() if "=" in word]
+    assert [*unsaved(job(*overrides, *cures), 10_000, seconds)] == []
+
+
+@pytest.mark.parametrize("overrides", [
+    ["checkpoint.every=5000"], ["checkpoint.best=val_loss", "train.eval_every=100"], ["steps=[save]"],
+], ids=" ".join)  # fmt: skip
+def test_a_job_that_saves_or_trains_nothing_loses_nothing(overrides: list[str]) -> None:
+    assert [*unsaved(job("train.steps=10000", *overrides), 10_000, 10.0)] == []
+
+
+def test_a_training_of_minutes_may_go_unsaved() -> None:
+    assert [*unsaved(job("steps=[train]"), 1000, 3.5)] == []
+    assert [*unsaved(job("steps=[train]"), 1000, 3.6)] != []
+
+
+def test_the_plan_for_a_cluster_names_the_hours_that_would_be_lost() -> None:
+    here, there = ([], ["cluster=h100_sxm"])
+    found = [plan_job(job("train.steps=1000000000", "steps=[train]", *more)).notes for more in (here, there)]
+    said = [[str(n) for n in notes if n.key == "checkpoint.every"] for notes in found]
+    assert said[0] == []
+    assert len(said[1]) == 1
+    assert said[1][0].startswith("checkpoint.every null: nothing is saved before the end: ")
 
 
 def test_without_training_nothing_is_said_of_it() -> None:

@@ -14,7 +14,7 @@ KEY = "metrics"
 TAKEN = (
     "step", "steps", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "step_ms_median",
     "step_ms_worst", "worst_rank", "bubble", "text",
-    "memory_mb", "loss_scale", "unsaved", "save_stall_ms", "baseline",
+    "memory_mb", "loss_scale", "skipped", "unsaved", "save_stall_ms", "baseline",
 )  # fmt: skip
 """Figures of a step that are there already."""
 

@@ -36,7 +36,8 @@ def _loss_scale(job: Job, dtypes: Precision) -> Iterator[Setting]:
     if dtypes.scale is not None:
         how = "halved at an overflow, doubled after 2000 steps without" if dtypes.dynamic else "fixed"
         value = "null" if dtypes.dynamic else f"{dtypes.scale:g}"
-        yield Setting(key, value, "applied", f"{dtypes.scale:g}, {how}; an overflow skips the step")
+        overflow = "skips the step" if dtypes.dynamic else "ends the run"
+        yield Setting(key, value, "applied", f"{dtypes.scale:g}, {how}; an overflow {overflow}")
     elif job.train.loss_scale is not None:
         why = f"{job.train.precision} gradients need no scaling"
         yield Setting(key, f"{job.train.loss_scale:g}", "satisfied", why)

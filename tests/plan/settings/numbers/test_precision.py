@@ -20,6 +20,10 @@ BECOMES = {
          "stay float32",
          "train.loss_scale=null: applied, 65536, halved at an overflow, doubled after 2000 steps without; an overflow "
          "skips the step"],
+    "train.precision=fp16 train.loss_scale=8":
+        ["train.precision=fp16: applied, the model runs in float16; weights, gradients, optimizer state and loss "
+         "stay float32",
+         "train.loss_scale=8: applied, 8, fixed; an overflow ends the run"],
     "train.loss_scale=8": ["train.loss_scale=8: satisfied, fp32 gradients need no scaling"],
     "parallel.fp32_communication=true":
         ["parallel.fp32_communication=true: satisfied, gradients are fp32 already; they travel as they are"],
