@@ -13,6 +13,7 @@ import yaml
 
 import launcher
 from tests.pages import GENERATED, PAGES, ROOT, content
+from tests.parity.zoo.layouts import LAYOUTS
 from tests.test_imports import DISTRIBUTED, FILES, HYDRA, LAYERS, MAY_IMPORT, MUST_NOT_TOUCH, TORCH, files
 
 NAMED = re.compile(r"(?<![\w./-])((?:launcher|tests|conf|recipes|docs|benchmarks)/[\w./*-]+|Makefile|pyproject\.toml)")
@@ -104,3 +105,10 @@ def test_pre_commit_runs_what_make_check_runs() -> None:
     assert [h["entry"] for h in hooks] == [
         line.strip().replace("$(BIN)", ".venv/bin") for line in check.splitlines()[1:]
     ]
+
+
+def test_pages_agree_on_the_number_of_odd_models_and_layouts() -> None:
+    [(models, cells)] = re.findall(r"^(\d+) models, (\d+) cells", content(GENERATED), re.MULTILINE)
+    said = {m for page in PAGES for m in re.findall(r"(\d+) odd models under (\d+) layouts", content(page))}
+    assert said == {(models, str(len(LAYOUTS)))}
+    assert int(cells) == int(models) * len(LAYOUTS)
