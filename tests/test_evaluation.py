@@ -148,8 +148,8 @@ REFUSED = {
     "statistics of other batches": (
         kept("Awake", "one rank", data=DATA | {"held_out": 16}, steps={
             "train": {"kind": "train"}, "save": {"kind": "save"}, "export": {"kind": "export"}}),
-        f"steps.export: {MIXED} one process would take "
-        "other ones together (try: steps.export.check=false)",
+        f"steps.export: {MIXED} one process would group "
+        "other samples together (try: steps.export.check=false)",
     ),
 }  # fmt: skip
 

@@ -185,7 +185,7 @@ def test_bytes_are_class_numbers_as_in_torch(tmp_path):
 LATER = {
     "another number of targets": (
         {"later": 1},
-        "step 1: the data was asked for 8 training samples and returned 9, in a tensor of shape (9, 6, 5); "
+        "step 1: 8 training samples were requested, and the data returned 9, in a tensor of shape (9, 6, 5); "
         "return one for each index, in their order",
     ),
     "inputs of another shape": (

@@ -23,7 +23,7 @@ TINY = (
 )  # fmt: skip
 PATIENCE_S = 90
 SAID = {
-    signal.SIGKILL: "has died and said nothing",
+    signal.SIGKILL: "has died without a message",
     signal.SIGSTOP: f"hung for {TIMEOUT_S} s (launch.timeout_s): it is stopped",
 }
 

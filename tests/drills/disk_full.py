@@ -35,7 +35,7 @@ HOW = {
     "inproc": ("steps=[train,save]", "debug=onerank", "launch.mode=inproc"),
 }
 NEEDED = r"No space left on device: the file needs \d+ bytes, \d+ are free"
-GONE = r"was deleted or moved while the run was at work there|No such file or directory"
+GONE = r"was deleted or moved during the run|No such file or directory"
 TOLD = {"little room": NEEDED, "fills up": NEEDED, "deleted": GONE,
         "deleted checkpoints": GONE}  # fmt: skip
 HARMS = ("little room", "little room", "fills up", "fills up", "deleted", "deleted checkpoints")

@@ -166,7 +166,7 @@ def test_weights_are_those_of_plain_torch_and_of_a_run_that_was_stopped(results,
 
 
 DEPENDS = "depends on the rest of the tensor (seen on small tensors), and"
-TRAINS = "it trains where tensors are whole, so with pipeline stages and replicas"
+TRAINS = "it can be used with pipeline stages and replicas, where every rank has whole tensors"
 CUT = {
     ("shards", False): ("first.weight, first.bias, second.weight and 4 more", "dp_shard"),
     ("shards", True): ("first.weight, second.weight, head.weight", "dp_shard"),
@@ -180,9 +180,9 @@ def test_a_class_that_looks_at_whole_tensors_is_refused_where_they_are_cut(path,
     with pytest.raises(RequestError) as refused:
         plan_job(asked(path, layout, steps=("train",)))
     names, axis = CUT[layout, path.endswith("Muon")]
-    text = f"optim._target_: {path}: what a step does to one number of a tensor {DEPENDS} {names} would be cut over"
+    text = f"optim._target_: {path}: its update of one element of a tensor {DEPENDS} {names} would be cut over"
     cure = " (try: parallel.hsdp=null)" if layout == "shards" else ""
-    assert str(refused.value) == f"{text} {axis}: {TRAINS}{cure}"
+    assert str(refused.value) == f"{text} {axis}; {TRAINS}{cure}"
 
 
 def test_the_cure_passes():

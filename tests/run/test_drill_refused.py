@@ -13,7 +13,7 @@ from tests.run.launching import TINY, run
 KILL = "debug.drill={kill_rank: {rank: 1, step: 4}}"
 SAVES, AGAIN = "checkpoint.every=2", "launch.max_restarts=1"
 NOTHING = "debug.drill: names no fault (try: debug.drill=null)"
-SAME = "the weights of a drill are compared with those of the undisturbed run"
+SAME = "a drill compares its saved weights with those of the undisturbed run"
 REFUSED = {
     "no restart": (
         [KILL, SAVES],
@@ -77,7 +77,7 @@ REFUSED = {
     ),
     "nothing to compare": (
         [KILL, SAVES, AGAIN, "steps=[train,evaluate]"],
-        f"steps: no save behind train: {SAME} (try: 'steps=[train,save,evaluate]')",
+        f"steps: no save step after train: {SAME} (try: 'steps=[train,save,evaluate]')",
     ),
     "no training": (
         ["debug.drill={slow_rank: {rank: 1, step: 4}}", "steps=[evaluate]"],

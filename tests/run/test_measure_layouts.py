@@ -138,7 +138,7 @@ def tried(task: subprocess.Popen[str]) -> list[int]:
         ),
         (
             ("launch.nnodes=2",),
-            "launch.nnodes = 2: without torchrun or srun ranks can be started on this machine only",
+            "launch.nnodes = 2: without torchrun or srun the launcher starts ranks on this machine only",
         ),
         (
             ("launch.mode=inproc",),

@@ -133,5 +133,5 @@ def test_a_folder_that_was_renamed_is_not_the_one_that_took_its_place(run):
     folder.still_there(run, began)
     run.rename(run.parent / "moved")
     run.mkdir()
-    with pytest.raises(RunError, match="was deleted or moved while the run was at work there"):
+    with pytest.raises(RunError, match="was deleted or moved during the run"):
         folder.still_there(run, began)

@@ -183,7 +183,7 @@ def trace(
 
     if tracer.watch.global_draws:
         text = "the forward draws numbers from Python's or numpy's random stream"
-        why = "which is another on every rank"
+        why = "which differs on every rank"
         raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
 
     # again, and in evaluation mode: the same, or no stage can run it

@@ -205,19 +205,19 @@ REFUSED = {
     ),
     "made otherwise": (
         trained(of("Rows", samples=N, how="made otherwise")),
-        f"data._target_: {NAME}.Rows: made a second time its item 0 is another one, and each rank makes its own; "
+        f"data._target_: {NAME}.Rows: built a second time, its item 0 differs, and each rank builds its own copy; "
         f"{DRAW}, and at the seed where it is made",
     ),
     "stream made otherwise": (
         trained(of("Row", how="made otherwise")),
-        f"data._target_: {NAME}.Row: made a second time its item 0 is another one, and each rank makes its own; "
+        f"data._target_: {NAME}.Row: built a second time, its item 0 differs, and each rank builds its own copy; "
         f"{DRAW}, and at the seed where it is made",
     ),
     "lost state": (
         trained(of("Kept", how="lost")),
         (
-            f"data._target_: {NAME}.Kept: one that is given its state_dict after 2 items "
-            "goes on with another item 2; let it hold everything that the next items "
+            f"data._target_: {NAME}.Kept: restored from its state_dict after 2 items, it "
+            "continues with a different item 2; let it hold everything that the next items "
             "depend on, or remove it: then the stream is read forward"
         ),
     ),

@@ -25,7 +25,7 @@ def net(name: str, layout: str, settings: dict[str, Any]) -> Job:
 
 
 ITSELF = (
-    "holds middle.lin.weight itself, which is another tensor once ranks have their parts of it; get it from its "
+    "holds middle.lin.weight itself, which is replaced by another tensor once it is sharded; get it from its "
     "module each time instead"
 )
 HIDDEN = (

@@ -90,7 +90,8 @@ def test_a_linear_layer_that_is_not_named_passes_parts_of_the_time_on():
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "softmax over it": (
         lambda net, x: x.softmax(-1), BOTH,
-        "parallel.operators: in the model's own forward: _softmax needs all of dim 2, of which a rank of tp has a part",
+        ("parallel.operators: in the model's own forward: _softmax needs all of dim "
+         "2, and a rank of tp has only a part of it"),
     ),
     "a mean over all": (
         lambda net, x: x - x.mean(), BOTH,
@@ -99,8 +100,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a norm over it": (
         lambda net, x: F.layer_norm(x, (x.shape[-1],)), BOTH,
-        "parallel.operators: in the model's own forward: layer_norm needs all of dim 2, of which a rank of tp has a "
-        "part",
+        "parallel.operators: in the model's own forward: layer_norm needs all of dim 2, and a rank of tp has "
+        "only a part of it",
     ),
     "its norm takes all": (
         lambda net, x: net.norm(x), BOTH,
@@ -127,7 +128,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "heads of another order": (
         lambda net, x: x.view(4, 10, 2, -1).transpose(2, 3).flatten(2), BOTH,
-        "parallel.operators: in the model's own forward: view needs all of dim 2, of which a rank of tp has a part",
+        ("parallel.operators: in the model's own forward: view needs all of dim 2, "
+         "and a rank of tp has only a part of it"),
     ),
     "a half of it": (
         lambda net, x: torch.cat([x[..., 2:], x[..., :2]], -1), BOTH,

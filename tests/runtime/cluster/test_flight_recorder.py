@@ -130,4 +130,4 @@ def test_a_rank_that_aborts_for_another_reason_is_to_blame(tmp_path):
     os.utime(old, (0, 0))
     with pytest.raises(RanksFailed) as caught:
         on_ranks(1, lambda _: os.abort(), folder=tmp_path)
-    assert str(caught.value).startswith("rank 0 was killed by SIGABRT (native code gave up")
+    assert str(caught.value).startswith("rank 0 was killed by SIGABRT (native code aborted")

@@ -74,7 +74,7 @@ REFUSED = {
     ),
     "mode": (
         "launch.mode=spawn",
-        "launch.mode = spawn: the ranks of a job of Kubernetes are started by its pods\n    set by: {typed}\n",
+        "launch.mode = spawn: in a job of Kubernetes the ranks are started by its pods\n    set by: {typed}\n",
     ),
     "a secret": (
         "launch.k8s.env={HF_TOKEN: ***",
@@ -149,7 +149,7 @@ def test_in_a_rank_of_torchrun(
     for name, value in {"WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert main(words(place)) == 2
-    assert "launch.k8s: this process is a rank of torchrun or srun already" in capsys.readouterr().err
+    assert "launch.k8s: this process is already a rank of torchrun or srun" in capsys.readouterr().err
 
 
 def test_pods_that_are_told_to_stop_save_and_go_on(place: Path) -> None:

@@ -100,7 +100,7 @@ def test_without_submitting(place: Path, capsys: pytest.CaptureFixture[str]) -> 
         ),
         (
             "launch.mode=spawn",
-            "  launch.mode = spawn: the ranks of a job of Slurm are started by srun\n"
+            "  launch.mode = spawn: in a job of Slurm the ranks are started by srun\n"
             "    set by: launch.mode=spawn (command line)\n",
         ),
     ],
@@ -137,7 +137,7 @@ def test_in_a_task_of_srun(place: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     }.items():
         monkeypatch.setenv(name, value)
     assert main(words()) == 2
-    assert "launch.slurm: this process is a rank of torchrun or srun already" in capsys.readouterr().err
+    assert "launch.slurm: this process is already a rank of torchrun or srun" in capsys.readouterr().err
 
 
 def test_slurm_that_refuses_the_job_is_told_in_its_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
