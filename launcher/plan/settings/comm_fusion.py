@@ -134,7 +134,7 @@ def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
         if nbytes is None:
             continue
 
-        # gathers and scatters have one limit, the smaller one
+        # except with level1, gathers and scatters share the smaller limit
         key, value = f"{KEY}.{name}", f"size {bytes_text(nbytes)}"
         if not shards:
             yield Setting(key, value, "satisfied", "nothing is sharded, nothing to gather or to scatter")

@@ -93,7 +93,7 @@ def broken(found: Mapping[str, str]) -> list[Problem]:
 
 
 def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | None, list[Problem]]:
-    """Returns what torch compiles, or the problems with it; ``None`` if nothing is to be compiled.
+    """Returns what torch compiles, and the problems with it; ``None`` if nothing is to be compiled.
 
     The modules are in definition order, without those inside of another one that is compiled.
     """
@@ -236,7 +236,7 @@ def _no_whole_graph(asked: Compile, modules: Sequence[str], model: TracedModel) 
         text = f"true: {looks}: the control flow depends on the data, so there is no single graph"
         yield Problem(FULLGRAPH, text, IN_PARTS)
     hooked = model.skeleton.traits.backward
-    hooks = _with(modules, [h for h in hooked if h not in modules])  # its own are outside of it
+    hooks = _with(modules, [h for h in hooked if h not in modules])  # its own run outside of its graph
     if hooks:
         text = f"true: {hooks}: a module inside has a backward hook, which torch puts in no graph"
         yield Problem(FULLGRAPH, text, IN_PARTS)

@@ -189,7 +189,7 @@ def unsaved(job: Job, steps: int, seconds: float) -> Iterator[Note]:
 
 
 def _round_down(n: float) -> int:
-    """The highest of 1, 2, 5, 10, 20, 50 and so on that is not above ``n``; at least 1.
+    """Returns the largest of 1, 2, 5, 10, 20, 50 and so on that is not above ``n``; at least 1.
 
     >>> [_round_down(n) for n in (0.3, 1.9, 7, 545, 2000)]
     [1, 1, 5, 500, 2000]

@@ -12,7 +12,7 @@ from launcher.plan.values.facts import TensorSpec
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor among the arguments of an operator: the place of its value in the graph."""
+    """A tensor among the arguments of an operator; ``value``: the place of its value in the graph."""
 
     value: int
 

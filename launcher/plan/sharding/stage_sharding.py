@@ -238,7 +238,7 @@ def _stage(
         outputs = [_for_loss(train.layouts[v], terms.class_dim) for v in graph.outputs]
         train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
 
-    # evaluation: the same strategies for the same operators, parameters as training lays them out
+    # evaluation: the same strategies for the same operators, parameters in the layouts of training
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
     held = {*_held(train), *_held(other)}
     params = tuple(_param(job, train, name, v) for name, v in graph.params if name in held)

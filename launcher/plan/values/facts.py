@@ -282,8 +282,8 @@ class Effects:
 
     ``changes``: parameters and buffers that it changes. ``inner``: gradients that it computes itself.
     ``sparse``: tables whose gradients would be sparse. ``disagree``: operations that need one dtype but get
-    tensors of several, in the model without a lower ``train.precision``. ``reads``: buffers that it reads
-    with the values from the constructor. ``foreign``: shapes of tensors that belong neither to the model nor
+    tensors of several, in the model without a lower ``train.precision``. ``reads``: tensors of the model that
+    it reads as the constructor left them. ``foreign``: shapes of tensors that belong neither to the model nor
     to the inputs, and that the forward does not make. ``grads``: modules that read the gradient that a
     backward left on a parameter. ``evaluated``: what a forward in evaluation mode changes. ``mixed``: modules
     that normalize over the samples of their batch in evaluation mode. ``draws``: modules that draw random

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 BY_OPERATION = ("random",)
 """Kinds whose results dispatch modes keep operation by operation, which is slower in eager code.
 
-Random numbers that are kept are not drawn again, so the second run leaves out no call on their account.
+The second run skips no call because of them; it only takes the kept numbers instead of drawing new ones.
 """
 
 

@@ -101,7 +101,7 @@ class Exchange:
         return tuple(sorted(found, key=lambda p: (p.receiver, p.sender)))
 
     def of(self, place: int) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
-        """What the rank at this place of a row sends, by receiver, and what it receives, by sender."""
+        """Returns the pieces that the rank at ``place`` of a row sends, and those that it receives."""
         sends = tuple(p for p in self.pieces if p.sender == place)
         return sends, tuple(p for p in self.pieces if p.receiver == place)
 

@@ -27,7 +27,7 @@ KINDS = tuple(dict.fromkeys((UNARY + " " + BINARY + " " + TERNARY + " " + LIKE).
 
 
 def elementwise(call: OperatorCall) -> Said:
-    """Inputs are broadcast to the output."""
+    """The inputs are broadcast to the output, so all dims of the output may be cut."""
     if len(call.outs) != 1:
         return None
     out = call.outs[0]

@@ -36,7 +36,7 @@ def matmul(call: OperatorCall) -> Said:
 
 
 def addmm(call: OperatorCall) -> Said:
-    """``bias + a @ b``, also baddbmm and addmv."""
+    """addmm, baddbmm and addmv: ``bias + a @ b``."""
     batch = lettered(len(call.ins[1]) - 2)
     n: Letters = ("n",) if len(call.ins[2]) > len(batch) + 1 else ()
     out = (*batch, "m", *n)

@@ -72,7 +72,7 @@ def _target(asked: Any, place: int, ranks: int) -> list[Problem]:
 
 
 def _cure(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> str:
-    """The override with the most slices that fit; "" for a strategy with named axes."""
+    """The override with the most slices that fit; "" if these cut nothing, or for named axes."""
     if isinstance(asked, Mapping):
         return ""
     nearest = tuple(nearest_slices(asked[place], shape, ranks))
