@@ -1,9 +1,9 @@
 """What becomes of each setting: applied, satisfied, degraded, or refused with the reason.
 
-A module here, or on the shelves ``files`` and ``numbers``, is called as its section of
-``conf/config.yaml``: ``parallel.comm_fusion`` is in ``comm_fusion``. It has what its section needs of
-``refused`` (what is wrong before a model is read), ``refused_for`` (what is wrong for this model) and
-``rows`` (what the plan shows of it).
+Each module here, or in the folders ``files`` and ``numbers``, has the name of its section of
+``conf/config.yaml``: ``parallel.comm_fusion`` is in ``comm_fusion``. It defines those of the following
+functions that its section needs: ``refused`` (problems that need no model), ``refused_for`` (problems with
+this model) and ``rows`` (what the plan shows).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
-    """The sizes of ``job``, and all that is wrong with its settings whatever the model is."""
+    """Returns the sizes of ``job``, and all problems of its settings that do not depend on the model."""
     problems = [*mode.refused(job), *checkpoint.refused(job), *cluster.refused(job)]
     got, wrong = grid.sizes(job)
     problems += wrong
@@ -83,7 +83,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
 
 
 def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
-    """What is wrong with settings that name parameters of the model."""
+    """Yields problems of settings that name parameters of the model."""
     yield from shared.refused_for(job, params)
     yield from ema.refused_for(job, params)
     yield from comm_fusion.refused_for(job, params)
@@ -93,10 +93,10 @@ def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
 def rows(
     job: Job, sizes: Sizes, fused: Fused | None = None, recomputed: tuple[Recomputed, ...] = ()
 ) -> Iterator[Setting]:
-    """The settings that are not at their default, as the plan shows them.
+    """Yields the settings that are not at their default, as the plan shows them.
 
-    ``fused`` is what the plan sends together; ``None`` before the model is read. ``recomputed``: what runs
-    again.
+    ``fused``: the plan's fused collectives; ``None`` before the model is read. ``recomputed``: the modules
+    that are recomputed.
     """
     yield from deterministic.rows(job)
     yield from packing.rows(job)

@@ -1,4 +1,4 @@
-"""``checkpoint``: how the checkpoints of a run are written and read, and names that they cannot hold."""
+"""``checkpoint``: how the checkpoints of a run are written and read, and tensor names they cannot store."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from launcher.plan.values.setting import Outcome, Setting
 from launcher.plan.values.trust import PLACE, told
 
 STREAM = "rng."
-"""What a random stream of a rank is called in its checkpoints, before the kind of device, Python or numpy."""
+"""The prefix of a rank's random streams in checkpoints; a kind of device, "python" or "numpy" follows."""
 
 AVERAGE = "ema/weights"
-"""What the moving average of a weight is called among its optimizer's state: no optimizer has such a key."""
+"""The key of a weight's moving average in its optimizer state; no optimizer uses such a key."""
 
 AVERAGED = "_ema"
-"""Ends the names of figures of the moving average."""
+"""The suffix of figures that are computed with the moving average."""
 
 
 def refused(job: Job) -> Iterator[Problem]:
-    """A key in the place of where the key is; it is not shown."""
+    """Yields a problem if ``checkpoint.encrypt`` is not the place of a key; the value is not shown."""
     if job.checkpoint.encrypt is not None and not PLACE.fullmatch(job.checkpoint.encrypt):
         text = "this does not say where the key is; a key itself belongs into no configuration"
         yield Problem("checkpoint.encrypt", text, "checkpoint.encrypt=env:CHECKPOINT_KEY")
 
 
 def rows(job: Job) -> Iterator[Setting]:
-    """Those that are not at their default."""
+    """Yields the settings that are not at their default."""
     asked = job.checkpoint
     if asked.asynchronous:
         yield Setting("checkpoint.async", "true", *_asynchronous(job))
@@ -60,9 +60,9 @@ def _plain(job: Job) -> Outcome:
 
 
 def misnamed(skeleton: Skeleton, device: str) -> list[Problem]:
-    """Tensors of the model that a checkpoint would take for optimizer state or for a random stream.
+    """Returns problems for tensors whose names checkpoints use for optimizer state or random streams.
 
-    ``device`` is the kind that was asked for; the one that ``auto`` finds is looked at where it is found.
+    ``device`` is the requested kind; the kind that ``auto`` selects is checked where it is known.
     """
     learning = [p.name for p in skeleton.params if p.trainable and not p.buffer]
     names = [p.name for p in skeleton.params]
@@ -72,7 +72,7 @@ def misnamed(skeleton: Skeleton, device: str) -> list[Problem]:
 
 
 def streams_misnamed(names: Iterable[str], kinds: Collection[str]) -> list[Problem]:
-    """Tensors of the model that have the name of a random stream of these kinds of device."""
+    """Returns problems for tensors with the name of a random stream of one of the ``kinds`` of device."""
     streams = {f"{STREAM}{kind}" for kind in kinds}
     return [_misnamed(name, "a random stream") for name in names if name in streams]
 
@@ -83,7 +83,7 @@ def _misnamed(name: str, what: str) -> Problem:
 
 
 def _state_of(name: str, learning: Sequence[str]) -> str | None:
-    """Of which parameter a checkpoint would take the tensor ``name`` for optimizer state, if of any."""
+    """Describes the optimizer state that a checkpoint stores under ``name``; ``None`` if there is none."""
     if not name.startswith("optim."):
         return None
     for param in learning:

@@ -1,4 +1,4 @@
-"""``cluster``: whether the ranks of the request have devices there."""
+"""``cluster``: whether its nodes have enough devices for the requested ranks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from launcher.job.schema.job import Job
 
 
 def room(job: Job) -> int | None:
-    """Bytes of a rank's device; ``None`` where nobody says them."""
+    """The memory of a rank's device in bytes; ``None`` if the request does not say it."""
     gb = job.cluster.memory_gb
     return None if gb is None else int(gb * (1 << 30))
 
 
 def accelerators(job: Job) -> bool:
-    """Whether ranks are planned on devices of their own, wherever the plan is made."""
+    """Whether the plan is for ranks on accelerators, wherever it is made."""
     if job.launch.device == "auto":
         return job.cluster.links is not None and job.cluster.cores_per_node is None
     return job.launch.device != "cpu"
 
 
 def refused(job: Job) -> Iterator[Problem]:
-    """More ranks a node than it has devices."""
+    """Yields a problem if a node has more ranks than devices."""
     cluster, launch = job.cluster, job.launch
     each = cluster.devices_per_node if cluster.cores_per_node is None else None  # cores may be shared
     if each is None or launch.nproc is None or launch.nproc <= each:

@@ -1,4 +1,4 @@
-"""``parallel.comm_fusion``: how many bytes travel together."""
+"""``parallel.comm_fusion``: how many bytes one collective carries."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ KEY = "parallel.comm_fusion"
 MB = 1 << 20
 DEFAULT = 64 * MB
 BEGINNING = 20
-"""Times that a collective takes as long as its start: which is then 5 % of it."""
+"""The duration of a collective in multiples of its latency, which is then 5 % of it."""
 
 
 def limits(job: Job) -> Limits:
-    """The sizes that ``comm_fusion`` comes to, in bytes."""
+    """Returns the limits in bytes that ``comm_fusion`` requests."""
     asked, hsdp = job.parallel.comm_fusion, job.parallel.hsdp
     if not asked.openstate:
         return Limits(each=True, gather=None, reduce=0)
     fitted = None if asked.network is None else knee(asked.network)
 
-    # but for level1 torch scatters the gradients of what it gathered together: one size for both
+    # except with level1, torch scatters the gradients of what it gathered together: one size for both
     gather, scatter = size(asked.allgather), size(asked.reducescatter)
     if hsdp is not None and hsdp.optimizer_level != "level1":
         sizes = [n for n in (gather, scatter) if n is not None]
@@ -44,14 +44,14 @@ def limits(job: Job) -> Limits:
 
 
 def size(asked: Fusion | FusionIndex | None) -> int | None:
-    """Bytes that mode ``size`` asks for; ``None`` for any other mode."""
+    """The number of bytes that mode ``size`` requests; ``None`` for any other mode."""
     if asked is None or asked.mode != "size" or isinstance(asked.config, tuple):
         return None
     return DEFAULT if asked.config is None else int(asked.config * MB)
 
 
 def knee(network: Network) -> int:
-    """Bytes that keep the network busy 20 times as long as it takes to begin.
+    """The number of bytes whose transfer takes ``BEGINNING`` times the latency of ``network``.
 
     >>> knee(Network(latency_us=50, gb_per_s=1))
     1000000
@@ -60,7 +60,7 @@ def knee(network: Network) -> int:
 
 
 def refused_for(job: Job, params: tuple[Placed, ...]) -> list[Problem]:
-    """Parameter numbers that the model does not have."""
+    """Returns a problem if ``allreduce.config`` has a parameter number that the model does not have."""
     asked = job.parallel.comm_fusion.allreduce
     if asked is None or not isinstance(asked.config, tuple):
         return []
@@ -75,7 +75,7 @@ def refused_for(job: Job, params: tuple[Placed, ...]) -> list[Problem]:
 
 
 def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
-    """Those that are not at their default."""
+    """Yields the settings that are not at their default."""
     fusion = job.parallel.comm_fusion
     if not fusion.openstate:
         yield _nothing_fused(sizes, fused)
@@ -118,7 +118,7 @@ def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Fused | 
 
 
 def _fitted(fusion: CommFusion, fused: Fused) -> bool:
-    """Whether ``auto`` sizes anything."""
+    """Whether ``auto`` decides the size of any collective of this plan."""
     both = size(fusion.reducescatter) if fused.limits.scatter is None else None
     gathers = size(fusion.allgather) is None and both is None
     reduces = fusion.allreduce is None or fusion.allreduce.mode == "auto"
@@ -126,7 +126,7 @@ def _fitted(fusion: CommFusion, fused: Fused) -> bool:
 
 
 def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
-    """What is gathered together, and scattered; ``shards``: whether there is anything."""
+    """Yields the settings of gathers and scatters; ``shards``: whether anything is sharded."""
     fusion, found = job.parallel.comm_fusion, limits(job)
     limit = found.gather
     for name, asked in (("allgather", fusion.allgather), ("reducescatter", fusion.reducescatter)):
@@ -134,7 +134,7 @@ def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
         if nbytes is None:
             continue
 
-        # gathers and scatters have one limit, the smaller one
+        # except with level1, gathers and scatters share the smaller limit
         key, value = f"{KEY}.{name}", f"size {bytes_text(nbytes)}"
         if not shards:
             yield Setting(key, value, "satisfied", "nothing is sharded, nothing to gather or to scatter")
@@ -149,7 +149,7 @@ def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
 
 
 def _reduces(fusion: CommFusion, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
-    """What is reduced together."""
+    """Yields the setting of all-reduces."""
     asked = fusion.allreduce
     if asked is None or asked.mode == "auto":
         return

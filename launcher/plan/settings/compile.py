@@ -32,7 +32,7 @@ RECORDED = ("reduce-overhead", "max-autotune")
 
 
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
-    """What cannot be compiled whatever the model is."""
+    """Yields problems that do not depend on the model."""
     asked = job.train.compile
     if asked is None:
         return
@@ -50,7 +50,7 @@ def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
 
 
 def split(job: Job, rule: Rule) -> Iterator[Problem]:
-    """Schedulers that cut a backward in two: a compiled one is one piece."""
+    """Yields a problem if the scheduler splits backwards, because a compiled backward cannot be split."""
     if job.train.compile is not None and rule.split:
         scheduler = job.parallel.pipeline.scheduler
         text = (
@@ -62,7 +62,7 @@ def split(job: Job, rule: Rule) -> Iterator[Problem]:
 
 
 def unknown_backend(job: Job, known: Iterable[str]) -> Iterator[Problem]:
-    """``known``: those that this torch has."""
+    """Yields a problem if the backend is not among ``known``, those of this torch."""
     asked = job.train.compile
     if asked is None or asked.backend in known:
         return
@@ -73,7 +73,7 @@ def unknown_backend(job: Job, known: Iterable[str]) -> Iterator[Problem]:
 
 
 def overwritten(job: Job, seen: bool) -> list[Problem]:
-    """``seen``: a tensor was changed in place between two operators over tp that take it."""
+    """Returns a problem if ``seen``: a tensor changes in place between two operators over tp that use it."""
     if job.train.compile is None or not seen:
         return []
     text = (
@@ -84,7 +84,7 @@ def overwritten(job: Job, seen: bool) -> list[Problem]:
 
 
 def broken(found: Mapping[str, str]) -> list[Problem]:
-    """``found``: modules that were seen to be no one graph, and why."""
+    """Returns a problem for each reason in ``found``, which maps modules to why they are not one graph."""
     alike = {why: [m or "the model" for m in found if found[m] == why] for why in found.values()}
     return [
         Problem(FULLGRAPH, f"true: {some(modules)}: torch cannot make one graph of it: {why}", IN_PARTS)
@@ -93,7 +93,10 @@ def broken(found: Mapping[str, str]) -> list[Problem]:
 
 
 def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | None, list[Problem]]:
-    """The modules asked for, in definition order; nothing inside of one that is compiled as a whole."""
+    """Returns what torch compiles, and the problems with it; ``None`` if nothing is to be compiled.
+
+    The modules are in definition order, without those inside of another one that is compiled.
+    """
     asked = job.train.compile
     if asked is None:
         return None, []
@@ -121,7 +124,7 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
 
 
 def notes(made: Compilation | None) -> Iterator[Note]:
-    """What its bytes and times suppose."""
+    """Yields a note on how compilation is counted in the bytes and times of the plan."""
     if made is None:
         return
     text = "counted as inductor joins kernels: between products and attention each tensor is read and "
@@ -153,9 +156,9 @@ def _named(
 
 
 def _blocks(skeleton: Skeleton, graph: Graph, at: CutModel) -> tuple[str, ...]:
-    """The units made of modules; of a model that has none, all with parameters, or else the stages.
+    """The units that contain modules; without such, all units with parameters; without these, the stages.
 
-    Those that torch cannot put in one graph are left out, unless that leaves none.
+    Units that torch cannot put in one graph are left out, unless that leaves none.
     """
     called = set(_called(skeleton, graph)).intersection(units(skeleton))
     whole = [u for u in skeleton.modules if u in called and at.stage_of(u) is not None]
@@ -167,20 +170,20 @@ def _blocks(skeleton: Skeleton, graph: Graph, at: CutModel) -> tuple[str, ...]:
 
 
 def _called(skeleton: Skeleton, graph: Graph) -> Iterator[str]:
-    """The modules that a forward calls."""
+    """The modules that a forward calls, in definition order."""
     calls = dict(graph.calls)
     return (m for m in skeleton.modules if calls.get(m, 1) and m not in skeleton.lists)
 
 
 def _idle(key: str, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
-    """A key that stands only for modules that no forward calls."""
+    """Yields a problem if ``key`` matches only modules that no forward calls."""
     named = [m for m in skeleton.modules if fnmatchcase(m, key) and m not in skeleton.lists]
     if named and not any(m in named for m in _called(skeleton, graph)):
         yield Problem(MODULES, f"{key}: the model calls none of these; name others, or {AUTO}", TO_AUTO)
 
 
 def _cut_open(modules: Iterable[str], at: CutModel) -> Iterator[Problem]:
-    """Modules of which the stages run the parts one by one."""
+    """Yields problems for modules that are never called, because stages run their parts one by one."""
     for m in modules:
         if m != STAGE and at.stage_of(m) is None:
             text = f"{m}: stages run what is in it one by one, so it is never called as a whole"
@@ -188,12 +191,15 @@ def _cut_open(modules: Iterable[str], at: CutModel) -> Iterator[Problem]:
 
 
 def _inner(module: str, groups: Iterable[Group]) -> list[str]:
-    """What is gathered while ``module`` runs."""
+    """The modules whose weights are gathered while ``module`` runs."""
     return [m for g in groups for m in g.modules if m not in (module, STAGE) and covers(module, m)]
 
 
 def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[Group]) -> Iterator[Problem]:
-    """FSDP2 gathers weights before a module is called: nothing that a graph can do."""
+    """Yields a problem if weights are gathered inside of a compiled module.
+
+    FSDP2 gathers weights in a hook before a module is called, which a graph cannot contain.
+    """
     gathered = {m: inner for m in modules if (inner := _inner(m, groups))}
     for m, inner in list(gathered.items())[:1]:
         name = m or f"{STAGES}: a stage"
@@ -205,7 +211,7 @@ def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[Group]) 
 
 
 def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
-    """What torch puts in no graph, whole or in parts."""
+    """Yields problems for modules that torch cannot compile at all, not even in several graphs."""
     inner = [i.module for i in model.graph.effects.inner]
     taken = [m or "each stage" for m in modules if any(covers(m, i) or covers(i, m) for i in inner)]
     if taken:
@@ -222,7 +228,7 @@ def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
 
 
 def _no_whole_graph(asked: Compile, modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
-    """What torch cannot put in one graph, but in several."""
+    """Yields problems for modules that torch can compile in several graphs, but not in a single one."""
     if not asked.fullgraph:
         return
     looks = _with(modules, model.graph.looks)
@@ -230,20 +236,23 @@ def _no_whole_graph(asked: Compile, modules: Sequence[str], model: TracedModel) 
         text = f"true: {looks}: the control flow depends on the data, so there is no single graph"
         yield Problem(FULLGRAPH, text, IN_PARTS)
     hooked = model.skeleton.traits.backward
-    hooks = _with(modules, [h for h in hooked if h not in modules])  # its own are outside of it
+    hooks = _with(modules, [h for h in hooked if h not in modules])  # its own run outside of its graph
     if hooks:
         text = f"true: {hooks}: a module inside has a backward hook, which torch puts in no graph"
         yield Problem(FULLGRAPH, text, IN_PARTS)
 
 
 def _with(modules: Iterable[str], inside: Iterable[str]) -> str:
-    """Those of ``modules`` that have one of ``inside`` in them, as text."""
+    """Lists the ``modules`` that contain one of ``inside``."""
     there = list(inside)
     return some([m or "each stage" for m in modules if any(covers(m, w) for w in there)])
 
 
 def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Problem]:
-    """What runs again selectively keeps results of operations, which a graph inside of it hides."""
+    """Yields a problem if a compiled module is inside of one that is selectively recomputed.
+
+    Selective recomputation keeps results of single operations, which a graph hides.
+    """
     for r in model.recomputed:
         inner = [m for m in modules if m not in (STAGE, r.module) and covers(r.module, m)]
         if inner and r.policy == "selective":
@@ -255,7 +264,11 @@ def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Pro
 
 
 def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
-    """Operators that share what is brought in for them, and what cannot run again with them in a graph."""
+    """Yields problems for compiled modules with operators over tp.
+
+    An operator shares its gathered input with the operators beside it, so it cannot be a graph by itself.
+    Recomputation and compilation of operators over tp combine only in some ways.
+    """
     cut = [s.operator.module for s in model.operators.spreads]
     single = [m for m in modules if m in cut]
     if single:
@@ -280,7 +293,7 @@ def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
 
 
 def line(made: Compilation) -> str:
-    """For the plan."""
+    """Describes ``made`` in one line of the plan."""
     names = "each stage" if made.modules == (STAGE,) else listed(made.modules)
     mode = "" if made.mode == "default" else f" ({made.mode})"
     whole = "one graph each" if made.fullgraph else "eager where it cannot be compiled"

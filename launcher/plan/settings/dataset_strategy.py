@@ -1,4 +1,4 @@
-"""``parallel.dataset_strategy``: in how many parts a batch is read, and which ranks read for others."""
+"""``parallel.dataset_strategy``: in how many parts a batch is read, and which ranks read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Slices = tuple[tuple[int, ...], ...]
 
 
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
-    """Slices that this layout cannot hand out."""
+    """Yields a problem if the slices are malformed or do not fit the data-parallel ranks."""
     strategy = job.parallel.dataset_strategy
     if isinstance(strategy, str):
         return
@@ -30,7 +30,7 @@ def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     if isinstance(strategy, dict) or sizes is None or over_device_matrix(job):
         return
 
-    # dim 0, the samples: cut alike in all tensors, and evenly over the ranks
+    # dim 0 (the samples) is cut into the same number of slices in all tensors, which divides the ranks
     counts = sorted({dims[0] for dims in strategy})
     fits = [n for n in range(1, sizes.replicas + 1) if sizes.replicas % n == 0]
     if len(counts) > 1:
@@ -45,7 +45,7 @@ def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
 
 
 def formed(strategy: Slices | dict[str, Any]) -> bool:
-    """Whether there is a list for each tensor that it names."""
+    """Whether ``strategy`` has one non-empty list per tensor, or is a layout with one list per tensor."""
     if isinstance(strategy, tuple):
         return bool(strategy) and all(strategy)
     tensors = strategy.get("in")
@@ -60,7 +60,10 @@ def _form(strategy: Slices | dict[str, Any]) -> str:
 
 
 def refused_for(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> Problem | None:
-    """Another number of tensors, or of dims, than a batch has: its inputs, then its target."""
+    """Returns a problem if ``strategy`` has another number of tensors, or of their dims, than a batch.
+
+    ``dims``: the number of dims of each tensor of a batch: its inputs, then its target.
+    """
     tensors = strategy["in"] if isinstance(strategy, dict) else strategy
     if tuple(map(len, tensors)) == dims:
         return None
@@ -70,7 +73,7 @@ def refused_for(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> Pro
     if isinstance(strategy, dict) or len({slices[0] for slices in strategy}) > 1:
         return Problem(KEY, text)
 
-    # entries that fit stay; of others only the samples are known
+    # the cure keeps entries that fit; of the others it keeps only the cut of the samples
     fits = [len(slices) == n for slices, n in zip(strategy, dims, strict=False)]
     if any(max(s[1:], default=1) > 1 for s, fit in zip(strategy, fits, strict=False) if not fit):
         return Problem(KEY, text)
@@ -80,7 +83,7 @@ def refused_for(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> Pro
 
 
 def _whole(count: int, dims: int) -> tuple[int, ...]:
-    """Samples cut in ``count``, and every other of so many dims whole.
+    """Slices for a tensor of ``dims`` dims whose samples alone are cut, in ``count``.
 
     >>> _whole(4, 3)
     (4, 1, 1)
@@ -113,10 +116,14 @@ def written_layout(layout: dict[str, Any]) -> str:
 
 
 def reading(job: Job, sizes: Sizes) -> BatchReading:
-    """Who reads; ``dataset_broadcast_opt_level`` 1 spares stages reading, 2 tensor-parallel ranks, 3 both."""
+    """Returns who reads a batch.
+
+    ``dataset_broadcast_opt_level`` 1 lets one stage read for all, 2 one rank of each tensor-parallel group,
+    3 does both.
+    """
     strategy, level = job.parallel.dataset_strategy, transformer_opt.broadcast_level(job)
     if over_device_matrix(job):
-        parts = 1  # all ranks of a stage read whole samples, and cut their parts out of them
+        parts = 1  # all ranks of a stage read full samples and cut their parts out of them
     elif isinstance(strategy, str):
         parts = {"data_parallel": sizes.replicas, "full_batch": 1}[strategy]
     else:
@@ -126,7 +133,7 @@ def reading(job: Job, sizes: Sizes) -> BatchReading:
 
 
 def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
-    """What a strategy other than ``data_parallel`` comes to."""
+    """Yields the setting if it is not ``data_parallel``."""
     strategy = job.parallel.dataset_strategy
     if over_device_matrix(job):
         why = "operators take their parts of samples that every rank of a stage reads whole"

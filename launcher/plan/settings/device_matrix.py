@@ -1,4 +1,4 @@
-"""Whether a request cuts its operators over device matrices, and what it cannot have beside them."""
+"""Whether a request cuts operators over device matrices, and which settings that excludes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ OPERATORS = "parallel.operators"
 
 
 class LayoutsOverMatrices(ParamStrategy):
-    """Of a request whose parameters get layouts from a file that one axis tp beside another cannot have.
+    """Marks a request whose parameters take layouts from a file that a single tp axis cannot express.
 
-    ``ranks``: of the whole file.
+    ``ranks``: the number of ranks in the file, over all its stages.
     """
 
     ranks: int
 
 
 class SlicesOverMatrices(Parallel):
-    """Of a request whose slices fit one axis tp, and this model does not."""
+    """Marks a request whose slices are valid for one tp axis but do not fit this model."""
 
 
 def over_slices(job: Job) -> Job | None:
-    """``job`` with its slices over device matrices; ``None`` where they name axes, or cannot be so."""
+    """Returns ``job`` with its slices over device matrices.
+
+    ``None`` if it uses them already, if a strategy has anything but slices, or if other settings forbid it.
+    """
     par = job.parallel
     if over_device_matrix(job) or not par.operators or par.grid.tp is not None:
         return None
@@ -48,7 +51,7 @@ def over_slices(job: Job) -> Job | None:
 
 
 def _sliced(value: Any) -> bool:
-    """Whether a strategy has numbers of slices, and nothing else."""
+    """Whether a strategy consists of numbers of slices only."""
     if not isinstance(value, Mapping) or not value:
         return False
     tensors: list[Any] = []
@@ -61,10 +64,10 @@ def _sliced(value: Any) -> bool:
 
 
 def over_device_matrix(job: Job) -> bool:
-    """Whether all ranks of a stage are one set, which every operator cuts in its own way.
+    """Whether each operator arranges all ranks of a stage in a device matrix of its own.
 
-    So they are where strategies are searched for, and where those that are written do not fit one axis tp
-    beside one of data-parallel ranks.
+    That is the case if strategies are searched for, or if the written ones do not fit a single tp axis
+    beside the data-parallel ranks.
     """
     par = job.parallel
     if searches(job) or _other_dims(par.dataset_strategy):
@@ -77,20 +80,20 @@ def over_device_matrix(job: Job) -> bool:
     if par.grid.tp is not None:
         return False
     tp, clash = strategy.degree(par.operators)
-    if tp is None and values and all(map(_sliced, values)):  # nothing that a tp could be
+    if tp is None and values and all(map(_sliced, values)):  # the slices imply no size of tp
         return True
     return bool(clash) or _other_batches(job, values, tp or 1)
 
 
 def _other_dims(asked: Any) -> bool:
-    """Whether a dataset strategy cuts more than the samples, or names axes."""
+    """Whether a dataset strategy cuts other dims than the samples, or names axes."""
     if isinstance(asked, str):
         return False
     return isinstance(asked, Mapping) or any(n > 1 for dims in asked for n in dims[1:])
 
 
 def _other_batches(job: Job, values: list[Mapping[str, Any]], tp: int) -> bool:
-    """Whether samples are cut in other numbers than data-parallel ranks have parts."""
+    """Whether an operator cuts samples into a number of slices that the ranks of dp and tp do not give."""
     if job.launch.nproc is None:
         return False
     dp = job.launch.nproc * job.launch.nnodes // (job.parallel.pipeline.stages * tp)
@@ -107,7 +110,7 @@ def _other_batches(job: Job, values: list[Mapping[str, Any]], tp: int) -> bool:
 
 
 def least(job: Job) -> int:
-    """Ranks of a stage that the strategies need at least."""
+    """The fewest ranks of a stage that fit all strategies."""
     sizes = [1]
     for value in job.parallel.operators.values():
         if not isinstance(value, Mapping):
@@ -123,7 +126,7 @@ def least(job: Job) -> int:
 
 
 def ranks(job: Job, found: list[Problem]) -> int | None:
-    """Ranks of a stage; ``None`` where they do not make whole stages."""
+    """The number of ranks of a stage; ``None``, with a problem in ``found``, if stages do not divide them."""
     pp, launch, file = job.parallel.pipeline.stages, job.launch, job.parallel.param_strategy
     if launch.nproc is None:
         needed = file.ranks if isinstance(file, LayoutsOverMatrices) else 1
@@ -138,7 +141,7 @@ def ranks(job: Job, found: list[Problem]) -> int | None:
 
 
 def refused(job: Job, size: int | None) -> Iterator[Problem]:
-    """What cannot be beside device matrices over the ``size`` ranks of a stage."""
+    """Yields problems for settings that device matrices over the ``size`` ranks of a stage do not support."""
     par = job.parallel
     if searches(job) and size == 1:
         text = f"{par.mode} has nothing to decide: each stage has one rank"

@@ -1,4 +1,4 @@
-"""``parallel.grid`` and all numbers that need no model: ranks of each axis, micro batches, samples a rank."""
+"""``parallel.grid`` and all sizes that need no model: ranks per axis, micro batches, samples per rank."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ KEY = "parallel.grid"
 
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
-    """Work out the sizes of ``job``, or say why they do not fit.
-
-    ``None`` when there is no grid to speak of.
-    """
+    """Returns the sizes of ``job`` and their problems; the sizes are ``None`` if no grid can be made."""
     notes: list[Note] = []
     problems: list[Problem] = []
     grid = _grid(job, notes, problems)
@@ -31,7 +28,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     if grid is None:
         return None, problems
 
-    # each data-parallel rank has so many micro batches, all of as many samples
+    # each data-parallel rank has the same number of micro batches, all of the same size
     replicas = grid["dp_replicate"] * grid["dp_shard"]
     slots = replicas * micros
     batch = job.train.batch_size
@@ -59,7 +56,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
 
 
 def _chunks(pipe: Pipeline, v: bool) -> int:
-    """Virtual stages a rank; a schedule there and back (``v``) has two."""
+    """The number of virtual stages per rank; a V-shaped schedule (``v``) has two."""
     if pipe.stages == 1:
         return 1
     if v:
@@ -68,9 +65,9 @@ def _chunks(pipe: Pipeline, v: bool) -> int:
 
 
 def _length(job: Job, notes: list[Note]) -> tuple[int, int | None]:
-    """Optimizer steps, which ``debug.limit`` may cut short, and the epochs that they are, if asked for.
+    """Returns the optimizer steps of all ``train`` steps together, and their epochs if these were requested.
 
-    They are those of every ``train`` among the steps together.
+    ``debug.limit`` may reduce the steps of each; then there are no epochs.
     """
     steps, limit, epochs = job.train.steps, job.debug.limit, job.train.epochs
     assert steps is not None, "the planner works out how many train.epochs are"
@@ -87,7 +84,7 @@ def _length(job: Job, notes: list[Note]) -> tuple[int, int | None]:
 
 
 def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
-    """The ranks on each axis; ``None`` when they do not make whole pipelines."""
+    """Returns the grid; ``None``, with a problem in ``found``, if the ranks do not make full pipelines."""
     if over_device_matrix(job):
         return _one_set(job, notes, found)
     asked = job.parallel.grid
@@ -98,7 +95,7 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
         found.append(Problem(f"{KEY}.pp", text, f"{KEY}.pp={pp}"))
     shard = hsdp.shards(job, found)
 
-    # the number of ranks: as asked for, or as few as the layout needs
+    # the number of ranks: as requested, or as few as the layout needs
     need = lcm(pp * tp * (shard or 1) * (asked.dp_replicate or 1), job.launch.nnodes)
     if job.launch.nproc is None:
         a_node = need // job.launch.nnodes
@@ -108,13 +105,13 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
         found.append(_indivisible(job, world, tp, pp * tp * (shard or 1)))
         return None
 
-    # what the pipelines leave is data-parallel: copies of the model, each sharded
+    # the other ranks are data-parallel: copies of the model, each sharded
     dp = world // (pp * tp)
     shard = shard or dp
     notes += hsdp.worked_out(job, shard)
     if dp % shard:
         found.append(hsdp.indivisible(job, world, dp, shard))
-        shard = gcd(dp, shard)  # what else is wrong does not hang on it
+        shard = gcd(dp, shard)  # goes on, so that independent problems are reported too
     if asked.dp_replicate not in (None, dp // shard):
         key, n = f"{KEY}.dp_replicate", asked.dp_replicate
         text = f"{n}: {n} x {shard} sharded is not the {many(dp, 'data-parallel rank')} there are"
@@ -123,7 +120,7 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
 
 
 def _one_set(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
-    """All ranks of a stage on one axis, for each operator cuts them in its own way."""
+    """Returns a grid with all ranks of a stage on one axis, because each operator arranges them itself."""
     pp, asked = job.parallel.pipeline.stages, job.parallel.grid.pp
     if asked not in (None, pp):
         found.append(
@@ -140,7 +137,10 @@ def _one_set(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
 
 
 def _indivisible(job: Job, world: int, tp: int, unit: int) -> Problem:
-    """The cure is the next larger number of ranks a node that makes whole pipelines and groups of shards."""
+    """Returns the problem of ``world`` ranks that do not make full pipelines.
+
+    The cure is the next larger number of ranks per node that makes full pipelines and full groups of shards.
+    """
     pp, nodes = job.parallel.pipeline.stages, job.launch.nnodes
     step = unit // gcd(unit, nodes)
     what = many(pp, "pipeline stage") + (f" x {tp}-way tensor parallelism" if tp > 1 else "")

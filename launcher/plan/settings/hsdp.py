@@ -33,7 +33,7 @@ DROPPED = (
 
 
 def shards(job: Job, found: list[Problem]) -> int | None:
-    """Ranks that share one copy of the weights; ``None``: all data-parallel ranks, however many."""
+    """The number of ranks that share one copy of the weights; ``None`` means all data-parallel ranks."""
     hsdp, asked = job.parallel.hsdp, job.parallel.grid.dp_shard
     if hsdp is None:
         if asked not in (None, 1):
@@ -46,7 +46,7 @@ def shards(job: Job, found: list[Problem]) -> int | None:
 
 
 def worked_out(job: Job, shard: int) -> list[Note]:
-    """What ``shard_size: -1`` comes to."""
+    """Returns a note on the size that ``shard_size: -1`` resolves to."""
     hsdp = job.parallel.hsdp
     if hsdp is None or hsdp.shard_size != -1:
         return []
@@ -55,7 +55,7 @@ def worked_out(job: Job, shard: int) -> list[Note]:
 
 
 def indivisible(job: Job, world: int, dp: int, shard: int) -> Problem:
-    """Of ``dp`` data-parallel ranks that are no whole number of groups of ``shard``."""
+    """Returns the problem of ``dp`` data-parallel ranks that groups of ``shard`` ranks do not divide."""
     hsdp = job.parallel.hsdp
     key = SHARDS if hsdp and hsdp.shard_size > 0 else AXIS
     fits = [n for n in range(1, dp + 1) if dp % n == 0]
@@ -65,7 +65,7 @@ def indivisible(job: Job, world: int, dp: int, shard: int) -> Problem:
 
 
 def dropped(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
-    """Weights that are not there when the scheduler of ``rule`` computes their gradients."""
+    """Yields a problem if the scheduler of ``rule`` computes weight gradients after weights were dropped."""
     hsdp = job.parallel.hsdp
     if not rule.split or hsdp is None or hsdp.optimizer_level != "level3":
         return
@@ -74,9 +74,9 @@ def dropped(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
 
 
 def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
-    """What the level comes to."""
+    """Yields the setting of the optimizer level."""
     hsdp = job.parallel.hsdp
-    if hsdp is None or over_device_matrix(job):  # what each parameter comes to is not known yet
+    if hsdp is None or over_device_matrix(job):  # how each parameter is sharded is not known yet
         return
     level = hsdp.optimizer_level
     if sizes.grid["dp_shard"] == 1:
@@ -98,7 +98,7 @@ def _why_not_sharded(hsdp: Hsdp, fused: Fused) -> str:
 
 
 def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
-    """Which parameters stay whole, and which are cut unevenly."""
+    """Yields notes on parameters that stay whole, and on those that are cut unevenly."""
     hsdp, n = job.parallel.hsdp, sizes.grid["dp_shard"]
     if hsdp is None or over_device_matrix(job):
         return

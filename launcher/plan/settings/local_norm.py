@@ -1,4 +1,4 @@
-"""``parallel.local_norm``: norms of each rank's own gradients, and what they are in this layout."""
+"""``parallel.local_norm``: norms of each rank's own gradients, and what they measure in this layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = "parallel.local_norm"
 
 
 def refused(job: Job) -> Iterator[Problem]:
-    """A form of norms that are neither printed nor dumped."""
+    """Yields a problem if ``device`` is set but norms are neither printed nor dumped."""
     asked = job.parallel.local_norm
     if asked.device and not asked.print and asked.dump is None:
         text = "true: says how norms are told, and they are told nowhere"
@@ -24,7 +24,7 @@ def refused(job: Job) -> Iterator[Problem]:
 
 
 def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
-    """A row for the console, a row for the folder."""
+    """Yields a row for printed norms and a row for dumped norms."""
     asked = job.parallel.local_norm
     what = "one number a rank" if asked.device else "one a parameter"
     often = "every step" if job.train.log_every == 1 else f"every {job.train.log_every} steps"
@@ -36,7 +36,10 @@ def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
 
 
 def _outcome(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
-    """Local means: of a rank's own samples, summed over micro batches, before any sum over ranks."""
+    """Returns what the norms measure.
+
+    A local gradient is that of a rank's own samples, summed over micro batches, before any sum over ranks.
+    """
     ranks = sizes.replicas
     before = "; one data-parallel rank has all"
     if ranks > 1:
@@ -44,7 +47,7 @@ def _outcome(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
     piece = "; of operators over tp, of the rank's own piece or term" if sizes.grid["tp"] > 1 else ""
     why = f"of the gradients of a rank's own samples{before}{piece}"
 
-    # from level2 on a sharded gradient is reduced several times a step
+    # from level2 on, a sharded gradient is reduced several times per step
     hsdp = job.parallel.hsdp
     if hsdp is None or hsdp.optimizer_level == "level1" or sizes.grid["dp_shard"] == 1:
         return "applied", why

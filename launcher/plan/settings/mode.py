@@ -1,4 +1,4 @@
-"""``parallel.mode``: who decides how operators are cut: what is written, or a search for what is not."""
+"""``parallel.mode``: whether strategies of operators are only those written, or a search finds the others."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ KEY = "parallel.mode"
 
 
 def searches(job: Job) -> bool:
-    """Whether strategies that nobody wrote are searched for."""
+    """Whether a search finds the strategies of operators that have none."""
     return job.parallel.mode != "semi_auto"
 
 
 def refused(job: Job) -> Iterator[Problem]:
-    """A search that would not keep what is written."""
+    """Yields a problem if the search would ignore the strategies that are written."""
     mode = job.parallel.mode
     if mode == "recursive_programming" and job.parallel.operators:
         text = f"{mode} finds every strategy itself; sharding_propagation keeps those that are written"

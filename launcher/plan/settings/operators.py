@@ -1,4 +1,4 @@
-"""``parallel.operators``: how many ranks share one operator."""
+"""``parallel.operators``: the size of the tp axis that the strategies of operators imply."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SEARCHED = "parallel.mode=recursive_programming"
 
 
 def degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
-    """Ranks that share one operator: as asked, or as the slices of the operators say."""
+    """Returns the size of tp: as requested, or as the slices of the operators imply; 1 if neither says it."""
     asked, operators = job.parallel.grid.tp, job.parallel.operators
     said, clash = strategy.degree(operators)
 
-    # the operators, tp itself, and both against each other
+    # contradictions among the operators, a missing size of tp, and a contradiction between both
     if clash:
         found.append(Problem(KEY, f"cuts over tp into different numbers of slices: {clash}"))
     elif operators and asked is None and said is None:
@@ -27,7 +27,7 @@ def degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
     elif asked is not None and said not in (None, asked):
         found.append(Problem(TP, f"{asked}: {KEY} cuts into {said} slices", f"{TP}={said}"))
 
-    # one of them follows from the other, or is for nothing
+    # one follows from the other, or has no effect
     elif asked is None and said is not None:
         notes.append(Note(TP, f"null -> {said}: the slices of {KEY}"))
     elif asked == 1 and operators:

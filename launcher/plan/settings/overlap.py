@@ -1,4 +1,4 @@
-"""What is sent while a rank computes, and what it waits for."""
+"""Which collectives overlap with computation, and which ones a rank waits for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_USE = "each group of weights is gathered once a step, when it is used first"
 
 
 def reducing(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
-    """Whether gradients are reduced while backward goes on."""
+    """Whether the reduction of gradients overlaps with the backward."""
     if sizes.replicas == 1:
         return "satisfied", "one data-parallel rank: no gradient travels"
 
@@ -26,7 +26,7 @@ def reducing(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
     if hsdp is None or sizes.grid["dp_shard"] == 1 or not sharded:
         return "degraded", AT_THE_END
 
-    # level1 does so itself, once a step
+    # with level1 the launcher itself reduces, once per step
     status: Status = "satisfied"
     text = "FSDP2 reduces each group while backward goes on to the next"
     if hsdp.optimizer_level == "level1":
@@ -47,7 +47,7 @@ def reducing(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
 
 
 def gathering(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
-    """Whether weights are gathered while others compute."""
+    """Whether the gathering of weights overlaps with computation."""
     if sizes.grid["dp_shard"] == 1 or (fused is not None and not fused.groups):
         return "satisfied", "no weight is sharded: nothing is gathered"
     assert job.parallel.hsdp is not None
@@ -64,7 +64,7 @@ def gathering(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
 
 
 def _ones(sizes: Sizes, together: Iterable[Group | Bucket]) -> bool:
-    """Whether no rank has two of them."""
+    """Whether each rank has at most one of ``together``."""
     return all(n == 1 for n in Counter(sizes.places[t.stage] for t in together).values())
 
 
@@ -75,13 +75,13 @@ def _beside(job: Job, what: str) -> Outcome:
 
 
 def matmul(sizes: Sizes, fused: Fused | None, ops: Collection[str]) -> Outcome:
-    """Whether input gradients are sent, by collectives ``ops``, while weight gradients are computed."""
+    """Whether collectives ``ops`` send input gradients while weight gradients are computed."""
     if sizes.grid["tp"] == 1:
         return "satisfied", "no operator is cut: no such collective"
     if fused is None:
         return "applied", "input gradients of matmuls are sent while weight gradients are computed"
 
-    # nothing to send, or not so
+    # nothing to send, or not by these collectives
     found = fused.input_gradients(ops)
     if not any(c.phase == "backward" for s in fused.spreads for c in s.comms):
         return "satisfied", "no operator that is cut sends anything in backward"
@@ -89,7 +89,7 @@ def matmul(sizes: Sizes, fused: Fused | None, ops: Collection[str]) -> Outcome:
         by = "" if ops == EVERY else f" by {_listed(ops)}"
         return "satisfied", f"no matmul that learns sends the gradient of its input{by}"
 
-    # all of them, or some
+    # all matmuls overlap, or some of them
     if found.late:
         first = f"input gradients of {many(len(found.late), 'matmul')} are waited for"
         return "degraded", f"{first}: weight gradients come in the second half of a backward"
@@ -109,7 +109,10 @@ def _listed(ops: Collection[str]) -> str:
 def lines(
     job: Job, sizes: Sizes, fused: Fused, *, gathers: bool, reduces: bool, ops: Collection[str]
 ) -> Iterator[str]:
-    """The same of what this plan sends; ``gathers``, ``reduces`` and ``ops``: what is asked for."""
+    """Yields a line for each kind of collective that this plan has.
+
+    ``gathers``, ``reduces`` and ``ops`` are the overlaps that the request asks for.
+    """
     hsdp = job.parallel.hsdp
     level = "" if hsdp is None else hsdp.optimizer_level
 

@@ -1,4 +1,4 @@
-"""``parallel.pipeline``: which scheduler goes with which other settings, and the one that ``auto`` takes."""
+"""``parallel.pipeline``: which scheduler supports which other settings, and the one that ``auto`` chooses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ INTERLEAVE, LESS_MEMORY = f"{KEY}.interleave", f"{KEY}.less_memory"
 
 
 def micros(job: Job, notes: list[Note], found: list[Problem]) -> int:
-    """As many micro batches as are asked for, but enough to go on with when they are too few."""
+    """Returns the number of micro batches.
+
+    If too few are requested, it adds a problem to ``found`` and returns enough for planning to continue.
+    """
     pipe = job.parallel.pipeline
     asked, stages = pipe.micro_batch_num, pipe.stages
     least, why = stages, "as many as stages"
@@ -42,7 +45,7 @@ def micros(job: Job, notes: list[Note], found: list[Problem]) -> int:
 
 
 def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
-    """Every reason why the scheduler asked for cannot run this job."""
+    """Returns every reason why the requested scheduler cannot run this job."""
     pipe = job.parallel.pipeline
     if pipe.stages == 1:
         return list(_one_stage(pipe))
@@ -69,12 +72,12 @@ def _less_memory(pipe: Pipeline) -> Iterator[Problem]:
 
 
 def _several(pipe: Pipeline) -> str:
-    """The words that give a rank several virtual stages."""
+    """The overrides that give a rank several virtual stages."""
     return f"{INTERLEAVE}=true {KEY}.chunks={max(pipe.chunks, 2)}"
 
 
 def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
-    """What the scheduler of ``rule`` cannot go with."""
+    """Yields problems for settings that the scheduler of ``rule`` does not support."""
     pipe = job.parallel.pipeline
     if rule.single and pipe.interleave:
         yield Problem(INTERLEAVE, f"true: {pipe.scheduler} has one stage a rank", f"{INTERLEAVE}=false")
@@ -87,13 +90,16 @@ def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
 
 
 def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:
-    """What MindSpore asks of its sequence pipelines, and that no other cuts sequences."""
+    """Yields problems with sequence chunks.
+
+    These are the conditions that MindSpore has for its sequence pipelines; other schedulers cut no sequence.
+    """
     ranks, pieces = pipe.stages, pipe.seq_chunks
     if pieces > 1 and not rule.seq:
         text = f"{pieces}: {pipe.scheduler} does not cut sequences"
         yield Problem(PIECES, text, f"{SCHEDULER}=seqpipe")
 
-    # the virtual stages that it needs, and the pieces that these take
+    # the virtual stages that the scheduler needs, and the number of pieces that it accepts
     if rule.several and not (pipe.interleave and pipe.chunks > 1):
         text = f"{pipe.scheduler}: needs several virtual stages a rank"
         yield Problem(SCHEDULER, text, _several(pipe))
@@ -107,14 +113,14 @@ def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:
 
 
 def candidates(job: Job, sizes: Sizes) -> tuple[str, ...]:
-    """The schedulers that ``auto`` may take: those legal for this job with as many virtual stages a rank."""
+    """The schedulers that ``auto`` may choose: those that support ``job`` and its virtual stages per rank."""
     if job.parallel.pipeline.stages == 1:
         return ("1f1b",)
     return tuple(name for name, rule in RULES.items() if _suits(job, sizes, name, rule))
 
 
 def _suits(job: Job, sizes: Sizes, scheduler: str, rule: Rule) -> bool:
-    """Whether this scheduler could run ``job`` with the stages, micro batches and pieces that it has."""
+    """Whether this scheduler can run ``job`` with its stages, micro batches and sequence chunks."""
     pipe = job.parallel.pipeline.model_copy(update={"scheduler": scheduler})
     asked = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
     if rule.v and sizes.chunks != 2:
@@ -127,17 +133,20 @@ def _suits(job: Job, sizes: Sizes, scheduler: str, rule: Rule) -> bool:
 
 
 TRANSFER = 0.05
-"""Share of a mean forward that a transfer takes when schedules are compared.
+"""The duration of a transfer, as a share of a mean forward, when schedules are compared.
 
-At no cost at all, two schedules that differ in how they hide transfers look alike.
+If transfers cost nothing, schedules that differ only in how they hide transfers would look equal.
 """
 CLOSE = 0.03
-"""Steps that differ by less are equally short: the costs are estimates."""
+"""Steps whose lengths differ by less than this share count as equal, because the costs are estimates."""
 
 
 @dataclass(frozen=True)
 class ScheduleChoice:
-    """``sizes`` are those asked for, with the placement of the ``scheduler``."""
+    """A scheduler, its schedule and the simulated timeline.
+
+    ``sizes`` are the requested ones, with the placement of stages that the ``scheduler`` uses.
+    """
 
     scheduler: str
     sizes: Sizes
@@ -147,14 +156,15 @@ class ScheduleChoice:
 
     @property
     def late(self) -> bool:
-        """Whether weight gradients come after the backward that sends those of the inputs on."""
+        """Whether weight gradients are computed after the backward that sends the input gradients on."""
         return any(a.kind == "W" for row in self.schedule for a in row)
 
 
 def choose(job: Job, sizes: Sizes, cost: Cost) -> ScheduleChoice:
-    """The scheduler asked for; for ``auto`` one of those that are legal, and a note of the comparison.
+    """Returns the requested scheduler; for ``auto``, the best candidate and a note with the comparison.
 
-    Of steps as short as the shortest, to within ``CLOSE``, the one that holds the fewest activations wins.
+    Among the candidates whose step is at most ``CLOSE`` longer than the shortest one, the candidate with the
+    lowest peak of activations wins.
     """
     pipe = job.parallel.pipeline
     if pipe.scheduler != "auto":
@@ -174,7 +184,7 @@ def choose(job: Job, sizes: Sizes, cost: Cost) -> ScheduleChoice:
 
 
 def _run(scheduler: str, sizes: Sizes, cost: Cost, *, less_memory: bool = False) -> ScheduleChoice:
-    """What comes of this scheduler, simulated."""
+    """Builds and simulates the schedule of ``scheduler``."""
     ranks = sizes.grid["pp"]
     sizes = replace(sizes, v=RULES[scheduler].v and ranks > 1)
     schedule = schedules.build(
@@ -184,7 +194,7 @@ def _run(scheduler: str, sizes: Sizes, cost: Cost, *, less_memory: bool = False)
 
 
 def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
-    """Those of its switches that are not at their default."""
+    """Yields the settings of the pipeline that are not at their default."""
     pipe = job.parallel.pipeline
     if pipe.stages == 1 and pipe.scheduler not in ("1f1b", "gpipe", "auto"):
         yield Setting(SCHEDULER, pipe.scheduler, "satisfied", "one stage has no bubble to fill: as 1f1b")
@@ -201,7 +211,7 @@ def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
 
 
 def _interleaved(key: str, pipe: Pipeline, sizes: Sizes, why: str) -> Setting:
-    """What needs several virtual stages a rank."""
+    """Returns the row of a setting that has an effect only with several virtual stages per rank."""
     if sizes.chunks > 1:
         return Setting(key, "true", "applied", why)
     alone = "one stage has no bubble to shrink" if pipe.stages == 1 else "one chunk a rank"

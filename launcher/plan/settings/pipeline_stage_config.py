@@ -1,4 +1,4 @@
-"""``parallel.pipeline.stage_config``: the stage of each module, as it was asked for or worked out."""
+"""``parallel.pipeline.stage_config``: the stage of each module, as requested or chosen automatically."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from launcher.plan.values.text import many
 KEY = stage_config.KEY
 
 Config = Mapping[str, int]
-"""The stage of each name that a request gives one."""
+"""The requested stages, by names of modules or parameters."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known before the model is read: the sizes, the explicit stage of each module name, if any.
+    """What a request says about stages before the model is read: the sizes, and explicit stages if any.
 
-    ``like``: the stages that auto is to choose, where another plan has settled them.
+    ``like``: stages from another plan, which are taken in place of an automatic choice.
     """
 
     sizes: Sizes
@@ -44,9 +44,9 @@ class Asked:
 def cut(
     job: Job, asked: Asked, model: TracedModel, optimizer: StateSize
 ) -> tuple[tuple[Stage, ...], list[Note]]:
-    """The stages of ``model`` and how they came about; ``optimizer``: what it keeps.
+    """Cuts ``model`` into stages, and returns them with notes on how they were chosen.
 
-    Raises ``RequestError`` for stages that cannot be.
+    ``optimizer``: the size of its state. Raises ``RequestError`` if the stages are impossible.
     """
     sizes, config = asked.sizes, asked.config
     called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
@@ -74,7 +74,11 @@ def cut(
 def _as_asked(
     config: Config, called: Sequence[str], glued: Collection[str], skeleton: Skeleton
 ) -> dict[str, int]:
-    """A module without a stage of its own is where its parameters are; one counts only if it is named."""
+    """Returns the stages of the ``called`` modules, and of the parameters that glue uses (``glued``).
+
+    A module without a stage of its own takes the stage of its first parameter that has one. A parameter
+    outside of all modules, or one that the request names, keeps its own stage.
+    """
     out: dict[str, int] = {}
     for module in called:
         stage = stage_config.stage_of(config, module)
@@ -92,14 +96,14 @@ def _as_asked(
 
 
 def _pasteable(problem: Problem, config: Config) -> Problem:
-    """Without a cure that a deeper key of the request would outdo."""
+    """Returns ``problem`` without its cure, if a deeper key of the request would override the cure."""
     keys = [word.partition("=")[0].removeprefix(f"{KEY}.") for word in problem.cure.split()]
     outdone = any(k.startswith(f"{key}.") for key in keys for k in config)
     return replace(problem, cure="") if outdone else problem
 
 
 def _output(graph: Graph) -> list[Problem]:
-    """The last stage returns what a loss can take."""
+    """Returns a problem if the model's output is nothing that a loss accepts."""
     last = graph.nodes[-1]
     if last.out is not None and (last.keys or not last.packed):
         return []
@@ -115,9 +119,9 @@ def _output(graph: Graph) -> list[Problem]:
 def automatic(
     job: Job, asked: Asked, model: TracedModel, called: Sequence[str], optimizer: StateSize
 ) -> tuple[dict[str, int], list[Note]]:
-    """The stage of each of the ``called`` modules that has parameters, so that a step is short and fits.
+    """Chooses a stage for each of the ``called`` modules with parameters, so that a step is short and fits.
 
-    Stages are cut only where data flows one way. Raises ``RequestError`` for too few modules.
+    Stages are cut only where data flow in one direction. Raises ``RequestError`` for too few modules.
     """
     sizes, like, nbytes = asked.sizes, asked.like, _bytes(model.skeleton)
     groups = components(model.graph, [m for m in called if nbytes[m]])
@@ -141,7 +145,7 @@ def automatic(
 
 
 def _bytes(skeleton: Skeleton) -> Counter[str]:
-    """Of the parameters inside of each module."""
+    """The bytes of the parameters inside of each module."""
     out = Counter[str]()
     for p in skeleton.params:
         for module in stages.around(stage_config.owner(p.name)):
@@ -150,7 +154,7 @@ def _bytes(skeleton: Skeleton) -> Counter[str]:
 
 
 def _too_few(job: Job, sizes: Sizes, model: TracedModel, groups: Sequence[tuple[str, ...]]) -> Problem:
-    """The cure is the smallest change that leaves no more stages than ``groups``."""
+    """Returns the problem; its cure is the smallest change that leaves no more stages than ``groups``."""
     text = f"the model has {many(sum(map(len, groups)), 'module')} with parameters"
     for group in groups:
         if len(group) > 1:
@@ -171,9 +175,10 @@ def _too_few(job: Job, sizes: Sizes, model: TracedModel, groups: Sequence[tuple[
 
 
 def _fewer(job: Job, sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
-    """What makes fewer stages: the key to blame, and changes of ``parallel.pipeline``, smallest first.
+    """Lists changes of ``parallel.pipeline`` that make fewer stages, smallest first.
 
-    A key that would keep its value is no change.
+    Each comes with the key that the problem is reported for. A change never contains a key that would keep
+    its value.
     """
     out: list[tuple[str, dict[str, Any]]] = []
     if sizes.v:
@@ -183,7 +188,7 @@ def _fewer(job: Job, sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
     if sizes.v and job.parallel.pipeline.interleave:
         out.append(("scheduler", {"scheduler": "1f1b", "interleave": False}))
 
-    # fewer ranks on the axis; then those with one virtual stage each, where there are several
+    # fewer ranks on the axis; then the same with one virtual stage each, if there are several now
     fewer = range(sizes.grid["pp"] - 1, 0, -1)
     out += [("stages", {"stages": n}) for n in fewer]
     if sizes.v:
@@ -194,7 +199,7 @@ def _fewer(job: Job, sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _virtual(job: Job, changed: dict[str, Any]) -> int | None:
-    """How many stages ``job`` has with these changes; ``None`` where it is refused."""
+    """The number of stages of ``job`` with these changes; ``None`` if it has problems then."""
     pipe = job.parallel.pipeline.model_copy(update=changed)
     other = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
     sizes, found = settings.sizes(other)
@@ -202,7 +207,10 @@ def _virtual(job: Job, changed: dict[str, Any]) -> int | None:
 
 
 def _as_far(skeleton: Skeleton, now: int, then: int, grouped: bool) -> bool:
-    """Whether ``then`` stages look into modules as far as stages do ``now``: what is together stays known."""
+    """Whether a cut into ``then`` stages divides modules into the same units as one into ``now`` stages.
+
+    Only then does it keep the same modules together.
+    """
     return not grouped or then == 1 or stage_config.units(skeleton, now) == stage_config.units(skeleton, then)
 
 

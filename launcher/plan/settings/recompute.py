@@ -25,9 +25,10 @@ MODULES = f"{KEY}.modules"
 def resolve(
     asked: Recompute | None, skeleton: Skeleton, leaves: tuple[str, ...] | None
 ) -> tuple[tuple[Recomputed, ...], list[Problem]]:
-    """One entry a module that is asked for, in definition order, and no second one inside of it.
+    """Returns the requested modules in definition order, without modules inside of other ones, and problems.
 
-    Exact names beat globs, later keys earlier. ``leaves``: what is not cut, where there are several stages.
+    Exact names beat globs, and later keys beat earlier ones. ``leaves``: the modules that stages do not
+    divide; ``None`` with a single stage.
     """
     if asked is None:
         return (), []
@@ -56,9 +57,9 @@ def resolve(
 def undivided(
     asked: Recompute | None, skeleton: Skeleton, leaves: tuple[str, ...], stages: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """``leaves`` with modules that run again instead of what is in them, and these modules.
+    """Returns ``leaves`` with recomputed modules in place of the leaves inside of them, and these modules.
 
-    As long as there are parts with parameters for so many ``stages``.
+    A module is merged only if enough leaves with parameters remain for that number of ``stages``.
     """
     whole: list[str] = []
     loaded = {module for p in skeleton.params for module in around(p.name)}
@@ -74,7 +75,7 @@ def undivided(
 
 
 def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, ...]) -> Problem:
-    """A module that the code between stages is a part of."""
+    """Returns the problem of a module that is divided into several stages."""
     inside = listed([leaf for leaf in leaves if covers(module, leaf)])
     text = f"{module} is cut into stages, {inside}, and runs on no rank as a whole; name what is in it"
     names = ",".join(f"{module}.*" if r.module == module else r.module for r in recomputed)
@@ -82,7 +83,7 @@ def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, .
 
 
 def _policies(asked: Recompute) -> dict[str, str]:
-    """By name or glob."""
+    """The policy of each name or glob."""
     if isinstance(asked.modules, Mapping):
         return dict(asked.modules)
     names = (asked.modules,) if isinstance(asked.modules, str) else asked.modules
@@ -98,17 +99,20 @@ def _key(policies: Mapping[str, str], patterns: Sequence[str], module: str) -> s
 def settled(
     recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
 ) -> tuple[tuple[Recomputed, ...], list[Problem]]:
-    """With the buffers that are to be put back, and what cannot run twice, for it would do something else."""
+    """Adds the buffers to restore to ``recomputed``, and returns problems for modules that cannot run twice.
+
+    A module cannot run twice if its second forward would differ from the first.
+    """
     weights = {p.name for p in skeleton.params if not p.buffer}
     compiled = skeleton.traits.compiled
 
-    # of each why it cannot run twice, "" where it can
+    # why each module cannot run twice; "" if it can
     wrong = {
         r: next(_unlike(r.module, graph, weights), "") or _compiled(r.module, compiled) or _once(r, graph)
         for r in recomputed
     }
 
-    # the way out is to name those that can
+    # the cure names only the modules that can
     others = [r.module for r, why in wrong.items() if not why]
     cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
     problems = [
@@ -120,26 +124,32 @@ def settled(
 
 
 def _compiled(module: str, compiled: tuple[str, ...]) -> str:
-    """What the compiler looks into runs as it was compiled."""
+    """Why ``module`` cannot run twice: the model compiles it, a part of it or a module around it; or ""."""
     found = [m for m in compiled if covers(m, module) or covers(module, m)]
     return f"the model has {found[0] or 'itself'} compiled (torch.compile)" if found else ""
 
 
 def _restored(module: str, graph: Graph) -> tuple[str, ...]:
-    """The buffers that a second forward of ``module`` would change once more, by their names inside of it."""
+    """The buffers that a second forward of ``module`` would change again, by their names inside of it."""
     names = (n for c in graph.effects.changes if not c.once for n in c.names if covers(module, owner(n)))
     return tuple(n.removeprefix(f"{module}.") for n in names)
 
 
 def _once(r: Recomputed, graph: Graph) -> str:
-    """What is kept serves one run: gradients that a forward takes itself would need another one."""
+    """Why a selectively recomputed module cannot run twice.
+
+    Kept results serve one more run only; gradients that the forward itself computes would need another one.
+    """
     if not r.keep or not graph.effects.inner:
         return ""
     return "the forward takes gradients itself, and what policy selective keeps serves one run only"
 
 
 def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
-    """Why a second forward of ``module`` would do something else than the first; ``weights``: no buffers."""
+    """Yields reasons why a second forward of ``module`` would differ from the first.
+
+    ``weights``: the names of parameters, without buffers.
+    """
 
     def here(name: str) -> bool:
         return covers(module, name)
@@ -179,7 +189,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
 
 
 def rows(job: Job, recomputed: tuple[Recomputed, ...]) -> Iterator[Setting]:
-    """The setting, if there is one."""
+    """Yields the setting, if it is set."""
     if job.parallel.recompute is not None:
         named = listed(list(_policies(job.parallel.recompute)))
         run = "runs" if len(recomputed) == 1 else "run"

@@ -1,4 +1,4 @@
-"""``parallel.shared``: whether the ties that a request lists are those that the model has."""
+"""``parallel.shared``: whether the ties that a request lists are those of the model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ KEY = "parallel.shared"
 
 
 def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
-    """A group must be all the names of one tensor: a list ties nothing and unties nothing, the model does.
+    """Yields a problem for each group that is not all the names of one tensor, and for each missing tie.
 
-    A tensor tied over several stages must be listed; one that is tied inside a stage may be.
+    The setting only states the ties of the model; it cannot make or remove one. A tensor that is tied over
+    several stages must be listed; one that is tied inside of a stage may be.
     """
     listed = job.parallel.shared
     if listed == "auto":
@@ -39,7 +40,7 @@ def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
 
 
 def _wrong(group: tuple[str, ...], of: dict[str, Placed]) -> str:
-    """Why ``group`` is not all the names of one tensor; ``of``: the parameter that has a name."""
+    """Why ``group`` is not all the names of one tensor; ``of`` maps names to parameters."""
     for name in group:
         if name not in of:
             close = get_close_matches(name, of, 1)
@@ -58,18 +59,18 @@ def _wrong(group: tuple[str, ...], of: dict[str, Placed]) -> str:
 
 
 def _tied(params: tuple[Placed, ...]) -> list[Placed]:
-    """Those on several stages."""
+    """The parameters that are on several stages."""
     return [p for p in params if len(p.stages) > 1 and not p.buffer]
 
 
 def _cure(params: tuple[Placed, ...]) -> str:
-    """The list that is right."""
+    """The override with the correct list."""
     groups = ["[" + ",".join(p.names) + "]" for p in _tied(params)]
     return quote(f"{KEY}=[{','.join(groups)}]") if groups else f"{KEY}=auto"
 
 
 def rows(job: Job) -> Iterator[Setting]:
-    """The ties listed; where they are not those of the model, the request was refused."""
+    """Yields the listed ties; they match the model, or the request would have been refused."""
     listed = job.parallel.shared
     if listed != "auto":
         groups = ", ".join("=".join(names) for names in listed) or "none"

@@ -1,4 +1,4 @@
-"""``steps``: those that cannot do what they are for, which would be found out only after the training."""
+"""``steps``: problems of steps that would otherwise show only after the training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.plan.verbs import evaluates
 
 
 def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
-    """Steps in an order that cannot be, without what they read, or with a layout that cannot be made."""
+    """Returns problems for steps in a wrong order, without their inputs, or with an impossible layout."""
     return [
         *step_order.check(job.steps),
         *_samples(job),
@@ -28,7 +28,7 @@ def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
 
 
 def _samples(job: Job) -> Iterator[Problem]:
-    """Only text has a tokenizer to read the prompt with."""
+    """Yields problems for ``sample`` steps without text data, which alone has a tokenizer for the prompt."""
     for name, step in job.steps.items():
         if step.kind == "sample" and not isinstance(job.data, Text):
             what = getattr(job.data, "name", "a class of your own")
@@ -37,7 +37,7 @@ def _samples(job: Job) -> Iterator[Problem]:
 
 
 def _held_out(job: Job) -> Iterator[Problem]:
-    """Who reads held-out samples, when there are to be none."""
+    """Yields a problem if steps read held-out samples although the request reserves none."""
     given = [n for n, s in job.steps.items() if isinstance(s, Predict) and s.inputs is not None]
     readers = [n for n, s in job.steps.items() if evaluates(s) and n not in given]
     if job.train.eval_every is not None and _trains(job):
@@ -48,7 +48,10 @@ def _held_out(job: Job) -> Iterator[Problem]:
 
 
 def _decay(job: Job) -> Iterator[Problem]:
-    """A decay that would begin while the rate still rises; a training that only rises has none."""
+    """Yields a problem if the decay would begin before the warm-up ends.
+
+    A training that is all warm-up has no decay, so that is no problem here.
+    """
     asked, steps = job.schedule, job.train.steps
     if not _trains(job) or not isinstance(asked, WSD) or steps is None or asked.warmup_steps >= steps:
         return
@@ -70,11 +73,11 @@ def _trains(job: Job) -> bool:
 HOUR = 3600  # seconds
 
 LAYOUT = ("nproc", "stages", "shard_size", "tp")
-"""The settings of ``transform`` that say a layout, in place of a strategy file."""
+"""The settings of ``transform`` that define a layout without a strategy file."""
 
 
 def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
-    """Layouts that ``transform`` cannot make, or that are asked for in two ways."""
+    """Yields problems for layouts that ``transform`` cannot make, or that are defined twice."""
     for name, step in job.steps.items():
         if not isinstance(step, Transform):
             continue
@@ -82,7 +85,7 @@ def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         source = sizes.grid["pp"] if step.src is None and sizes is not None else None
         yield from _rank_files(key, step, job)
 
-        # the layout is that of the settings, or that of a file
+        # the layout comes from the settings or from a file
         if step.strategy is None:
             yield from unmergeable(key, source, **{field: getattr(step, field) for field in LAYOUT})
             continue
@@ -96,9 +99,10 @@ def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
 def unmergeable(
     key: str, source: int | None, *, nproc: int, stages: int, shard_size: int, tp: int = 1
 ) -> Iterator[Problem]:
-    """What is wrong with a target below ``key``: stages are merged, never cut, for cutting takes the model.
+    """Yields problems of a target layout, whose settings are below ``key``.
 
-    ``source`` is the number of stages that there are, where known.
+    Stages can be merged, but never cut, because cutting needs the model. ``source``: the number of stages of
+    the checkpoint, if known.
     """
     for name, n in (("nproc", nproc), ("stages", stages), ("shard_size", shard_size), ("tp", tp)):
         if n < 1:
@@ -120,7 +124,7 @@ def unmergeable(
 
 
 def _rank_files(key: str, step: Transform, job: Job) -> Iterator[Problem]:
-    """What only some sources have, and only some outputs are good for."""
+    """Yields problems for settings that only some sources have, and for steps that cannot read rank files."""
     if step.src_strategy is not None and step.src is None:
         text = f"{step.src_strategy}: the run's own checkpoint says how it is laid out"
         yield Problem(f"{key}.src_strategy", text, f"{key}.src_strategy=null")
@@ -145,7 +149,7 @@ def _behind(job: Job, key: str, name: str) -> bool:
 
 
 def idle(job: Job, steps: int) -> Iterator[Note]:
-    """Settings that never come into play in a training of so many ``steps``."""
+    """Yields notes on settings that have no effect in a training of ``steps`` steps."""
     if not _trains(job):
         return
     yield from _rates(job.schedule, steps)
@@ -159,11 +163,14 @@ def idle(job: Job, steps: int) -> Iterator[Note]:
 
 
 def unsaved(job: Job, steps: int, seconds: float) -> Iterator[Note]:
-    """Hours of training that a failure would lose: ``steps`` that take ``seconds`` each, as predicted."""
+    """Yields a note if a failure would lose an hour of training or more.
+
+    The training has ``steps`` steps that take ``seconds`` each, as predicted.
+    """
     if job.checkpoint.every is not None or job.checkpoint.best is not None:
         return
 
-    # the longest row of trainings without a save behind it; each step train takes an equal share
+    # the longest sequence of trainings without a save in between; each ``train`` has an equal share of steps
     kinds = [step.kind for step in job.steps.values()]
     rows = " ".join(kind for kind in kinds if kind in ("train", "save")).split("save")
     longest = max(row.count("train") for row in rows)
@@ -182,7 +189,7 @@ def unsaved(job: Job, steps: int, seconds: float) -> Iterator[Note]:
 
 
 def _round_down(n: float) -> int:
-    """The highest of 1, 2, 5, 10, 20, 50 and so on that is not above ``n``; at least 1.
+    """Returns the largest of 1, 2, 5, 10, 20, 50 and so on that is not above ``n``; at least 1.
 
     >>> [_round_down(n) for n in (0.3, 1.9, 7, 545, 2000)]
     [1, 1, 5, 500, 2000]
@@ -192,7 +199,7 @@ def _round_down(n: float) -> int:
 
 
 def _rates(asked: Schedule, steps: int) -> Iterator[Note]:
-    """What of a schedule these steps do not reach, and how many of them a share is."""
+    """Yields notes on parts of the schedule that ``steps`` do not reach, and on the steps of a share."""
     if isinstance(asked, Target):
         return
     warm, training = asked.warmup_steps, f"the training, {many(steps, 'step')}"

@@ -1,4 +1,4 @@
-"""``parallel.transformer_opt``: the switches of a ``parallel_speed_up.json``, and what becomes of each."""
+"""``parallel.transformer_opt``: the switches of a ``parallel_speed_up.json``, and the effect of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launcher.plan.values.text import bytes_text
 
 KEY = "parallel.transformer_opt"
 SHOWN = 20
-"""Wrong entries of a file that are told one by one."""
+"""The number of wrong entries of a file that are reported one by one."""
 STRICT, FILE = "strict", "file"
 
 BROADCAST = "dataset_broadcast_opt_level"
@@ -36,7 +36,7 @@ SLICED_SUM = "enable_allreduce_slice_to_reducescatter"
 BRANCHES = "enable_interleave_split_concat_branch"
 
 OF_PLAN = (GATHERING, FUSION, MATMUL, BIAS)
-"""Those that hang on what the plan sends together."""
+"""The switches whose outcome depends on the plan's fused collectives."""
 
 FLAG, LEVEL = "true or false", "a whole number from 0 to 3"
 NAMES = "true, false or some of AllReduce,ReduceScatter,AllGather,AlltoAll"
@@ -54,7 +54,7 @@ SWITCHES = {
     BRANCHES: FLAG,
     "enable_interleave_parallel_branch": FLAG,
 }
-"""The 12 that MindSpore documents, and what each may hold."""
+"""The 12 switches that MindSpore documents, and the values that each accepts."""
 
 FORMER = {
     "recompute_comm_overlap": RERUNNING,
@@ -66,11 +66,11 @@ FORMER = {
     "compute_communicate_fusion_level": SLICED_MATMUL,
     "bias_add_comm_swap": BIAS,
 }
-"""Names that MindSpore has given up, and the new ones."""
+"""Former names of switches in MindSpore, and the current ones."""
 
 
 class FromFile(dict[str, Any]):
-    """Switches of the file at ``path``, with those of the request, which are ``typed``, in their place."""
+    """The switches of the file at ``path``; those that the request itself sets (``typed``) override them."""
 
     def __init__(self, values: Mapping[str, Any], path: str, typed: Mapping[str, Any]) -> None:
         super().__init__({**values, **typed})
@@ -84,7 +84,7 @@ SwitchOutcome = tuple[SwitchStatus, str]
 
 @dataclass(frozen=True)
 class Switch:
-    """One switch that is on (or a level that is given), and what becomes of it."""
+    """One switch that is on (or a level that is set), and its outcome."""
 
     name: str
     value: str
@@ -93,7 +93,10 @@ class Switch:
 
 
 def wrong(values: Mapping[str, Any], where: Callable[[str], str] | None = None) -> Iterator[Problem]:
-    """Unknown names and values of the wrong type; ``where(name)``: file and line of it, if a file has it."""
+    """Yields problems for unknown names and for values of the wrong type.
+
+    ``where(name)`` returns the file and line of a switch; ``None`` if the switches come from the request.
+    """
     kinds = {name: FLAG if name == STRICT else SWITCHES.get(name) for name in values}
     if where is None:
         kinds.pop(FILE, None)  # the path of a file, whose switches are read elsewhere
@@ -124,7 +127,7 @@ def _unknown(name: str, value: Any) -> Problem:
 
 
 def _meant(name: str) -> str | None:
-    """The switch that has taken the place of ``name``, or is called nearly so."""
+    """The switch that replaces ``name``, or else the one with the most similar name."""
     close = get_close_matches(name.lower(), [*SWITCHES, STRICT], 1)
     return FORMER.get(name) or (close[0] if close else None)
 
@@ -146,13 +149,13 @@ def _written(value: Any) -> str:
 
 
 def asked_for(job: Job) -> Mapping[str, Any]:
-    """The switches of ``job``; those of a file have taken its place before."""
+    """The switches of ``job``; the path of a file has been replaced by its switches before."""
     values = job.parallel.transformer_opt
     return values if isinstance(values, Mapping) else {}
 
 
 def file_of(job: Job) -> tuple[str | None, Mapping[str, Any]]:
-    """The file of switches that ``job`` names, and the switches that it sets itself."""
+    """Returns the file of switches that ``job`` names, and the switches that it sets itself."""
     values = job.parallel.transformer_opt
     if isinstance(values, Mapping):
         return values.get(FILE), {name: value for name, value in values.items() if name != FILE}
@@ -160,7 +163,7 @@ def file_of(job: Job) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def broadcast_level(job: Job) -> int:
-    """By default no sample is read twice by the ranks of one pipeline or tensor-parallel group."""
+    """The level of broadcasts; by default one rank reads for its whole pipeline and tensor-parallel group."""
     level = asked_for(job).get(BROADCAST, 3)
     assert isinstance(level, int)
     return level
@@ -172,12 +175,12 @@ def swaps_bias(job: Job) -> bool:
 
 
 def gathers_ahead(job: Job) -> bool:
-    """Whether weights are gathered before they are used, which is so by default."""
+    """Whether weights are gathered ahead of their use; the default is yes."""
     return asked_for(job).get(GATHERING, True) is True
 
 
 def reduces_early(job: Job) -> bool:
-    """Whether gradients are reduced while a backward goes on, which is so by default."""
+    """Whether gradients are reduced during the backward; the default is yes."""
     return asked_for(job).get(REDUCING, True) is True
 
 
@@ -187,19 +190,19 @@ def overlapped(job: Job, fused: Fused) -> tuple[str, ...]:
 
 
 def _collectives(job: Job) -> frozenset[str]:
-    """Those that this is asked for."""
+    """The collectives whose overlap with weight gradients is requested."""
     return input_gradients.named(asked_for(job).get(MATMUL, False))
 
 
 def overlaps(job: Job, sizes: Sizes, fused: Fused) -> tuple[str, ...]:
-    """What is sent beside the computation, and what is waited for, whatever has been typed."""
+    """Describes which collectives overlap with computation and which do not, also for default switches."""
     ops = _collectives(job)
     gathers, reduces = gathers_ahead(job), reduces_early(job)
     return tuple(overlap.lines(job, sizes, fused, gathers=gathers, reduces=reduces, ops=ops))
 
 
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
-    """Switches that are wrong, that cannot be had here, or that ``strict`` does not want half done."""
+    """Yields problems for invalid switches, unsupported ones, and degraded ones if ``strict`` is set."""
     found = list(wrong(asked_for(job)))
     yield from found
     if found or sizes is None:
@@ -210,7 +213,7 @@ def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
 
 
 def refused_for(job: Job, sizes: Sizes, fused: Fused) -> Iterator[Problem]:
-    """Of those that hang on what the plan sends together, what ``strict`` does not want."""
+    """Yields the problems of ``strict`` for all switches, once the fused collectives are known."""
     return _half_done(job, switches(job, sizes, fused))
 
 
@@ -220,7 +223,7 @@ def _half_done(job: Job, found: Iterable[Switch]) -> Iterator[Problem]:
 
 
 def gathered(job: Job, found: Iterable[str]) -> list[Problem]:
-    """Operators that work on gathered tensors, which ``strict`` does not want."""
+    """Returns problems for operators that work on gathered tensors, which ``strict`` forbids."""
     if asked_for(job).get(STRICT) is not True:
         return []
     key, text, cure = _place(job, STRICT, "true", "false")
@@ -233,7 +236,7 @@ def _refusal(job: Job, s: Switch, half: str) -> Problem:
 
 
 def _place(job: Job, name: str, value: str, off: str) -> tuple[str, str, str]:
-    """The key that has switched ``name`` on, the start of a text about it, and what sets it to ``off``."""
+    """Returns the key that set ``name``, the start of a message, and the override that sets it to ``off``."""
     values, cure = asked_for(job), f"{KEY}.{name}={off}"
     if isinstance(values, FromFile) and name not in values.typed:
         return KEY, f"{name} = {value}", f"{quote(f'{KEY}={values.path}')} {cure}"
@@ -241,14 +244,14 @@ def _place(job: Job, name: str, value: str, off: str) -> tuple[str, str, str]:
 
 
 def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
-    """A row a switch; those that are rejected were refused before."""
+    """Yields one row per switch; rejected switches have been refused before."""
     for s in switches(job, sizes, fused):
         assert s.status != "rejected", s
         yield Setting(f"{KEY}.{s.name}", s.value, s.status, s.why)
 
 
 def switches(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Switch, ...]:
-    """Every switch that is on, in MindSpore's order; ``fused``: what the plan sends together, if known."""
+    """Returns every switch that is on, in MindSpore's order; ``fused``: the fused collectives, if known."""
     values = asked_for(job)
     on = [n for n in SWITCHES if n in values and (n == BROADCAST or values[n] not in (False, 0))]
     return tuple(Switch(n, _written(values[n]), *_outcome(n, values[n], job, sizes, fused=fused)) for n in on)
@@ -282,7 +285,7 @@ ALWAYS: dict[str, SwitchOutcome] = {
 
 
 TENSOR = (SLICED_MATMUL, BIAS, SLICED_SUM, BRANCHES)
-"""Those about the collectives of operators that are cut."""
+"""The switches for collectives of operators that are cut over tp."""
 
 
 def _biased(spread: Spread) -> bool:
@@ -299,7 +302,7 @@ READERS = {
 
 
 def _broadcast(level: int, sizes: Sizes) -> SwitchOutcome:
-    """Who reads at this level."""
+    """Describes which ranks read at this level."""
     if sizes.grid["pp"] * sizes.grid["tp"] == 1:
         return "satisfied", "a data-parallel rank is one rank, which reads for itself"
     if sizes.places[0] != sizes.places[-1]:
@@ -312,7 +315,7 @@ def _broadcast(level: int, sizes: Sizes) -> SwitchOutcome:
 
 
 def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
-    """Said of the plan's own groups and buckets; before there is one, of any."""
+    """Describes the groups and buckets of the plan; without ``fused``, those of any plan."""
     if not job.parallel.comm_fusion.openstate:
         why = "parallel.comm_fusion.openstate=false: each collective carries one module or one parameter"
         return "degraded", why
@@ -329,7 +332,7 @@ def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
         numbers = ", ".join(map(str, limits.cuts))
         whole = f"whole gradients travel in buckets that end before the parameters {numbers}"
 
-    # sharded ones, in the groups that are gathered together where they have no size of their own
+    # sharded gradients, in the groups that are gathered together, unless scatters have a limit of their own
     sharded = "a group at a time"
     size = limits.gather if limits.scatter is None else limits.scatter
     if size is not None:
@@ -343,7 +346,7 @@ def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
 
 
 def _rerunning(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
-    """What of what runs again is sent again."""
+    """Describes whether recomputation repeats the collectives of operators over tp."""
     asked = job.parallel.recompute
     if sizes.grid["tp"] == 1:
         return "satisfied", "no operator is cut: what runs again sends nothing"
@@ -363,4 +366,4 @@ OUTCOMES: dict[str, Callable[[Job, Sizes, Fused | None], SwitchOutcome]] = {
     GATHERING: overlap.gathering,
     FUSION: _fusing,
 }
-"""Of switches about what is sent for weights and their gradients, and sent again."""
+"""Functions for switches about collectives of weights and gradients, and about repeated collectives."""

@@ -1,4 +1,4 @@
-"""Strategies of operators that none was written for (mode ``semi_auto``): by samples, or as inputs are."""
+"""Default strategies of operators without a written one (mode ``semi_auto``)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,18 @@ def assign(
     given: Mapping[int, TensorLayout],
     rests: Mapping[int, TensorLayout],
 ) -> tuple[OpStrategy, ...]:
-    """One a node. ``written``: by the node's place; ``given``: layouts of inputs, ``rests``: of other values.
+    """Returns a strategy for each node.
 
-    What was not written is cut along its samples if it has weights, and else as what it takes arrives.
+    An operator without a written strategy is cut along its samples if it has weights; otherwise it follows
+    the layouts of its inputs.
+
+    Args:
+        graph: the operators of a stage.
+        rules: the rule of each node; ``None`` for a node that runs on full tensors.
+        ranks: the number of ranks of the stage.
+        written: strategies from the request, by place of the node.
+        given: layouts of the graph's inputs, by value.
+        rests: layouts in which other values rest, by value.
     """
     layouts = dict(given)
     out = []
@@ -56,7 +65,7 @@ def _default(
 
 
 def data_parallel(rule: OpRule, ranks: int) -> OpStrategy:
-    """The first dim of what it makes, its samples, over all ranks, or over as many as divide it.
+    """Cuts the first dim of the output (the samples) over all ranks, or over as many as divide it.
 
     >>> data_parallel(OpRule((("m", "k"), ("k", "n")), (("m", "n"),), (("m", 12), ("k", 4), ("n", 2))), 8)
     OpStrategy(matrix=(4, 2), axes=(('m', (0,)),))
@@ -75,7 +84,7 @@ def data_parallel(rule: OpRule, ranks: int) -> OpStrategy:
 def follow(
     graph: OpGraph, node: OpNode, rule: OpRule, *, ranks: int, layouts: Mapping[int, TensorLayout]
 ) -> OpStrategy:
-    """As the largest tensor that arrives cut is cut, and others beside it where they can be."""
+    """Cuts the operator as its largest cut input is cut, and then as the other inputs are, where possible."""
     arrive = [
         (place, layouts[value])
         for place, value in enumerate(node.ins)
@@ -86,7 +95,7 @@ def follow(
     arrive.sort(key=lambda a: -prod(graph.values[node.ins[a[0]]].shape))
     matrix = arrive[0][1].matrix
 
-    # letter by letter, as far as slices divide it; no axis cuts twice
+    # letter by letter, as far as the slices divide its size; no axis cuts two letters
     axes: dict[str, tuple[int, ...]] = {}
     for place, layout in arrive:
         if layout.matrix != matrix:
@@ -102,7 +111,7 @@ def follow(
 
 
 def _fitting(cuts: Sequence[int], matrix: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The outermost of the axes that divide ``size`` together."""
+    """The longest outermost part of ``cuts`` whose slices divide ``size``."""
     out: list[int] = []
     for a in cuts:
         if size % prod(matrix[b] for b in (*out, a)):

@@ -1,4 +1,4 @@
-"""Which values of a sharded graph a gradient of the outputs comes back to."""
+"""Which values of a sharded graph get a gradient from its outputs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from launcher.plan.sharding.sharded_graph import ShardedGraph
 
 SHAPED_LIKE = ("expand_as", "reshape_as", "type_as", "view_as")
-"""Kinds of which only the first tensor has a gradient: of others the shape or dtype counts."""
+"""Kinds whose first tensor alone gets a gradient; of the others only the shape or dtype is used."""
 
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """``ways``: places in ``ShardedGraph.taken`` that a gradient comes back from; ``values`` it comes to.
+    """The path of gradients through a sharded graph.
 
+    ``ways``: places in ``ShardedGraph.taken`` that return a gradient. ``values``: values that get one.
     ``nodes``: operators whose backward runs.
     """
 
@@ -23,7 +24,10 @@ class GradientFlow:
 
 
 def gradient_flow(graph: ShardedGraph) -> GradientFlow:
-    """Of all outputs. A value that trains need not be reached: nothing that leaves may hang on it."""
+    """Returns the flow of the gradients of all outputs.
+
+    Not every value that requires a gradient gets one, because the outputs may not depend on it.
+    """
     trains = [v.trains for v in graph.graph.values]
     ways = {way for way in graph.returns if trains[graph.taken[way].value]}
     values = {graph.taken[way].value for way in ways}

@@ -1,4 +1,4 @@
-"""Which ranks of a stage send each other something: the process groups that it needs."""
+"""Which ranks of a stage communicate with each other: the process groups that it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
 
 
 def meeting_ranks(sharding: Sharding, held: Iterable[int]) -> tuple[Rows, ...]:
-    """Of the virtual stages that one pipeline rank holds, each set of rows once."""
+    """Returns each distinct set of rows that the virtual stages ``held`` by one pipeline rank need."""
     found = (rows for s in held for rows in _stage(sharding.stages[s], last=s == len(sharding.stages) - 1))
     return tuple(dict.fromkeys(rows for rows in found if len(rows[0]) > 1))
 
@@ -36,7 +36,7 @@ def _rows(plan: Redistribution) -> Iterator[Rows]:
 
 
 def _inside(graph: ShardedGraph) -> Iterator[Rows]:
-    """Of collectives inside of operators, over the axes of a letter or of several."""
+    """Yields the rows of collectives inside of operators, over the axes of one letter or of several."""
     for rule, strategy in zip(graph.rules, graph.strategies, strict=True):
         if rule is None or not rule.kernel:
             continue
@@ -48,7 +48,7 @@ def _inside(graph: ShardedGraph) -> Iterator[Rows]:
 
 
 def _loss(graph: ShardedGraph) -> Iterator[Rows]:
-    """Of the loss, over what cuts its classes."""
+    """Yields the rows of the collectives of the loss, over the axes that cut its classes."""
     for at in graph.returns:
         layout = graph.taken[at].layout
         if layout.dims and layout.dims[-1]:

@@ -1,4 +1,4 @@
-"""What is sent between operators: the redistributions of a sharded graph, forward and backward."""
+"""The redistributions between the operators of a sharded graph, forward and backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.plan.values.facts import WIDTH
 
 @dataclass(frozen=True)
 class Move:
-    """A redistribution, and that of the gradient if one comes back. ``itemsize``: bytes."""
+    """A redistribution, and that of its gradient, if there is one. ``itemsize``: bytes per element."""
 
     forward: Redistribution
     backward: Redistribution | None
@@ -22,9 +22,9 @@ class Move:
 
 
 def taken(graph: ShardedGraph, way: Taken) -> Move | None:
-    """How a value gets from where it rests to how it is taken; ``None`` where it is taken as it is.
+    """The move of a value from its layout at rest to the layout in which an operator takes it.
 
-    So is a parameter whose gradient is summed once a step.
+    ``None`` if both layouts are the same, or for a parameter whose gradient is summed once per step.
     """
     if graph.still(way) or (way.value in graph.params and graph.summed_later(way.value)):
         return None
@@ -32,7 +32,7 @@ def taken(graph: ShardedGraph, way: Taken) -> Move | None:
 
 
 def settled(graph: ShardedGraph, value: int) -> Move | None:
-    """How a value gets from what an operator makes to where it rests."""
+    """The move of a value from the layout in which an operator makes it to its layout at rest, if any."""
     if graph.made[value].canonical == graph.layouts[value].canonical:
         return None
     return _move(graph, value, graph.made[value], graph.layouts[value], terms=())
@@ -48,7 +48,7 @@ def _move(
 
 
 def moves(graph: ShardedGraph) -> Iterator[Move]:
-    """All of one forward and its backward, in no order."""
+    """Yields all moves of one forward and its backward, in no particular order."""
     for way in graph.taken:
         move = taken(graph, way)
         if move is not None:
@@ -61,10 +61,10 @@ def moves(graph: ShardedGraph) -> Iterator[Move]:
 
 
 def gathered(p: ShardedParam) -> Redistribution:
-    """How a shared parameter is made whole for those who take it."""
+    """The redistribution that gathers a sharded parameter for the operators that use it."""
     return redistribution(p.rest, p.used, p.spec.shape, WIDTH[p.spec.dtype])
 
 
 def reduced(p: ShardedParam) -> Redistribution:
-    """How the gradient of a parameter gets to where that rests, its terms added up."""
+    """The redistribution that sums the terms of a parameter's gradient into its layout at rest."""
     return back(p.rest, p.used, p.terms, p.spec.shape, WIDTH[p.spec.dtype])

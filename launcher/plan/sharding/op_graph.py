@@ -1,4 +1,4 @@
-"""The operators of a stage in the order in which they run, on whole tensors: what strategies are given to."""
+"""The operators of a stage in the order in which they run, on full tensors; each can get a strategy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launcher.plan.values.facts import TensorSpec
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor among the arguments of an operator: the place of its value in the graph."""
+    """A tensor among the arguments of an operator; ``value``: the place of its value in the graph."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Name:
-    """A constant that is no number, list or text: a dtype, a device, a memory format, as torch writes it."""
+    """A constant that is a dtype, a device or a memory format, as torch prints it."""
 
     text: str
 
@@ -29,9 +29,9 @@ Arg: TypeAlias = Union[Ref, Name, bool, int, float, complex, str, "tuple[Arg, ..
 
 @dataclass(frozen=True)
 class Value:
-    """One tensor of a graph. ``trains``: a gradient goes back to it. ``strides``: unless it is row-major.
+    """One tensor of a graph. ``trains``: it requires a gradient. ``strides``: empty if it is row-major.
 
-    In the order of memory random numbers are drawn for a tensor.
+    Strides matter because random numbers are drawn for a tensor in the order of its memory.
     """
 
     spec: TensorSpec
@@ -45,7 +45,7 @@ class Value:
 
 @dataclass(frozen=True)
 class OpNode:
-    """One call of torch's operator ``op``, such as ``linear`` or ``add.Tensor``, on whole tensors.
+    """One call of torch's operator ``op``, such as ``linear`` or ``add.Tensor``, on full tensors.
 
     ``module``: the module whose code calls it, "" for the model's own. ``outs``: the values it makes.
     """
@@ -58,12 +58,12 @@ class OpNode:
 
     @cached_property
     def ins(self) -> tuple[int, ...]:
-        """The values it takes, in the order of its arguments, each as often as it is there."""
+        """The values it takes, in the order of its arguments, repeated as often as they occur."""
         return tuple(_refs((*self.args, *(v for _, v in self.kwargs))))
 
     @property
     def kind(self) -> str:
-        """Without the overload: ``linear``."""
+        """The operator without its overload: ``linear``."""
         return self.op.partition(".")[0]
 
     def kwarg(self, name: str, otherwise: Arg = None) -> Arg:
@@ -80,9 +80,10 @@ def _refs(arg: Arg) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class OpGraph:
-    """``inputs`` and ``outputs`` are values, as are ``params``: parameters and buffers by first name.
+    """A graph of operators; values are numbered by their places in ``values``.
 
-    ``buffers`` are the names of the latter; ``changes``: those that a forward changes, and what into.
+    ``params``: the first names of parameters and buffers, with their values. ``buffers``: the names of the
+    buffers. ``changes``: buffers that a forward changes, with their new values.
     """
 
     values: tuple[Value, ...]
@@ -94,7 +95,7 @@ class OpGraph:
     changes: tuple[tuple[str, int], ...] = ()
 
     def shapes(self, node: OpNode) -> tuple[tuple[int, ...], ...]:
-        """Of the tensors that it takes."""
+        """Shapes of the tensors that it takes."""
         return tuple(self.values[v].shape for v in node.ins)
 
     def makes(self, node: OpNode) -> tuple[tuple[int, ...], ...]:

@@ -1,4 +1,4 @@
-"""How an operator may be cut (a letter for each dim of its tensors), and how it is (axes for letters)."""
+"""How an operator may be cut (a letter for each dim of its tensors), and how it is cut (axes for letters)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from math import prod
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 Letters = tuple[str, ...]
-"""Of one tensor: an index letter a dim, "" for a dim that every rank needs whole."""
+"""An index letter for each dim of one tensor; "" for a dim that every rank needs in full."""
 
 
 @dataclass(frozen=True)
 class OpRule:
-    """``ins`` and ``outs``: letters of the tensors it takes and makes; ``sizes``: what slices of each divide.
+    """The ways in which one operator may be cut.
 
-    A letter of a dim that views merge or split stands for its outermost part: of ``[8, 3 * 4] -> [8, 3, 4]``
-    dim 1 and dim 1 share a letter of size 3. ``sums``: letters that are added up: where one is cut, each rank
-    has a term of the output. ``inside``: letters that may be cut, and take collectives inside of the operator
-    (softmax over its classes). ``kernel``: what a rank runs on its parts; "" is the operator itself, with the
-    sizes among its arguments those of the parts.
+    ``ins`` and ``outs``: letters of the tensors it takes and makes. ``sizes``: for each letter, the number
+    that its slices have to divide. A letter of a dim that a view merges or splits stands for the outermost
+    part: in ``[8, 3 * 4] -> [8, 3, 4]``, dim 1 of both tensors has the same letter, of size 3. ``sums``:
+    letters that are summed over: if one is cut, each rank has a term of the output. ``inside``: letters whose
+    cut needs collectives inside of the operator (softmax over its classes). ``kernel``: what a rank runs on
+    its parts; "" is the operator itself, with the sizes of the parts among its arguments.
 
     >>> OpRule((("m", "k"), ("n", "k")), (("m", "n"),), (("k", 4), ("m", 8), ("n", 2)), sums=("k",)).letters
     ('k', 'm', 'n')
@@ -44,9 +45,10 @@ class OpRule:
 
 @dataclass(frozen=True)
 class OpStrategy:
-    """One operator over the ranks of a stage: ``axes`` of the device ``matrix`` that cut each letter.
+    """How one operator is cut over the ranks of a stage: for each letter, ``axes`` of the device ``matrix``.
 
-    Outermost first; a letter that is not named is whole. What no letter uses is repeated computation.
+    Axes are in order, outermost first. A letter without axes is not cut. Ranks along an axis that no letter
+    uses repeat the computation.
     """
 
     matrix: tuple[int, ...]
@@ -62,7 +64,7 @@ class OpStrategy:
 
     @property
     def used(self) -> tuple[int, ...]:
-        """The axes that cut anything."""
+        """The axes that cut a letter, ascending."""
         return tuple(sorted(a for _, axes in self.axes for a in axes))
 
     def cut(self, letters: Letters) -> TensorLayout:
@@ -74,23 +76,23 @@ class OpStrategy:
         return self.cut(rule.ins[place])
 
     def makes(self, rule: OpRule, place: int) -> TensorLayout:
-        """The layout of what it makes: terms of a sum over the axes of letters that are added up."""
+        """The layout of output ``place``, partial over the axes of letters that are summed over."""
         out = self.cut(rule.outs[place])
         terms = tuple(sorted(a for letter in rule.sums for a in self.of.get(letter, ())))
         return TensorLayout(out.matrix, out.dims, terms)
 
     def gradient_terms(self, rule: OpRule, place: int) -> tuple[int, ...]:
-        """The axes over which the gradient of tensor ``place`` comes back as terms of a sum.
+        """The axes over which the gradient of tensor ``place`` consists of terms of a sum.
 
-        Those that cut the operator, but not this tensor.
+        These are the axes that cut the operator but not this tensor.
         """
         own = {a for axes in self.takes(rule, place).dims for a in axes}
         return tuple(a for a in self.used if a not in own)
 
     def fits(self, rule: OpRule) -> bool:
-        """Whether the slices of each letter divide it."""
+        """Whether the slices of each letter divide its size."""
         return all(n % self.slices(letter) == 0 for letter, n in rule.sizes)
 
     def slices(self, letter: str) -> int:
-        """Into how many a letter is cut."""
+        """The number of slices that ``letter`` is cut into."""
         return prod(self.matrix[a] for a in self.of.get(letter, ()))

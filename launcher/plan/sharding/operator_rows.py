@@ -1,4 +1,4 @@
-"""Strategies of all operators of a plan, as a file of them has them."""
+"""The strategies of all operators of a plan, in the form of a strategy file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.plan.sharding.strategies.written import as_written
 
 
 def as_json(sharding: Sharding) -> str:
-    """Whole: loaded, the file leaves nothing to a mode."""
+    """Returns the text of a complete strategy file: once loaded, it leaves nothing for a mode to decide."""
     found = rows(sharding)
     searched = None
     if sharding.searched:
@@ -21,7 +21,11 @@ def as_json(sharding: Sharding) -> str:
 
 
 def rows(sharding: Sharding) -> dict[str, dict[str, Any]]:
-    """By names of modules, further operators of each by their own; none without a rule."""
+    """Returns the strategies by name, without operators that have no rule.
+
+    The main operator of a module has the name of the module, unless the module is on several stages; any
+    other operator has a name of its own.
+    """
     graphs = [s.train for s in sharding.stages]
     stages = Counter(module for g in graphs for module in {n.module for n in g.graph.nodes})
     out = {}

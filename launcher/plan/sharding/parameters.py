@@ -1,4 +1,4 @@
-"""How parameters rest on the ranks of a stage: as operators take them, and shared out over the replicas."""
+"""The layouts of parameters on the ranks of a stage: as operators use them, and at rest as shards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from launcher.plan.values.layout import Layout
 
 @dataclass(frozen=True)
 class ShardedParam:
-    """``used``: as operators take it; ``rest``: as it is kept, its replicas with a shard each.
+    """A parameter and its layouts.
 
-    ``terms``: axes of ``used`` over which its gradient is summed once a step.
+    ``used``: the layout in which operators use it. ``rest``: the layout in which it is kept, with a shard on
+    each replica. ``terms``: axes of ``used`` over which its gradient is summed once per step.
     """
 
     name: str
@@ -27,19 +28,19 @@ class ShardedParam:
 
     @property
     def shared(self) -> bool:
-        """Whether it is gathered before it is used."""
+        """Whether it is sharded, and so gathered before it is used."""
         return self.rest.canonical != self.used.canonical
 
 
 def at_rest(used: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None) -> TensorLayout:
-    """``used``, with dim 0 cut once more over the replicas: ``shard_size`` of them, or as many as divide it.
+    """Returns ``used`` with dim 0 cut further, over ``shard_size`` replicas or as many as divide it.
 
     >>> at_rest(TensorLayout((2, 4), ((0,), ())), TensorSpec((8, 65536), "float32"), Hsdp())
     TensorLayout(matrix=(2, 2, 2), dims=((0, 1, 2), ()), partial=())
     """
     if hsdp is None or not spec.shape or not spec.nbytes or spec.nbytes < hsdp.threshold * 1024:
         return used
-    fine = used.canonical.over_primes  # one for all matrices that say the same: stages share a tied tensor
+    fine = used.canonical.over_primes  # equal layouts get equal shards: stages may share a tied tensor
     most = hsdp.shard_size if hsdp.shard_size > 0 else used.ranks
     left = spec.shape[0] // fine.slices[0]
     chosen: list[int] = []
@@ -51,7 +52,7 @@ def at_rest(used: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None) -> TensorLa
 
 
 def global_layout(layout: TensorLayout, spec: TensorSpec, pp: int, places: tuple[int, ...]) -> Layout:
-    """The same among all ranks, of which each of ``pp`` stages has a set; ``places``: stages that hold it."""
+    """Returns ``layout`` over the ranks of all ``pp`` stages; ``places``: the stages that hold the tensor."""
     coarse = layout.canonical
     grid = Grid.of(pp=pp, **{f"d{a}": n for a, n in enumerate(coarse.matrix)})
     split = tuple(tuple(f"d{a}" for a in axes) for axes in coarse.dims)

@@ -1,4 +1,4 @@
-"""Puts what one module runs in the places of its equals, which were left out of a recording."""
+"""Fills in equal modules that were left out of a recording with the operators of the one recorded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from launcher.plan.partition.stages import covers
 from launcher.plan.sharding.op_graph import Arg, OpGraph, OpNode, Ref, Value
 
 MARK = "clone"
-"""What a module that was left out does, to its only input."""
+"""The operator that stands for a module that was left out, with its only input."""
 
 
 @dataclass(frozen=True)
 class _Block:
-    """All that ``module`` runs, of one value from outside to one that others take. ``params``: by name."""
+    """All operators of ``module``, from its only input ``takes`` to its only output ``makes``.
+
+    ``params``: the names and values of its parameters.
+    """
 
     module: str
     nodes: tuple[OpNode, ...]
@@ -23,15 +26,16 @@ class _Block:
     params: tuple[tuple[str, int], ...]
 
     def named(self, name: str, by: str) -> str:
-        """``name``, below the module, as it is below ``by``."""
+        """Returns ``name``, which is below the module, as the name below ``by``."""
         return by + name.removeprefix(self.module)
 
 
 def filled_in(graph: OpGraph, likes: Mapping[str, str], params: Sequence[str]) -> OpGraph | None:
-    """``graph`` as it is recorded of the whole model; ``likes``: each module left out, and its equal.
+    """Returns ``graph`` as a recording of the full model would be.
 
-    ``params``: those of the model, in their order. ``None`` where a module is more than operators from one
-    tensor to another, is called more than once, or has buffers: then nothing can stand for it.
+    ``likes`` maps each module that was left out to its equal. ``params``: the names of all parameters of the
+    model, in order. Returns ``None`` if a module has more than one input or output tensor, is called more
+    than once, or has buffers: then it cannot be filled in.
     """
     blocks = {name: _block(graph, name) for name in set(likes.values())}
     marked = {at: n.module for at, n in enumerate(graph.nodes) if n.module in likes}
@@ -47,7 +51,7 @@ def filled_in(graph: OpGraph, likes: Mapping[str, str], params: Sequence[str]) -
 
 
 def _block(graph: OpGraph, module: str) -> _Block | None:
-    # its operators come one after the other, and nobody else has its parameters
+    # its operators are consecutive, and no other operator uses its parameters
     inside = [n for n in graph.nodes if covers(module, n.module)]
     start = graph.nodes.index(inside[0]) if inside else 0
     outside = (*graph.nodes[:start], *graph.nodes[start + len(inside) :])
@@ -59,7 +63,7 @@ def _block(graph: OpGraph, module: str) -> _Block | None:
     if graph.buffers.intersection(name for name, _ in params):
         return None
 
-    # one tensor comes in, and one goes out
+    # it has one input tensor and one output tensor
     made = {v for n in inside for v in n.outs}
     taken = {v for n in inside for v in n.ins} - made - own
     left = made & used
@@ -69,13 +73,13 @@ def _block(graph: OpGraph, module: str) -> _Block | None:
 
 
 def _fits(graph: OpGraph, mark: OpNode, block: _Block) -> bool:
-    """Whether what is marked takes and makes what ``block`` does."""
+    """Whether the input and output of ``mark`` are like those of ``block``."""
     ends = [graph.values[v] for v in (*mark.ins, *mark.outs)]
     return mark.op == MARK and ends == [graph.values[block.takes], graph.values[block.makes]]
 
 
 class _Filled:
-    """Numbers values again: parameters, inputs, and what operators make, in their order."""
+    """Builds a graph with new numbers of values: parameters, inputs, then outputs of operators, in order."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.old = graph
@@ -83,7 +87,11 @@ class _Filled:
         self.nodes: list[OpNode] = []
 
     def graph(self, filled: Mapping[int, tuple[str, _Block]], order: Sequence[str]) -> OpGraph:
-        """``filled``: names and blocks, by the places of their marks; ``order``: of all parameters."""
+        """Returns the graph with all modules.
+
+        ``filled``: the name and the block of each module, by the place of its mark. ``order``: the names of
+        all parameters in order.
+        """
         old = self.old
         own = dict(old.params)
         copies = {block.named(n, name): v for name, block in filled.values() for n, v in block.params}

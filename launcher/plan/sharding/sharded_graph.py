@@ -1,4 +1,4 @@
-"""A graph whose operators have strategies: the layout of each value, and what each operator takes of it."""
+"""A graph whose operators have strategies: the layouts in which values are made, kept and used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.plan.sharding.tensor_layout import TensorLayout
 class Taken:
     """A value in the ``layout`` in which operators take it.
 
-    ``terms``: axes of it over which the gradient comes back as terms of a sum.
+    ``terms``: axes of the layout over which the gradient consists of terms of a sum.
     """
 
     value: int
@@ -24,18 +24,20 @@ class Taken:
 
     @property
     def gradient(self) -> TensorLayout:
-        """The layout of the gradient that comes back."""
+        """The layout in which the gradient arrives."""
         return TensorLayout(self.layout.matrix, self.layout.dims, self.terms)
 
 
 @dataclass(frozen=True)
 class ShardedGraph:
-    """``rules`` and ``strategies``, one a node; a node without a rule works on whole tensors.
+    """A graph with the strategies of its operators and the layouts of its values.
 
-    ``made``: the layout of each value as an operator makes it; ``layouts`` as it rests, to which it is
-    brought at once, without terms of sums. ``taken``: every way in which a value is taken, once; ``takes``:
-    of each node the places there of what it takes, ``returns`` those of the outputs, ``changes`` those of the
-    buffers that a forward changes, which are whole on every rank.
+    ``rules`` and ``strategies`` have one entry per node; a node without a rule works on full tensors.
+    ``made``: the layout in which each value is made. ``layouts``: the layout in which each value rests,
+    without terms of sums; a value is redistributed to it directly after it is made. ``taken``: each distinct
+    way in which a value is taken. ``takes``, ``returns`` and ``changes`` are places in ``taken``: of the
+    inputs of each node, of the outputs of the graph, and of the buffers that a forward changes, which are
+    whole on every rank.
     """
 
     graph: OpGraph
@@ -53,11 +55,11 @@ class ShardedGraph:
         return self.layouts[0].ranks
 
     def still(self, taken: Taken) -> bool:
-        """Whether it is taken as it rests, its gradient being whole, too."""
+        """Whether a value is taken in its layout at rest, and its gradient needs no sum."""
         return self.arrives(taken) and not taken.terms
 
     def arrives(self, taken: Taken) -> bool:
-        """Whether it is taken as it rests."""
+        """Whether a value is taken in its layout at rest."""
         return taken.layout.canonical == self.layouts[taken.value].canonical
 
     @cached_property
@@ -67,14 +69,17 @@ class ShardedGraph:
 
     @cached_property
     def users(self) -> tuple[tuple[Taken, ...], ...]:
-        """In which ways each value is taken."""
+        """The ways in which each value is taken."""
         out: list[list[Taken]] = [[] for _ in self.graph.values]
         for t in self.taken:
             out[t.value].append(t)
         return tuple(map(tuple, out))
 
     def summed_later(self, value: int) -> tuple[int, ...]:
-        """Axes over which a parameter's gradient is summed once a step: where there is one way to take it."""
+        """The axes over which the gradient of a parameter is summed once per step.
+
+        There are some only if the parameter is taken in a single way, which is its layout at rest.
+        """
         users = self.users[value]
         return users[0].terms if len(users) == 1 and self.arrives(users[0]) else ()
 
@@ -88,17 +93,24 @@ def sharded(
     outputs: Sequence[TensorLayout | None],
     rests: Mapping[int, TensorLayout] | None = None,
 ) -> ShardedGraph:
-    """``given``: layouts of inputs, and of parameters that have one already; ``outputs``: what is to leave.
+    """Returns ``graph`` with the layouts of all values.
 
-    An output that is ``None`` leaves as it rests. ``rests``: layouts that were asked for. A value that is
-    made in terms of a sum rests in the layout in which it is taken first.
+    A value that is made as terms of a sum rests in the layout in which it is taken first.
+
+    Args:
+        graph: the operators of a stage.
+        rules: the rule of each node, if it has one.
+        strategies: the strategy of each node.
+        given: layouts of inputs, and of parameters that already have one.
+        outputs: layouts of the outputs; ``None`` for an output that keeps its layout at rest.
+        rests: requested layouts at rest.
     """
     whole = _buffers(graph, strategies[0].ranks if strategies else 1)
     made: dict[int, TensorLayout] = {**given, **whole}
     rest = {**made, **(rests or {})}
     taken = _Takes(graph)
 
-    # in the order in which they run; a parameter is laid out as its first user takes it
+    # operators in the order in which they run; a parameter has the layout in which its first user takes it
     takes = []
     for node, rule, strategy in zip(graph.nodes, rules, strategies, strict=True):
         mine = []
@@ -111,7 +123,7 @@ def sharded(
         for place, value in enumerate(node.outs):
             made[value] = _makes(graph, rule, strategy, place, value)
 
-    # what leaves
+    # outputs
     returns = []
     for value, wanted in zip(graph.outputs, outputs, strict=True):
         rest.setdefault(value, wanted if made[value].partial and wanted else made[value].summed())
@@ -140,13 +152,13 @@ def sharded(
 
 
 def _buffers(graph: OpGraph, ranks: int) -> dict[int, TensorLayout]:
-    """Every rank has all of them."""
+    """The layouts of buffers: every rank has all of them."""
     named = ((v, len(graph.values[v].shape)) for name, v in graph.params if name in graph.buffers)
     return {v: TensorLayout.whole(dims, ranks) for v, dims in named}
 
 
 class _Takes:
-    """The ways in which values are taken, each once."""
+    """Collects the distinct ways in which values are taken."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph

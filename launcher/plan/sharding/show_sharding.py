@@ -1,4 +1,4 @@
-"""What a plan says of operators over device matrices: rows of those cut alike, and what they send."""
+"""How a plan shows operators over device matrices: a row for those cut alike, and their communication."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rows = Iterator[tuple[str, str]]
 
 
 def rows(sharding: Sharding | None) -> Rows:
-    """For the plan's text."""
+    """Yields the rows of the plan's text, each a label and a line."""
     if sharding is None:
         return
     yield "operators", f"over device matrices of {many(sharding.ranks, 'rank')} a stage"
@@ -42,7 +42,7 @@ def rows(sharding: Sharding | None) -> Rows:
 
 
 def _together(sharding: Sharding) -> Iterator[str]:
-    """What the ranks of a stage send in a micro batch, of the stage that takes longest with it."""
+    """Yields a line on the communication per micro batch, for the stage that spends most time on it."""
     sent = [_Sent.of(s.train) for s in sharding.stages]
     longest = max(range(len(sent)), key=lambda at: sent[at].seconds(sharding))
     most = sent[longest]
@@ -59,7 +59,7 @@ def _together(sharding: Sharding) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Sent:
-    """Collectives by their kind, and bytes that a rank receives in them, forward and backward."""
+    """The numbers of collectives by kind, and the bytes that a rank receives, in forward and backward."""
 
     counts: Mapping[str, int]
     nbytes: int
@@ -76,7 +76,7 @@ class _Sent:
 
 
 def _operators(stage: StageSharding) -> Iterator[tuple[str, str]]:
-    """Those that were written, and those that take parameters."""
+    """Yields the operators that have a written strategy or take parameters: module and text."""
     graph = stage.train
     written = {w.node for w in stage.written if not w.assigned}
     for at, node in enumerate(graph.graph.nodes):
@@ -87,7 +87,7 @@ def _operators(stage: StageSharding) -> Iterator[tuple[str, str]]:
 
 
 def strategy_text(rule: OpRule, strategy: OpStrategy) -> str:
-    """Slices of what it takes and makes, and the ranks that repeat it."""
+    """Describes the slices of all tensors that an operator takes and makes, and the ranks that repeat it."""
     ins = " x ".join(_slices(strategy.takes(rule, i)) for i in range(len(rule.ins)))
     made = strategy.makes(rule, 0)
     out = f"{ins} -> {_slices(made)}"
@@ -108,7 +108,7 @@ def _slices(layout: TensorLayout) -> str:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An operator without a rule, which works on whole tensors; ``nbytes`` of those that it finds cut."""
+    """An operator without a rule, which gathers its inputs; ``nbytes``: the size of those that are cut."""
 
     module: str
     op: str
@@ -129,7 +129,7 @@ def gathered(sharding: Sharding) -> Iterator[Gathered]:
 
 
 def told(sharding: Sharding) -> dict[str, Any]:
-    """For the plan as JSON: an operator a row."""
+    """Returns the data for the plan as JSON, with one row per operator."""
     return {
         "ranks": sharding.ranks,
         "level": sharding.level,

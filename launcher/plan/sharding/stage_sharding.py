@@ -1,4 +1,4 @@
-"""Every stage of a model over its ranks: strategies and layouts of all operators, from what was written."""
+"""The strategies and layouts of all operators of every stage, resolved from the request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class StageGraphs:
 
 @dataclass(frozen=True)
 class StageSharding:
-    """One virtual stage over its ranks. ``written``: what was said of operators, ``reasons`` of others."""
+    """One virtual stage over its ranks.
+
+    ``written``: the strategies from the request. ``reasons``: why other operators got theirs.
+    """
 
     train: ShardedGraph
     evaluate: ShardedGraph
@@ -53,13 +56,13 @@ class StageSharding:
 
     @property
     def takes(self) -> tuple[TensorSpec, ...]:
-        """What a rank is given by the stage before: its parts of the inputs."""
+        """The parts of the inputs that a rank receives from the stage before."""
         graph = self.train.graph
         return tuple(_local(self.train, v) for v in graph.inputs)
 
     @property
     def gives(self) -> tuple[TensorSpec, ...]:
-        """What a rank makes: its parts of the outputs."""
+        """The parts of the outputs that a rank makes."""
         graph = self.train.graph
         ways = [self.train.taken[at] for at in self.train.returns]
         specs = [graph.values[v].spec for v in graph.outputs]
@@ -76,11 +79,12 @@ def _part(spec: TensorSpec, layout: TensorLayout) -> TensorSpec:
 
 @dataclass(frozen=True)
 class Sharding:
-    """``ranks`` of each stage, of which the operators of each virtual stage have their own matrices.
+    """The sharding of all virtual stages, each over ``ranks`` ranks.
 
-    ``level``: hsdp's, if replicas share parameters out. ``latency``: of a collective, in seconds, which with
-    ``bytes_per_second`` of a rank is what its time is predicted by. ``searched``: strategies were found, now
-    or before they were saved to the file that has them; ``reasons``: what is said of them, a line each.
+    ``level``: the optimizer level of hsdp; ``None`` if replicas do not shard parameters. ``latency``: seconds
+    per collective; with ``bytes_per_second`` of a rank, it predicts the time of communication. ``searched``:
+    a search chose the strategies, now or before they were saved to a file. ``reasons``: explanations of
+    these, a line each.
     """
 
     ranks: int
@@ -93,16 +97,17 @@ class Sharding:
 
     @property
     def params(self) -> dict[str, ShardedParam]:
-        """Of all stages, by first name."""
+        """The parameters of all stages, by first name."""
         return {p.name: p for s in reversed(self.stages) for p in s.params}
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What strategies are chosen for, besides the operators.
+    """The conditions that strategies are chosen for, besides the operators.
 
-    ``ranks`` of a stage; ``class_dim``: of the model's output, for the loss, ``None`` where no dim of it has
-    the classes; ``costs``: what a search goes by, with ``memory`` bytes of a rank, if that is told.
+    ``ranks``: the number of ranks of a stage. ``class_dim``: the dim of the model's output that holds the
+    classes; ``None`` if no dim does. ``costs``: the cost model of a search. ``memory``: bytes of a rank's
+    device, if known.
     """
 
     ranks: int
@@ -118,7 +123,18 @@ def resolve(
     terms: Terms,
     file: KnownParams | None = None,
 ) -> Sharding:
-    """``file``: layouts of parameters. Raises ``RequestError`` with all that is wrong."""
+    """Resolves the strategies and layouts of all stages.
+
+    Args:
+        job: the request.
+        graphs: the operators of each virtual stage.
+        rule_of: returns the rule of an operator, if it has one.
+        terms: the conditions for strategies.
+        file: layouts of parameters from a file, if the request names one.
+
+    Raises:
+        RequestError: with all problems of the strategies.
+    """
     problems: list[Problem] = []
     stages: list[StageSharding] = []
     known: dict[str, TensorLayout] = {}
@@ -151,20 +167,20 @@ def resolve(
 
 
 def _said(job: Job, stages: Sequence[StageSharding]) -> Iterator[str]:
-    """Of the search that the strategies of a file come from, and of this one."""
+    """Yields the reasons from the file that has the strategies, and those of this search."""
     saved = job.parallel.operator_strategy
     yield from saved.reasons if isinstance(saved, SearchedFile) else ()
     yield from map(str, merged(r for stage in stages for r in stage.reasons))
 
 
 def _searched(job: Job) -> bool:
-    """Whether a search has laid out the inputs, too: now, or for the file that has the strategies."""
+    """Whether a search also chose the layouts of inputs: now, or for the file that has the strategies."""
     return searches(job) or isinstance(job.parallel.operator_strategy, SearchedFile)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which of how many stages it is, and what its operators are called."""
+    """The place of a stage among all ``stages``, and the ``names`` of its operators."""
 
     index: int
     stages: int
@@ -183,13 +199,16 @@ def _stage(
     file: KnownParams | None,
     place: Place,
 ) -> tuple[StageSharding, list[Problem]]:
-    """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too."""
+    """Resolves one stage.
+
+    ``arrive``: layouts of its inputs. ``known``: layouts of parameters that an earlier stage holds, too.
+    """
     graph, ranks = graphs.train, terms.ranks
     last = place.index == place.stages - 1
     rules = tuple(rule_of(n, graph) for n in graph.nodes)
     written, problems = read(job.parallel.operators, graph, rules, names=place.names, ranks=ranks)
 
-    # a search has inputs of the model as their users take them, where nobody wrote how they come
+    # a search takes the model's inputs in the layouts of their users, unless the request says how they come
     free = place.index == 0 and _searched(job) and isinstance(job.parallel.dataset_strategy, str)
     given = {} if free else dict(zip(graph.inputs, arrive, strict=True))
     of_file, wrong = _of_file(job, graph, file, taken(graph, rules, written))
@@ -219,7 +238,7 @@ def _stage(
         outputs = [_for_loss(train.layouts[v], terms.class_dim) for v in graph.outputs]
         train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
 
-    # evaluation: the same strategies for the same operators, parameters as training lays them out
+    # evaluation: the same strategies for the same operators, parameters in the layouts of training
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
     held = {*_held(train), *_held(other)}
     params = tuple(_param(job, train, name, v) for name, v in graph.params if name in held)
@@ -229,7 +248,11 @@ def _stage(
 def _of_file(
     job: Job, graph: OpGraph, file: KnownParams | None, wanted: Mapping[int, TensorLayout]
 ) -> tuple[dict[int, TensorLayout], list[Problem]]:
-    """Parameters as operators take what the file has: as ``wanted``, where hsdp makes the file's of that."""
+    """Returns the layouts in which operators take the parameters of the file, and problems.
+
+    ``wanted``: layouts that written strategies take. Such a layout is used if hsdp shards it into the layout
+    of the file.
+    """
     out, problems = {}, []
     for name, value in graph.params:
         rest = file.rests.get(name) if file is not None else None
@@ -246,7 +269,7 @@ def _of_file(
 
 
 def _lacking(got: Found, stage: int, terms: Terms) -> list[Problem]:
-    """Of a search none of whose strategies fit."""
+    """Returns a problem if none of the strategies of a search fits in memory."""
     if not got.lacking:
         return []
     where = f"stage {stage} needs {bytes_text(round(got.lacking))} more on each rank"
@@ -255,9 +278,10 @@ def _lacking(got: Found, stage: int, terms: Terms) -> list[Problem]:
 
 
 def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
-    """The output as the loss can take it: cut along samples, along classes where these are the last dim.
+    """Returns the layout in which the loss takes the output.
 
-    A number a sample has its samples on the last dim, which nobody would take for classes: it is whole.
+    It may be cut along samples, and along classes if these are the last dim. An output of one number per
+    sample, whose last dim is its samples, stays whole, because that dim must not pass for classes.
     """
     if layout.dims and class_dim == len(layout.dims) - 1:
         return layout
@@ -267,7 +291,7 @@ def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
 
 
 def _held(graph: ShardedGraph) -> Iterator[str]:
-    """The parameters and buffers that it takes or changes."""
+    """Yields the names of the parameters and buffers that a graph takes or changes."""
     yield from (name for name, v in graph.graph.params if graph.users[v])
     yield from (name for name, _ in graph.graph.changes)
 
@@ -277,7 +301,7 @@ def _param(job: Job, train: ShardedGraph, name: str, value: int) -> ShardedParam
     used = train.layouts[value]
     ways = train.users[value]
     if len(ways) == 1 and train.arrives(ways[0]):
-        used = ways[0].layout  # the same over the matrix whose axes the terms are
+        used = ways[0].layout  # the same layout, over the matrix that the axes of the terms belong to
     shards = job.parallel.hsdp if train.graph.values[value].trains else None
     return ShardedParam(name, spec, used, at_rest(used, spec, shards), train.summed_later(value))
 
@@ -290,7 +314,10 @@ def _evaluation(
     last: bool,
     ranks: int,
 ) -> ShardedGraph:
-    """The last stage's outputs leave whole: so they are evaluated."""
+    """Returns the graph of evaluation, with the strategies and parameter layouts of training.
+
+    The outputs of the last stage are full tensors, as evaluation needs them.
+    """
     params = {name: train.layouts[v] for name, v in train.graph.params}
     given = {v: train.layouts[t] for v, t in zip(graph.inputs, train.graph.inputs, strict=True)}
     held = {v: params[name] for name, v in graph.params if name in params}
@@ -303,7 +330,7 @@ def _evaluation(
 
 
 def _same(graph: OpGraph, rules: Sequence[OpRule | None], train: ShardedGraph) -> dict[int, OpStrategy]:
-    """The strategies of operators that training runs, too: the same call of the same module."""
+    """Returns the strategies of operators that training runs, too: the same call in the same module."""
     theirs = dict(zip(_calls(train.graph), zip(train.rules, train.strategies, strict=True), strict=True))
     out = {}
     for at, (call, rule) in enumerate(zip(_calls(graph), rules, strict=True)):
@@ -313,7 +340,7 @@ def _same(graph: OpGraph, rules: Sequence[OpRule | None], train: ShardedGraph) -
 
 
 def _calls(graph: OpGraph) -> list[tuple[str, str, int]]:
-    """Each operator as the how manieth of its kind in its module."""
+    """Identifies each operator by its module, its kind, and its number among those of its kind there."""
     seen: Counter[tuple[str, str]] = Counter()
     out = []
     for n in graph.nodes:

@@ -1,4 +1,4 @@
-"""What a rank holds at the fullest moment of a step over device matrices."""
+"""The peak memory of a rank in a step over device matrices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 
 @dataclass(frozen=True)
 class StageBytes:
-    """One virtual stage on a rank, as it was seen to run; bytes.
+    """The bytes of one virtual stage on a rank, measured in a run.
 
-    ``gathered``: weights that are whole for all of a step. ``kept``: of a micro batch from its forward to
-    its backward; ``forward``: at the fullest moment of a forward; ``first`` and ``later``: of the first
-    backward, which makes gradients, and of others, both with what was kept and without gradients that were
-    there before. ``grads``: of shards and whole parameters, ``whole``: of gathered weights, until the step is
-    over; ``reduced``: at the fullest moment of what is done then, with neither; ``left``: gradients after it.
-    ``regathered``: how often the backward of a micro batch gathers each parameter of the stage again.
+    ``gathered``: weights that stay gathered for the entire step. ``kept``: bytes of a micro batch from its
+    forward to its backward. ``forward``: the peak of a forward. ``first`` and ``later``: the peaks of the
+    first backward, which allocates gradients, and of later ones; both include ``kept``, but not gradients
+    that existed before. ``grads``: gradients of shards and whole parameters, ``whole``: gradients of gathered
+    weights, both until the end of the step. ``reduced``: the peak of the reduction at the end, without
+    either. ``left``: gradients after it. ``regathered``: how often the backward of a micro batch gathers each
+    parameter of the stage again.
     """
 
     gathered: int
@@ -41,9 +42,11 @@ class StageBytes:
 
 @dataclass(frozen=True)
 class Messages:
-    """Bytes of a micro batch that a stage ``takes`` from another rank and ``gives`` to one, and of gradients.
+    """The bytes of a micro batch that a stage exchanges with other ranks.
 
-    Torch receives into buffers for all micro batches, and keeps what it has sent until the step is over.
+    A stage ``takes`` inputs and ``gives`` outputs; ``returned`` are the gradients of its inputs, and
+    ``answer`` those of its outputs. Torch receives into buffers for all micro batches, and keeps sent tensors
+    until the end of the step.
     """
 
     takes: int = 0
@@ -52,7 +55,7 @@ class Messages:
     answer: int = 0
 
     def beside(self, held: StageBytes) -> StageBytes:
-        """What a stage holds besides."""
+        """Returns ``held`` without the bytes of these messages."""
         return replace(
             held,
             kept=held.kept - self.takes - self.gives,
@@ -63,7 +66,7 @@ class Messages:
 
 
 def fullest(row: Row, stages: Mapping[int, StageBytes], sent: Mapping[int, Messages]) -> Moment:
-    """Of all moments of a step of one pipeline rank, which runs ``row``."""
+    """Returns the moment with the most memory in a step of the pipeline rank that runs ``row``."""
     alone = {s: sent[s].beside(held) for s, held in stages.items()}
     return max(_moments(row, alone, sent), key=lambda m: m.total)
 
@@ -86,7 +89,7 @@ def _moments(row: Row, stages: Mapping[int, StageBytes], sent: Mapping[int, Mess
             begun.add(action.stage)
             grads, gathered = grads + here.grads, gathered + here.whole
 
-    # one stage after the other brings its gradients back
+    # the stages reduce their gradients one after the other
     for here in stages.values():
         yield Moment(grads, gathered, kept + here.reduced)
         grads, gathered = grads + here.left - here.grads, gathered - here.whole - here.gathered
@@ -102,7 +105,10 @@ def sharded_memory(
     params: Iterable[Placed],
     state: StateSize,
 ) -> tuple[Memory, ...]:
-    """One row a rank: those of a stage are alike. ``state``: as for ``cost.memory``."""
+    """Returns the peak memory of each rank; those of one pipeline rank are equal.
+
+    ``state``: the size of optimizer state, as for ``cost.memory``.
+    """
     sent = [_messages(boundaries, sizes.places, s) for s in range(len(stages))]
     placed = tuple(params)
     out = []
@@ -135,5 +141,5 @@ def _messages(boundaries: Sequence[tuple[Crossing, ...]], places: Sequence[int],
 
 
 def _floats(specs: Iterable[TensorSpec]) -> int:
-    """Bytes of their gradients."""
+    """The bytes of the gradients of these tensors."""
     return sum(t.nbytes for t in specs if "float" in t.dtype)

@@ -1,4 +1,4 @@
-"""Where the parts of a tensor are on the ranks of a stage: a device matrix, and axes that cut its dims."""
+"""The layout of a tensor on the ranks of a stage: a device matrix, and the axes that cut each dim."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from launcher.plan.values.layout import Box
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """``matrix`` has the sizes of its axes, outermost first, over the ranks of one stage (row-major).
+    """How a tensor is distributed over the ranks of one stage.
 
-    ``dims[d]``: the axes that cut dim d, outermost first. ``partial``: axes over which the ranks hold terms
-    of a sum. Over every other axis the tensor is repeated. Sizes divide: no cut is ragged.
+    ``matrix``: the sizes of the axes of the device matrix, outermost first (row-major). ``dims[d]``: the axes
+    that cut dim d, outermost first. ``partial``: the axes over which ranks hold terms of a sum. Over all
+    other axes the tensor is repeated. Slices divide their dims: no cut is ragged.
 
     >>> TensorLayout((2, 4), ((0,), (1,))).local_shape((8, 8))
     (4, 2)
@@ -28,7 +29,7 @@ class TensorLayout:
 
     @classmethod
     def whole(cls, dims: int, ranks: int) -> TensorLayout:
-        """Every rank has all of it."""
+        """The layout of a tensor that every rank has in full."""
         return cls((ranks,), ((),) * dims)
 
     @property
@@ -37,31 +38,31 @@ class TensorLayout:
 
     @cached_property
     def slices(self) -> tuple[int, ...]:
-        """Into how many parts each dim is cut."""
+        """The number of parts that each dim is cut into."""
         return tuple(prod(self.matrix[a] for a in axes) for axes in self.dims)
 
     @property
     def repeated(self) -> tuple[int, ...]:
-        """The axes over which ranks have the same."""
+        """The axes over which the tensor is repeated."""
         used = {a for axes in self.dims for a in axes}
         return tuple(a for a in range(len(self.matrix)) if a not in used and a not in self.partial)
 
     def summed(self) -> TensorLayout:
-        """The same once its terms are added up, on each of the ranks that had one."""
+        """The layout after the terms are summed, with the sum on each rank that had a term."""
         return TensorLayout(self.matrix, self.dims) if self.partial else self
 
     def divides(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of ``shape`` can be cut so."""
+        """Whether a tensor of ``shape`` can have this layout."""
         return len(shape) == len(self.dims) and all(
             n % k == 0 for n, k in zip(shape, self.slices, strict=True)
         )
 
     def local_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a rank's part of a tensor of ``shape``."""
+        """The shape of a rank's part of a tensor of ``shape``."""
         return tuple(n // k for n, k in zip(shape, self.slices, strict=True))
 
     def coords(self, rank: int) -> tuple[int, ...]:
-        """Where a rank of the stage (0-based) is on each axis."""
+        """The coordinate of a rank of the stage (0-based) on each axis."""
         out = []
         for n in reversed(self.matrix):
             rank, at = divmod(rank, n)
@@ -69,14 +70,14 @@ class TensorLayout:
         return tuple(reversed(out))
 
     def part(self, axes: tuple[int, ...], rank: int) -> int:
-        """Which of the parts that ``axes`` cut, outermost first, is that of ``rank``."""
+        """The index of the part of ``rank`` among those that ``axes`` cut, outermost first."""
         at, index = self.coords(rank), 0
         for a in axes:
             index = index * self.matrix[a] + at[a]
         return index
 
     def box(self, shape: tuple[int, ...], rank: int) -> Box:
-        """What ``rank`` has of a tensor of ``shape``."""
+        """The part of a tensor of ``shape`` that ``rank`` has."""
         sizes = self.local_shape(shape)
         parts = [self.part(axes, rank) for axes in self.dims]
         low = tuple(p * n for p, n in zip(parts, sizes, strict=True))
@@ -84,7 +85,7 @@ class TensorLayout:
 
     @cached_property
     def canonical(self) -> TensorLayout:
-        """The one of all that say the same with as few axes as there can be.
+        """The equivalent layout with the fewest axes.
 
         >>> TensorLayout((2, 2, 1, 2), ((0, 1), ())).canonical
         TensorLayout(matrix=(4, 2), dims=((0,), ()), partial=())
@@ -93,7 +94,7 @@ class TensorLayout:
 
     @cached_property
     def over_primes(self) -> TensorLayout:
-        """The same over axes none of which can be divided.
+        """The equivalent layout over axes of prime sizes.
 
         >>> TensorLayout((2, 6), ((1,), ())).over_primes
         TensorLayout(matrix=(2, 2, 3), dims=((1, 2), ()), partial=())
@@ -123,7 +124,7 @@ def _canonical(layout: TensorLayout) -> TensorLayout:
 
 
 def _beside(layout: TensorLayout, a: int, b: int) -> bool:
-    """Whether two axes, one right after the other, do as one."""
+    """Whether two consecutive axes can be merged into one."""
     for axes in layout.dims:
         if a in axes:
             after = (x for x in axes[axes.index(a) + 1 :] if layout.matrix[x] > 1)

@@ -1,4 +1,4 @@
-"""The collectives of one training step over device matrices: how many a rank calls, and of how many bytes."""
+"""The collectives of one training step over device matrices: how many a rank calls, and their bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from launcher.plan.values.facts import WIDTH
 
 @dataclass
 class Calls:
-    """How often redistributions of tensors with elements of so many bytes run, and sums of so many bytes."""
+    """Counts the collectives of a stage.
+
+    ``moves``: how often each redistribution runs, with the bytes per element. ``sums``: how often an
+    all-reduce of a number of bytes runs.
+    """
 
     moves: Counter[tuple[Redistribution, int]] = field(default_factory=Counter)
     sums: Counter[int] = field(default_factory=Counter)
@@ -34,7 +38,7 @@ class Calls:
             self.moves[plan, itemsize] += times
 
     def events(self, rank: int) -> Iterator[Event]:
-        """Of one rank of the stage."""
+        """Yields the collectives of one rank of the stage."""
         yield from self._alike
         for (plan, itemsize), times in self._exchanges.items():
             for call in plan.traffic(rank):
@@ -42,7 +46,7 @@ class Calls:
 
     @cached_property
     def _alike(self) -> list[Event]:
-        """What every rank calls alike: all but exchanges, of which ranks send and receive more and less."""
+        """The collectives that are equal on all ranks: all but exchanges, whose sizes differ among ranks."""
         found = [("all_reduce", n) for n in self.sums.elements()]
         for (plan, itemsize), times in self.moves.items():
             if (plan, itemsize) not in self._exchanges:
@@ -69,9 +73,9 @@ def sharded_traffic(
     ties: tuple[Tie, ...],
     regathered: Sequence[tuple[int, ...]],
 ) -> tuple[Traffic, ...]:
-    """As ``launcher.plan.cost.traffic``, collectives inside of modules included.
+    """Returns the traffic of each rank, as ``launcher.plan.cost.traffic``, including that inside modules.
 
-    ``regathered``: of each virtual stage, as in ``StageBytes``.
+    ``regathered``: ``StageBytes.regathered`` of each virtual stage.
     """
     placed = tuple(params)
     named = {n: p for p in placed for n in p.names}
@@ -91,7 +95,7 @@ def sharded_traffic(
 
 
 def _stage(calls: Calls, sharding: Sharding, index: int, micros: int, width: Mapping[str, int]) -> None:
-    """Of one virtual stage; ``width``: bytes of an element of each weight, as it is kept."""
+    """Adds the calls of one virtual stage; ``width``: bytes per element of each weight, as it is kept."""
     stage = sharding.stages[index]
     flow = gradient_flow(stage.train)
     _moves(calls, stage.train, flow, micros)
@@ -102,7 +106,7 @@ def _stage(calls: Calls, sharding: Sharding, index: int, micros: int, width: Map
 
 
 def _moves(calls: Calls, graph: ShardedGraph, flow: GradientFlow, micros: int) -> None:
-    """Redistributions between operators, there and back."""
+    """Adds the redistributions between operators, in forward and backward."""
     values = graph.graph.values
     for at, way in enumerate(graph.taken):
         move = taken(graph, way)
@@ -122,7 +126,7 @@ def _moves(calls: Calls, graph: ShardedGraph, flow: GradientFlow, micros: int) -
 
 
 def _inside(calls: Calls, graph: ShardedGraph, flow: GradientFlow, micros: int) -> None:
-    """Collectives of operators themselves; of the backward where one goes through their first tensor."""
+    """Adds the all-reduces inside of operators; those of backward only if the first input gets a gradient."""
     each = zip(graph.graph.nodes, graph.rules, graph.strategies, strict=True)
     for at, (node, rule, strategy) in enumerate(each):
         if rule is None or not rule.kernel:
@@ -141,10 +145,11 @@ def _weights(
     level: str | None,
     width: Mapping[str, int],
 ) -> None:
-    """Shards are gathered and their gradients brought back; terms of the gradients of others are added up.
+    """Adds the gathers of sharded weights, the reductions of their gradients, and sums of other gradients.
 
-    level3 gathers for each forward, as it computes, and what ``regathered`` says for the backward; others
-    once a step, and add up what weights are kept in.
+    Gathers are in the dtype of the computation: with level3 once per forward (``regathered`` counts those of
+    backwards), otherwise once per step. level3 also reduces the gradients of shards in that dtype; all other
+    gradients are reduced in the dtype that weights are kept in.
     """
     values = dict(stage.train.graph.params)
     for p in stage.params:
@@ -158,7 +163,7 @@ def _weights(
 
 
 def _loss(calls: Calls, graph: ShardedGraph, micros: int) -> None:
-    """Of cut classes: the largest logit, and two sums at once, of every position."""
+    """Adds the all-reduces of a loss over cut classes: for each position a maximum, then two sums at once."""
     way = graph.taken[graph.returns[0]]
     if not way.layout.dims or way.layout.slices[-1] == 1:
         return

@@ -1,4 +1,4 @@
-"""Who reads a batch from storage, and whom it is handed to."""
+"""Which ranks read a batch from storage, and which ranks they send it to."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class BatchReading:
-    """A batch is read in ``parts``; as many data-parallel ranks as share a part each keep their slice of it.
+    """A batch is read in ``parts`` parts; each of the data-parallel ranks that share a part keeps its slice.
 
-    ``over_stages``: one stage reads inputs and targets for all; else the first reads inputs and
-    the last targets. ``over_operators``: one rank of a tensor-parallel group reads for all of it;
-    else each reads for itself.
+    ``over_stages``: the first stage reads both inputs and targets; otherwise it reads the inputs and the
+    last stage the targets. ``over_operators``: one rank of a tensor-parallel group reads for the group;
+    otherwise each rank reads for itself.
     """
 
     parts: int
@@ -23,7 +23,11 @@ class BatchReading:
 
 @dataclass(frozen=True)
 class BatchRole:
-    """A rank's part in handing out a batch's inputs (or targets): reads, gives, takes from a rank, uses."""
+    """What one rank does with the inputs (or targets) of a batch.
+
+    ``reads``: whether it reads them from storage. ``gives``: the ranks that it sends them to. ``takes``: the
+    rank that it receives them from, if any. ``uses``: whether it computes with them.
+    """
 
     reads: bool
     gives: tuple[int, ...]
@@ -32,14 +36,17 @@ class BatchRole:
 
 
 def roles(how: BatchReading, grid: Grid, first: int, last: int, rank: int) -> tuple[BatchRole, BatchRole]:
-    """What ``rank`` does with inputs, and with targets; pipeline ranks ``first`` and ``last`` use them."""
+    """Returns the role of ``rank`` for inputs, and its role for targets.
+
+    ``first`` and ``last`` are the pipeline ranks that use the inputs and the targets.
+    """
     inputs = _role(how, grid, source=first, user=first, rank=rank)
     targets = _role(how, grid, source=first if how.over_stages else last, user=last, rank=rank)
     return inputs, targets
 
 
 def _role(how: BatchReading, grid: Grid, *, source: int, user: int, rank: int) -> BatchRole:
-    """``source`` and ``user`` are pipeline ranks: where something is read, and where it is used."""
+    """Returns one role of ``rank``; data are read on pipeline rank ``source`` and used on ``user``."""
     users = [r for r in grid.peers(rank, "pp", "tp") if grid.coords(r)["pp"] == user]
     reader = {r: _reader(how, grid, source, r) for r in users}
     reads = rank in reader.values()
@@ -53,7 +60,7 @@ def _role(how: BatchReading, grid: Grid, *, source: int, user: int, rank: int) -
 
 
 def _reader(how: BatchReading, grid: Grid, source: int, user: int) -> int:
-    """The rank of the pipeline rank ``source`` that reads what the rank ``user`` uses."""
+    """The rank at pipeline rank ``source`` that reads what the rank ``user`` uses."""
     coords = {**grid.coords(user), "pp": source}
     if how.over_operators:
         coords["tp"] = 0

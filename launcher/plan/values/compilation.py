@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 INDUCTOR = "inductor"
 STAGE = ""
-"""The name that a whole stage goes by among the compiled modules."""
+"""Stands for each whole stage in ``Compilation.modules``."""
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """``modules`` by their names in the model, each forward by itself; ``STAGE`` is every stage as one piece.
+    """The modules that are compiled, each by itself, and the arguments of ``torch.compile``.
 
-    ``fullgraph``: each is one graph, or the run fails; otherwise what torch cannot compile runs as it is.
-    ``dynamic``: ``None`` leaves it to torch. ``timeout_s``: how long ranks wait for each other in the first
-    step, which compiles. ``loss``: that of training is compiled too, where it is worked out.
+    ``modules`` are names in the model; ``STAGE`` stands for every stage as a whole. ``fullgraph``: each
+    module has to be one graph, or the run fails; otherwise the parts that torch cannot compile run eagerly.
+    ``dynamic``: ``None`` leaves the choice to torch. ``timeout_s``: how long, in seconds, ranks wait for each
+    other in the first step, which compiles. ``loss``: the training loss is compiled too, on the ranks that
+    compute it.
     """
 
     modules: tuple[str, ...]
@@ -28,5 +30,5 @@ class Compilation:
 
     @property
     def joins(self) -> bool:
-        """Whether kernels are joined; other backends may run each operation as it is."""
+        """Whether the backend fuses kernels; those other than inductor may run each operation by itself."""
         return self.backend == INDUCTOR

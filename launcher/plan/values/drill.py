@@ -1,18 +1,19 @@
-"""A fault that a run rehearses: what happens on which ranks, in which step."""
+"""A fault that a run injects on purpose: its kind, its ranks and its step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 WRITING = ("torn_write", "disk_full")
-"""Happen while the checkpoint of their step is written."""
+"""Kinds of faults that happen while the checkpoint of their step is written."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``step`` counts from 1; ``ms``: of ``slow_rank``, that each of ``ranks`` sleeps in every step.
+    """A fault of ``kind`` on ``ranks`` in ``step``, which counts from 1.
 
-    ``restarts``: somebody has to start the ranks again.
+    ``ms``: for ``slow_rank``, the milliseconds that each of ``ranks`` sleeps in every step. ``restarts``: the
+    ranks have to be started again afterwards.
     """
 
     kind: str
@@ -23,7 +24,7 @@ class Fault:
 
     @property
     def done(self) -> int:
-        """Optimizer steps that the weights have seen when it happens."""
+        """The number of optimizer steps that are complete when the fault happens."""
         return self.step if self.kind in WRITING else self.step - 1
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What planning needs to know of a model: names, shapes, ties and the glue between its modules."""
+"""What planning needs to know about a model: names, shapes, ties and the glue between its modules."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ WIDTH = ITEMSIZE | {
     "complex128": 16, "complex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
     "quint8": 1, "qint8": 1, "qint32": 4,
 }  # fmt: skip
-"""Of what a forward may compute with too, and no checkpoint can hold."""
+"""Bytes per element, also of dtypes that a forward may compute with but no checkpoint can hold."""
 
 DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "float32", "fp16": "float32"}
-"""What ``train.precision`` makes of weights, their gradients and the optimizer's state."""
+"""The dtype of weights, gradients and optimizer state for each ``train.precision``."""
 
 COMPUTE = DTYPE | {"bf16": "bfloat16", "fp16": "float16"}
-"""What it makes of the numbers that go through the model."""
+"""The dtype that the model computes in for each ``train.precision``."""
 
 HALF = ("bfloat16", "float16")
 
 IGNORED = -100
-"""A target that counts for nothing, as in torch."""
+"""A target that the loss ignores: torch's default ``ignore_index``."""
 
 
 def class_dims(output: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """Dims that an output may have its classes on for targets of this shape; best first, none if it fits not.
+    """Returns the dims of ``output`` that may hold the classes for targets of shape ``target``, best first.
+
+    The result is empty if the two shapes do not fit.
 
     >>> class_dims((8, 10), (8,)), class_dims((8, 16, 100), (8, 16)), class_dims((8, 4, 6, 5), (8, 6, 5))
     ((1,), (2,), (1,))
 
-    A square could be read both ways:
+    If dims are of equal size, two readings are possible:
 
     >>> class_dims((8, 5, 5), (8, 5)), class_dims((8, 16, 100), (8,))
     ((2, 1), ())
@@ -69,10 +71,10 @@ Role = Literal["", "embedding", "head", "adapter"]
 class Param:
     """A parameter or persistent buffer.
 
-    ``same_as`` is its own name, of a tied tensor the first of its names. ``role``: embedding, the weight of
-    such a module; head, that of the last linear one that is in no list of layers; adapter, one of
-    low rank beside a linear module. ``stored``: the dtype of its numbers in the file that they come from, of
-    one that never learns.
+    ``same_as`` is its own name or, for a tied tensor, the first of its names. ``role``: "embedding" for the
+    weight of an embedding module; "head" for the weight of the last linear module outside of all lists of
+    layers; "adapter" for a low-rank weight beside a linear module. ``stored``: for a frozen parameter, the
+    dtype in the file that its values come from.
     """
 
     name: str
@@ -86,15 +88,14 @@ class Param:
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What a model has besides modules and tensors, by first names: what is lost when one is replaced.
+    """Properties of a model that are lost when its modules or tensors are replaced, by their first names.
 
-    ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
-    ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one
-    another's memory; ``computed``: attributes made of weights; ``compiled``: modules that the model itself
-    has had compiled. ``saying``: modules that say more of themselves (``get_extra_state``). ``for_all``:
-    functions by which the constructor has registered hooks for all modules of torch. ``batch_norms``: modules
-    that normalize over the samples of a batch in training. ``world``: what the constructor asks of the
-    processes that it runs in.
+    ``hooked``: parameters with hooks. ``backward``: modules with backward hooks. ``synced``: SyncBatchNorm
+    modules. ``twins``: all names of each module that has several. ``shared``: groups of tensors that share
+    memory. ``computed``: attributes that are computed from weights. ``compiled``: modules that the model
+    itself compiles. ``saying``: modules that override ``get_extra_state``. ``for_all``: the functions by
+    which the constructor registered global module hooks. ``batch_norms``: modules that normalize over the
+    samples of a batch in training. ``world``: what the constructor asks about the distributed processes.
     """
 
     hooked: tuple[str, ...] = ()
@@ -112,11 +113,11 @@ class ModelTraits:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model before tracing: modules in definition order, parameters, and what each module is made of.
+    """The structure of a model before tracing: modules in definition order, parameters and module kinds.
 
-    ``containers`` are modules without a forward of their own (ModuleList, ModuleDict, Sequential): automatic
-    stages look inside them; ``lists`` those of them that nobody can call. ``kinds``: of modules that are
-    linear, embedding, norm or elementwise, which.
+    ``containers`` are modules that only hold others (ModuleList, ModuleDict, Sequential): automatic stages
+    look inside them. ``lists`` are the containers that cannot be called. ``kinds``: the kind of each module
+    that is linear, embedding, norm or elementwise.
     """
 
     modules: tuple[str, ...]
@@ -129,7 +130,7 @@ class Skeleton:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a module spares when torch compiles it: bytes and kernels of each pass, and bytes saved."""
+    """What compiling a module avoids: operations of each pass, and bytes that are ``saved`` for backward."""
 
     forward: Operations = NOTHING
     backward: Operations = NOTHING
@@ -138,15 +139,15 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Backward:
-    """Bytes that a backward needs besides what the forward saved for it.
+    """The cost of a backward: the bytes that it needs besides those that the forward saved, and its kernels.
 
-    ``work``: at its fullest moment; ``summed``: there with the gradients of its weights, where they are new.
-    Where it is split, products with a parameter are ``deferred`` to the second half, and ``kept`` bytes wait
-    for it: their inputs and output gradients. ``again``: flops of forwards that it runs again, which
-    ``spared`` so many bytes; ``sent``: the collectives over tp of these, a kind and its bytes; ``twice``: the
-    Python attributes that each of these changes; ``unlike``: modules of which a second one saved other
-    tensors. ``operations``: of all of it, what runs again among them. ``compiled``: what it
-    spares when it is compiled.
+    ``work``: bytes at its peak; ``summed``: bytes at its peak including the gradients of its weights, where
+    these are allocated. If the backward is split, products with a parameter are ``deferred`` to the second
+    half, and their inputs and output gradients, ``kept`` bytes, stay in memory until then. ``again``: flops
+    of the forwards that it recomputes, which ``spared`` so many bytes. Of these forwards, ``sent`` are the
+    collectives over tp, each a kind and its bytes; ``twice`` the Python attributes that each of them changes;
+    ``unlike`` the modules whose second forward saved other tensors than the first. ``operations``: all its
+    kernels, including those of recomputed forwards. ``compiled``: what it avoids when it is compiled.
     """
 
     work: int = 0
@@ -167,15 +168,19 @@ class Node:
     """One value in the glue between named modules.
 
     ``kind``: ``input``, ``param`` (a parameter or buffer that glue uses directly), ``module`` (a call of the
-    module ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors it
-    yields, ``None`` when it yields something that is no tensor or tuple of tensors; ``packed`` when they come
-    as a tuple. ``saved`` is bytes kept for backward, ``backward`` what that needs besides, ``flops`` the
-    forward cost, ``operations`` the kernels of that, all for one micro batch, or for a piece of one; ``left``
-    those of ``saved`` that later pieces read. Memory is numbered: what it ``reads`` (its inputs and the
-    tensors of its module), the memory its value ``lies`` in, what it ``writes`` in place. ``trains`` are the
-    inputs that get a gradient through
-    it. ``text``: the call with all its constants. ``keys``: of an output of several tensors, where each is in
-    a dict or a tuple; of one that no loss can take, what it is, and the Python that takes a tensor out of it.
+    module ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors that it
+    returns; ``None`` if the value is neither a tensor nor a tuple of tensors. ``packed``: they are returned
+    as a tuple.
+
+    For one micro batch, or one sequence chunk of it: ``saved`` is the bytes kept for backward, ``backward``
+    the further cost of that, ``flops`` the cost of the forward and ``operations`` its kernels. ``left``: the
+    bytes of ``saved`` that later chunks of the sequence read.
+
+    Storages are numbered: ``reads`` are those of its inputs and of the tensors of its module, ``lies`` those
+    that hold its value, ``writes`` those that it changes in place. ``trains``: the inputs that get a gradient
+    through it. ``text``: the call with all its constants. ``keys``: for an output of several tensors, the key
+    of each in the dict or tuple; for an output that no loss accepts, a description of it and the Python
+    expression that takes a tensor out of it.
     """
 
     name: str
@@ -199,9 +204,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a forward: the call of ``module``, or what runs outside of any ("").
+    """A part of a forward: the call of ``module``, or what runs outside of all modules ("").
 
-    ``made``: bytes of its outputs; ``left``: those of ``saved`` that later pieces of the sequence read.
+    ``saved``: bytes kept for backward. ``made``: bytes of its outputs. ``left``: the bytes of ``saved`` that
+    later chunks of the sequence read.
     """
 
     module: str
@@ -215,9 +221,9 @@ class Segment:
 class Change:
     """A parameter or buffer, under all its ``names``, that a forward changes while the modules ``at`` run.
 
-    ``by_data``: into something that depends on the inputs or on random numbers. ``read``: the output depends
-    on what it was before. ``kept``: it is changed where it lies, and a backward needs what was there.
-    ``once``: to change it twice is to change it once, as with an embedding's ``max_norm``.
+    ``by_data``: its new value depends on the inputs or on random numbers. ``read``: the output depends on its
+    old value. ``kept``: it is changed in place, and a backward needs the old value. ``once``: the change is
+    idempotent, as with an embedding's ``max_norm``.
     """
 
     names: tuple[str, ...]
@@ -234,7 +240,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Kept:
-    """An attribute that is no tensor, and that each forward changes and reads; ``by_data``: by its inputs."""
+    """A non-tensor attribute that each forward changes and reads.
+
+    ``by_data``: the change depends on the inputs.
+    """
 
     name: str
     by_data: bool
@@ -242,10 +251,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Inner:
-    """Gradients that the forward takes itself while ``module`` runs.
+    """A gradient that the forward itself computes while ``module`` runs.
 
-    ``backward``: by ``backward()``, which adds to the weights'. ``crosses``: modules around it of which
-    another argument was made of what the gradient is taken of.
+    ``backward``: it calls ``backward()``, which adds to the gradients of the weights. ``crosses``: modules
+    around it that take another argument computed from the tensor which is differentiated.
     """
 
     module: str
@@ -255,7 +264,10 @@ class Inner:
 
 @dataclass(frozen=True)
 class Lookup:
-    """``module`` has a table of ``rows`` for ids of the input at ``place``: ``first`` to before ``end``."""
+    """An embedding ``module`` with a table of ``rows`` rows that looks up the ids of the input at ``place``.
+
+    Valid ids go from ``first`` up to, but not including, ``end``.
+    """
 
     place: int
     module: str
@@ -266,20 +278,22 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Effects:
-    """What a forward does besides computing.
+    """The side effects of a forward.
 
-    ``sparse``: tables whose gradients would be sparse. ``disagree``: operations on tensors of several dtypes
-    that take one only, as the model is without ``train.precision`` of less bits. ``reads``: buffers as the
-    constructor left them; ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made
-    there. ``grads``: modules that look at the gradient that a backward has left on a parameter.
-    ``evaluated``: what a forward in evaluation mode changes; ``mixed``: the modules that then normalize over
-    the samples of their batch. ``draws``: modules that draw random numbers in training, by the use of a
-    generator of torch; ``dropouts``: those of them that only draw dropout and can be told not to. ``world``:
-    modules that ask for the processes that they run in, each with what it asks. ``global_draws``: whether
-    numbers come from the global random stream of Python or numpy. ``kept``: what it remembers in Python.
-    ``mixing``: what comes of a sample depends on the others of its batch, BatchNorm aside; ``None``: it was
-    not tried. ``beyond``: modules that look up more in their table than it has, its rows, and an id of the
-    data that has none. ``lookups``: inputs that are ids of tables.
+    ``changes``: parameters and buffers that it changes. ``inner``: gradients that it computes itself.
+    ``sparse``: tables whose gradients would be sparse. ``disagree``: operations that need one dtype but get
+    tensors of several, in the model without a lower ``train.precision``. ``reads``: tensors of the model that
+    it reads as the constructor left them. ``foreign``: shapes of tensors that belong neither to the model nor
+    to the inputs, and that the forward does not make. ``grads``: modules that read the gradient that a
+    backward left on a parameter. ``evaluated``: what a forward in evaluation mode changes. ``mixed``: modules
+    that normalize over the samples of their batch in evaluation mode. ``draws``: modules that draw random
+    numbers from a torch generator in training. ``dropouts``: modules among these that draw for dropout only,
+    which can be switched off. ``hooks``: modules that register a hook that uses weights. ``world``: modules
+    that ask about the distributed processes, each with what it asks. ``global_draws``: whether it draws from
+    the global random stream of Python or numpy. ``kept``: attributes that carry Python state from one forward
+    to the next. ``mixing``: whether the output of a sample depends on the other samples of its batch,
+    BatchNorm aside; ``None`` if that was not tried. ``beyond``: modules whose table has no row for an id of
+    the data: module, rows of the table, the id. ``lookups``: inputs that are ids of tables.
     """
 
     changes: tuple[Change, ...] = ()
@@ -307,16 +321,17 @@ class Graph:
     """The glue of a model for one micro batch, in execution order.
 
     ``scopes``: parameters that are used while their own module is not running, each with the deepest module
-    around it that always is; ``None`` for one that is never used. ``chains``: units (``naming.units``) that
-    run once, one right after the other, and feed each other. ``calls``: how often those modules run that do
-    not run once. ``segments``: of an untraced model what its one node is made of. ``order``: modules as they
-    begin (True) and end. ``looks``: modules whose own code looks at data, so that what runs inside of them
-    may differ from rank to rank. ``steers``: units themselves were seen to run, or not, or in another order,
-    with other numbers. ``overwrites``: modules that change their inputs in place. ``recomputed``: modules
-    around several units that one checkpoint runs again. ``nested``: modules that run inside of themselves.
-    ``inferred``: those that run in inference mode. ``fills``: those that change a list or dictionary that
-    they are given. ``lazy``: those that return a generator. ``toggles``: parameters of which a forward says
-    whether they require a gradient. ``swapped``: modules that are called with other parameters than theirs.
+    around it that always is; ``None`` for a parameter that is never used. ``chains``: units
+    (``naming.units``) that run once, directly one after the other, and feed each other. ``calls``: the number
+    of calls of each module that does not run exactly once. ``segments``: the parts of the only node of an
+    untraced model. ``order``: modules in the order in which they begin (True) and end (False). ``looks``:
+    modules whose own code reads tensor values, so that what runs inside of them may differ from rank to rank.
+    ``steers``: the values of the data decide which units run, or in which order. ``overwrites``: modules that
+    change their inputs in place. ``recomputed``: modules around several units that one activation checkpoint
+    recomputes. ``nested``: modules that run inside of themselves. ``inferred``: modules that run in inference
+    mode. ``fills``: modules that change a list or dictionary that is passed to them. ``lazy``: modules that
+    return a generator. ``toggles``: parameters whose ``requires_grad`` the forward sets. ``swapped``: modules
+    that are called with other parameters than their own.
     """
 
     nodes: tuple[Node, ...]

@@ -1,4 +1,4 @@
-"""Named axes over ranks."""
+"""A grid: ranks arranged on named axes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Grid:
         return self.sizes[axis]
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Where ``rank`` sits on each axis."""
+        """The coordinate of ``rank`` on each axis."""
         out: dict[str, int] = {}
         for name, n in reversed(self.axes):
             rank, out[name] = divmod(rank, n)
@@ -69,7 +69,9 @@ class Grid:
         return tuple(out)
 
     def alike(self, *axes: str, **fixed: int) -> tuple[tuple[int, ...], ...]:
-        """The ranks that agree with ``fixed``, those together that agree on ``axes`` too, ascending.
+        """The ranks whose coordinates agree with ``fixed``, grouped by their coordinates on ``axes``.
+
+        The ranks of a group are in ascending order.
 
         >>> Grid.of(pp=2, dp_replicate=2, dp_shard=2).alike("dp_shard", pp=1)
         ((4, 6), (5, 7))

@@ -28,7 +28,7 @@ class Box:
         return any(a >= b for a, b in zip(self.lo, self.hi, strict=True))
 
     def __and__(self, other: Box) -> Box | None:
-        """What both hold, or ``None``."""
+        """The intersection of both boxes; ``None`` if it is empty."""
         lo = tuple(map(max, self.lo, other.lo))
         hi = tuple(map(min, self.hi, other.hi))
         box = Box(lo, hi)
@@ -44,11 +44,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """``split[d]`` names the axes that cut dim ``d``, outermost first.
+    """How one tensor is distributed over the ranks of a grid.
 
-    ``at`` pins an axis to the coordinates that hold the tensor: a parameter of stage 1 has
-    ``at=(("pp", (1,)),)``, one tied over two stages ``at=(("pp", (0, 3)),)``. Axes in neither are replicas.
-    Ragged dims are cut as ``torch.chunk`` does: ceil-sized pieces first, the last ones may be empty.
+    ``split[d]`` names the axes that cut dim ``d``, outermost first. ``at`` pins an axis to the coordinates
+    that hold the tensor: a parameter of stage 1 has ``at=(("pp", (1,)),)``, one that is tied over two stages
+    ``at=(("pp", (0, 3)),)``. Along all other axes the tensor is replicated. Ragged dims are cut as
+    ``torch.chunk`` does: pieces of the rounded-up size first, and the last ones may be empty.
 
     >>> w = Layout(Grid.of(pp=2, dp_shard=4), (8, 6), (("dp_shard",), ()), (("pp", (1,)),))
     >>> w.box(5)
@@ -68,10 +69,7 @@ class Layout:
         return all(where[axis] in places for axis, places in self.at)
 
     def box(self, rank: int) -> Box | None:
-        """Elements held by ``rank``; ``None`` if it does not have the tensor.
-
-        The box may be empty (ragged dims).
-        """
+        """The box of ``rank``, which may be empty (ragged dims); ``None`` if it does not have the tensor."""
         if not self.holds(rank):
             return None
         where = self.grid.coords(rank)
@@ -110,7 +108,7 @@ class Layout:
 
     @property
     def even(self) -> bool:
-        """Whether all pieces are of one size.
+        """Whether all pieces have the same size.
 
         >>> grid = Grid.of(dp_shard=2, tp=2)
         >>> [Layout(grid, (n,), (("tp", "dp_shard"),)).even for n in (8, 6)]
@@ -130,7 +128,10 @@ class Move:
 
 
 def moves(src: Layout, dst: Layout, rank: int) -> tuple[Move, ...]:
-    """What ``rank`` of ``dst`` must read, preferring the same rank's own copy, then the lowest rank."""
+    """The moves that give ``rank`` its box of ``dst``.
+
+    A source is the rank's own copy where it has one, otherwise the lowest rank with a copy.
+    """
     want = dst.box(rank)
     if want is None:
         return ()

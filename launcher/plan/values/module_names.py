@@ -1,4 +1,4 @@
-"""Names and globs of modules in settings, read against the modules of a model."""
+"""Names and globs in settings, matched against the modules of a model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from launcher.job.schema.similar_names import nearest
 from launcher.plan.values.facts import Skeleton
 
 Asked = str | Sequence[str] | Mapping[str, str]
-"""A name or glob, several, or each with what is to become of it."""
+"""One name or glob, a sequence of them, or a mapping from each to its value."""
 
 
 def is_glob(key: str) -> bool:
-    """Whether ``key`` may match a name that it is not."""
+    """Whether ``key`` contains a wildcard."""
     return any(c in key for c in "*?[")
 
 
@@ -30,12 +30,14 @@ def prefixes(name: str) -> list[str]:
 
 
 def matches(key: str, name: str) -> bool:
-    """Whether ``key`` names ``name`` or a module around it."""
+    """Whether ``key`` matches ``name`` or a module around it."""
     return any(fnmatchcase(p, key) for p in prefixes(name)) if is_glob(key) else key in prefixes(name)
 
 
 def best_key(keys: Iterable[str], name: str) -> str | None:
-    """Of those that name ``name``: exact beats glob, deeper shallower, later earlier.
+    """Returns the key that takes precedence among those that match ``name``; ``None`` if none matches.
+
+    An exact name beats a glob, then a deeper key a shallower one, then a later key an earlier one.
 
     >>> best_key(["layers.0.norm", "*.norm", "layers.*", "layers"], "layers.1.norm.weight")
     'layers'
@@ -46,12 +48,12 @@ def best_key(keys: Iterable[str], name: str) -> str | None:
 
 
 def globs(keys: Iterable[str]) -> tuple[str, ...]:
-    """Those among ``keys``, the last one first: later keys beat earlier ones."""
+    """The globs among ``keys``, last one first, because later keys beat earlier ones."""
     return tuple(key for key in reversed([*keys]) if is_glob(key))
 
 
 def no_such_module(key: str, skeleton: Skeleton) -> str | None:
-    """Why ``key`` stands for nothing; ``None`` where it is a name, or a glob that some match."""
+    """Why ``key`` matches no module; ``None`` if it matches one."""
     if _matching(key, skeleton):
         return None
     tail = key.rpartition(".")[2]
@@ -61,7 +63,7 @@ def no_such_module(key: str, skeleton: Skeleton) -> str | None:
 
 
 def _beside(key: str, skeleton: Skeleton) -> list[str]:
-    """What is below the innermost module of the path that there is; nothing where that is the model."""
+    """The children of the innermost module on the path of ``key`` that exists; none if that is the model."""
     owner = key.rpartition(".")[0]
     while owner and owner not in skeleton.modules:
         owner = owner.rpartition(".")[0]
@@ -69,7 +71,10 @@ def _beside(key: str, skeleton: Skeleton) -> list[str]:
 
 
 def uncallable(setting: str, asked: Asked, skeleton: Skeleton) -> Iterator[Problem]:
-    """Keys of ``asked``, the value of ``setting``, that stand for no module or for a list of modules."""
+    """Yields problems for keys of ``asked`` that match no module, or only lists of modules.
+
+    ``asked`` is the value of ``setting``.
+    """
     for key in [asked] if isinstance(asked, str) else asked:
         text = no_such_module(key, skeleton)
         if text is not None:
@@ -82,20 +87,20 @@ def uncallable(setting: str, asked: Asked, skeleton: Skeleton) -> Iterator[Probl
 
 
 def _matching(key: str, skeleton: Skeleton) -> list[str]:
-    """The modules that ``key`` stands for."""
+    """The modules that ``key`` matches."""
     if not is_glob(key):
         return [key] if key in skeleton.modules else []
     return [m for m in skeleton.modules if fnmatchcase(m, key)]
 
 
 def _meant(key: str, skeleton: Skeleton) -> str | None:
-    """The name, or the glob of the modules of a list, that ``key`` is most like."""
+    """The module name, or the glob over a list of modules, that is most similar to ``key``."""
     globs = (re.sub(r"\.\d+(?=\.|$)", ".*", m) for m in skeleton.modules)
     return nearest(key, dict.fromkeys([*skeleton.modules, *globs]), alike=0.8)
 
 
 def _written(asked: Asked, key: str, name: str) -> str:
-    """``asked`` with ``name`` in place of ``key``, as an override has it."""
+    """``asked`` with ``name`` in place of ``key``, as the value of an override."""
     if isinstance(asked, str):
         return name
     names = [name if k == key else k for k in asked]

@@ -1,4 +1,4 @@
-"""What a training makes smaller, as far as a plan has to know it."""
+"""The objective of a training, as far as a plan depends on it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from launcher.plan.values.facts import IGNORED
 
 @dataclass(frozen=True)
 class Objective:
-    """``loss``: its name, or ``_target_``; ``ignored``: a class number that counts for nothing.
+    """The loss and the metrics of a training.
 
-    ``metrics``: what each is called in the figures of a step; ``ranked``: those of them that have a name,
-    all of class numbers, and the k of a top-k, else 0. ``whole``: the loss or a metric is the user's own,
-    which only takes a whole output.
+    ``loss``: its name, or ``_target_`` for a user's class. ``ignored``: the class number that the loss
+    ignores. ``metrics``: the name of each among the figures of a step. ``ranked``: the built-in metrics, each
+    with the k of a top-k, otherwise 0. ``whole``: the loss or a metric is a user's class, which needs the
+    full output.
     """
 
     loss: str = "cross_entropy"

@@ -1,4 +1,4 @@
-"""What the kernels of a device do: products of matrices, attention, and bytes that go through memory."""
+"""Counts of what the kernels of a device do: matrix products, attention, and bytes that go through memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Product:
-    """``batch`` products of (m, k) and (k, n), of numbers of ``itemsize`` bytes."""
+    """``batch`` matrix products of (m, k) and (k, n), with elements of ``itemsize`` bytes."""
 
     m: int
     n: int
@@ -23,14 +23,17 @@ class Product:
 
     @property
     def nbytes(self) -> int:
-        """Read and written."""
+        """Bytes that are read and written."""
         return self.itemsize * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
 @dataclass(frozen=True)
 class Operations:
-    """``products``: each with how often; ``attention``: flops of fused kernels, of what is not masked;
-    ``moved``: bytes that all others read and write; ``kernels``: of all kinds.
+    """The operations of a part of a forward or backward.
+
+    ``products``: each matrix product, and how often it runs. ``attention``: flops of fused attention kernels,
+    without masked positions. ``moved``: bytes that all other kernels read and write. ``kernels``: the number
+    of kernels of all kinds.
     """
 
     products: tuple[tuple[Product, int], ...] = ()
@@ -39,7 +42,7 @@ class Operations:
     kernels: int = 0
 
     def __sub__(self, other: Operations) -> Operations:
-        """What is left without ``other``, which is a part of it."""
+        """The rest without ``other``, which is a part of these."""
         left = Counter(dict(self.products))
         left.subtract(dict(other.products))
         return Operations(
@@ -55,7 +58,7 @@ class Operations:
 
     @property
     def backward(self) -> Operations:
-        """Of its backward, as far as nobody has seen it: gradients of both things that are multiplied."""
+        """An estimate for the backward, where it is not traced: each product has two gradients."""
         return Operations(
             tuple((p, 2 * n) for p, n in self.products),
             self.attention * 5 // 2,
@@ -68,7 +71,7 @@ NOTHING = Operations()
 
 
 def total(several: Iterable[Operations]) -> Operations:
-    """All of them, equal products counted together."""
+    """The sum of ``several``, with equal products counted together."""
     products: Counter[Product] = Counter()
     attention = moved = kernels = 0
     for one in several:

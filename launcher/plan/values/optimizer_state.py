@@ -1,4 +1,4 @@
-"""How the state of an optimizer is laid out where it has not the shape of its parameter."""
+"""The layout of optimizer state that does not have the shape of its parameter."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from launcher.plan.values.layout import Layout
 
 
 def factor(key: str, layout: Layout) -> Layout | None:
-    """Of a row or a column that Adafactor keeps of a parameter laid out as ``layout``; ``None`` of others.
+    """Returns the layout of a row or column factor of Adafactor; ``None`` for any other ``key``.
 
-    Each is cut as the parameter is along the dim that it has.
+    ``layout`` is that of the parameter. A factor is cut as the parameter is, along the dims that it keeps.
 
     >>> from launcher.plan.values.grid import Grid
     >>> matrix = Layout(Grid.of(dp_shard=2, tp=2), (6, 8), (("dp_shard",), ("tp",)))

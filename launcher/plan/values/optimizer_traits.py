@@ -1,4 +1,4 @@
-"""What an optimizer class of the user's own was seen to do when it was tried on small tensors."""
+"""What a user's optimizer class did when it was tried on small tensors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class OptimizerTraits:
-    """``name`` is the class's path; ``broken`` says why it cannot train at all.
+    """Properties of the optimizer class at the path ``name``; ``broken`` says why it cannot train at all.
 
-    ``rows``: a tensor cut along its first dim gets the same update; ``elements``: so does one cut along any
-    dim. ``alone``: a tensor's update depends on no other tensor. ``empty``: a piece without elements does no
-    harm. ``unused``: so does a tensor without a gradient. ``draws``: whether it draws random numbers, from
-    torch's stream or from somewhere else.
+    ``rows``: a tensor that is cut along its first dim gets the same update; ``elements``: so does one that is
+    cut along any dim. ``alone``: the update of a tensor depends on no other tensor. ``empty``: it accepts a
+    piece without elements. ``unused``: it accepts a tensor without a gradient. ``draws``: whether it draws
+    random numbers, from torch's stream or from elsewhere.
 
-    ``keys`` are those of its state, ``first`` of them after one step; ``odd`` says which state is neither of
-    its parameter's shape nor a single number; ``counters`` are the values of a group that it changes itself;
-    ``lost``: why an instance that gets this state back goes on to other numbers. ``copies``: tensors of a
-    parameter's size that it keeps for each.
+    ``keys`` are the keys of its state, ``first`` those that exist after one step. ``odd`` names state that
+    has neither the shape of its parameter nor a single element. ``counters``: the values of a parameter group
+    that it changes itself. ``lost``: why an instance with restored state computes other updates. ``copies``:
+    the number of tensors of a parameter's size that it keeps for each parameter.
     """
 
     name: str

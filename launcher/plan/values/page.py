@@ -1,4 +1,4 @@
-"""Rows as the lines of a short page: of what has no room, the first and the last ones stay."""
+"""Fits rows into the lines of a short page; where there is no room for all, the first and last ones stay."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ CUT = " ..."
 
 @dataclass(frozen=True)
 class Row:
-    """``lines``: its text, wrapped. What ``stays`` is left out last, and cut last."""
+    """A row of a page: its wrapped ``lines``. A row that ``stays`` is shortened or left out last."""
 
     lines: tuple[str, ...]
     stays: bool = False
 
 
 def shares(wanted: Mapping[str, int], least: Mapping[str, int], most: int) -> dict[str, int]:
-    """Of ``most`` lines those of each section: its ``least``, then one more each as long as there are any.
+    """Divides ``most`` lines among sections: each gets its ``least``, then one more each in turn.
 
-    Sections are named, and served, in the order of ``least``; none gets more than is ``wanted``.
+    Sections come, and are served, in the order of ``least``; none gets more lines than it ``wanted``.
 
     >>> shares({"a": 9, "b": 2, "c": 9}, {"a": 1, "b": 3, "c": 2}, 8)
     {'a': 3, 'b': 2, 'c': 3}
@@ -37,7 +37,7 @@ def shares(wanted: Mapping[str, int], least: Mapping[str, int], most: int) -> di
 
 
 def shortened(rows: Sequence[Row], room: int, width: int) -> list[str]:
-    """``rows`` on so many lines of this width, and how many of them are missing.
+    """Returns at most ``room`` lines of at most ``width`` characters, and says how many rows are missing.
 
     >>> print(*shortened([Row((f"rank {r}",)) for r in range(9)], 4, 40), sep="\\n")
     rank 0
@@ -51,7 +51,8 @@ def shortened(rows: Sequence[Row], room: int, width: int) -> list[str]:
     if all(given):
         return [line for row, n in zip(rows, given, strict=True) for line in _cut(row, n, width)]
 
-    # of one line its end says so, elsewhere a line of its own where the first are missing
+    # With a single line, its end says how many rows are missing; otherwise a separate line does, where the
+    # first missing row would be.
     if room == 1:
         at = given.index(1)
         return [_ending(rows[at].lines[0], f"{CUT} {_more(len(rows) - 1)}", width)]
@@ -66,7 +67,10 @@ def _more(rows: int) -> str:
 
 
 def _granted(rows: Sequence[Row], room: int) -> list[int]:
-    """Lines of each row: the first from both ends inwards, then the others; of what stays before the rest."""
+    """Returns how many lines each row gets; rows that stay are served before all others.
+
+    Rows get their first line from both ends of the page inwards; then they get their other lines.
+    """
     inwards = sorted(range(len(rows)), key=lambda i: (min(i, len(rows) - 1 - i), i))
     given = [0] * len(rows)
     for stays in (True, False):
@@ -82,7 +86,7 @@ def _granted(rows: Sequence[Row], room: int) -> list[int]:
 
 
 def _cut(row: Row, n: int, width: int) -> list[str]:
-    """Its first ``n`` lines, the last one of them with a sign that there are more."""
+    """The first ``n`` lines of ``row``; if there are more, the last of them ends in ``CUT``."""
     lines = list(row.lines[:n])
     if 0 < n < len(row.lines):
         lines[-1] = _ending(lines[-1], CUT, width)

@@ -9,10 +9,10 @@ OptimizerSettings = tuple[tuple[str, float | str | tuple[float, float]], ...]
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """``names`` are first names; ``key`` is one of ``optim.groups``, "" for what is in none.
+    """The first ``names`` of parameters that share ``settings``; ``key`` is one of ``optim.groups`` or "".
 
-    ``settings`` are all that the optimizer has of its own for each group; those of a class of the user's own,
-    which groups parameters itself, are not known.
+    ``settings`` are all that the optimizer keeps per group. They are not known for a user's optimizer class,
+    which groups parameters itself.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""The dtypes that training computes in, keeps, and sends."""
+"""The dtypes of a training: for computing, for storage and for communication."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from launcher.job.schema.job import Job
 from launcher.plan.values.facts import COMPUTE, DTYPE
 
 FIRST_SCALE = 65536.0
-"""Where dynamic loss scaling begins, as torch's GradScaler does."""
+"""The initial scale of dynamic loss scaling, as in torch's GradScaler."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtypes: ``kept`` of weights, gradients and optimizer state, ``compute`` of the model.
+    """The dtypes of a training, and its loss scale.
 
-    ``reduce``: of gradients as they travel.
+    ``kept``: the dtype of weights, gradients and optimizer state. ``compute``: the dtype that the model
+    computes in. ``reduce``: the dtype that gradients are sent in.
 
-    ``scale``: what the loss is multiplied by before backward, ``None`` for 1; with ``dynamic`` only to begin
-    with.
+    ``scale``: the factor of the loss before backward; ``None`` for 1. If ``dynamic``, it is the initial one.
     """
 
     kept: str
@@ -38,7 +38,11 @@ class Precision:
 
 
 def precision(job: Job) -> Precision:
-    """Gradients travel as kept unless ``gradient_fp32_sync`` is off and nothing else asks for fp32."""
+    """Returns the dtypes of ``job``.
+
+    Gradients are sent in the dtype that they are kept in, unless both ``gradient_fp32_sync`` and
+    ``fp32_communication`` are off.
+    """
     kept, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
     low = not (job.parallel.gradient_fp32_sync or job.parallel.fp32_communication)
     scaled = compute == "float16"

@@ -1,23 +1,24 @@
-"""Which modules run their forward again in the backward, and what of it they keep."""
+"""Which modules run their forward again in the backward, and which results they keep."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 BY_OPERATION = ("random",)
-"""Kinds whose results are kept operation by operation, by dispatch modes, which is slower in eager code.
+"""Kinds whose results dispatch modes keep operation by operation, which is slower in eager code.
 
-No call is left out in the second run for their sake: numbers that are kept are not drawn again.
+The second run skips no call because of them; it only takes the kept numbers instead of drawing new ones.
 """
 
 
 @dataclass(frozen=True)
 class Recomputed:
-    """``module``, by its name in the model, runs again in its backward instead of saving what that needs.
+    """``module``, by its name in the model, runs again in its backward instead of saving its activations.
 
     ``keep``: kinds of operations (``Recompute.keep``) whose results are kept; none with policy full.
-    ``comm``: what operators over tp have sent is sent again; otherwise what came of it is kept. ``restored``:
-    buffers that its forward changes, by their names inside of it: they are put back after the second run.
+    ``comm``: the second run repeats the collectives of operators over tp; otherwise their results are kept.
+    ``restored``: buffers that its forward changes, by their names inside of it: their values are restored
+    after the second run.
     """
 
     module: str
@@ -27,7 +28,7 @@ class Recomputed:
 
     @property
     def by_operation(self) -> tuple[str, ...]:
-        """The kinds of ``keep`` for which all that is kept of the module is kept operation by operation."""
+        """The kinds of ``keep`` because of which all kept results are kept operation by operation."""
         return tuple(kind for kind in self.keep if kind in BY_OPERATION)
 
     @property

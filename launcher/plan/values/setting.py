@@ -1,4 +1,4 @@
-"""One setting and what it gets."""
+"""One setting of a request, and whether the plan applies it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 Status = Literal["applied", "satisfied", "degraded"]
 
 Outcome = tuple[Status, str]
-"""What a setting gets, and why."""
+"""The status of a setting, and the reason for it."""
 
 ALONE = "one data-parallel rank, nothing to sum or to gather"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting that asks for something special, and what it gets."""
+    """A setting that is not at its default, its status, and the reason for it."""
 
     key: str
     value: str

@@ -1,4 +1,4 @@
-"""Numbers and names as a plan writes them."""
+"""Formats numbers and names for plans and messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def many(n: int, noun: str) -> str:
 
 
 def scaled(n: float) -> tuple[str, str]:
-    """A number below 1000 and the prefix that belongs to its unit.
+    """Returns ``n`` as a number below 1000, and the prefix for its unit.
 
     >>> scaled(950), scaled(1_234_567)
     (('950', ''), ('1.2', 'M'))
@@ -32,7 +32,7 @@ def scaled(n: float) -> tuple[str, str]:
 
 
 def bytes_text(n: float) -> str:
-    """Bytes for people.
+    """Formats a number of bytes.
 
     >>> bytes_text(1536), bytes_text(3 * 1024**3)
     ('1.5 KB', '3.0 GB')
@@ -55,7 +55,7 @@ def seconds_text(n: float) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers, neighbours drawn together.
+    """Lists ascending numbers, with consecutive ones as a range.
 
     >>> spans((0, 1, 2, 5)), spans((4,))
     ('0-2,5', '4')
@@ -70,7 +70,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """The first three, and how many more there are.
+    """Lists the first three names, and how many more there are.
 
     >>> some(["a", "b"]), some(["a", "b", "c", "d"])
     ('a, b', 'a, b, c and 1 more')
@@ -80,7 +80,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Module names, numbered neighbours drawn together, the middle of a long list left out.
+    """Lists module names, with consecutive numbers as a range and without the middle of a long list.
 
     >>> listed(("embed", "layers.0", "layers.1", "layers.2", "norm"))
     'embed, layers.0 .. layers.2, norm'
@@ -96,7 +96,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _follows(name: str, other: str) -> bool:
-    """Whether ``other`` is the next of ``name``'s numbered neighbours.
+    """Whether ``other`` is ``name`` with the next number at its end.
 
     >>> _follows("layers.9", "layers.10"), _follows("layer9", "layer10"), _follows("a.1", "b.2")
     (True, False, False)

@@ -1,4 +1,4 @@
-"""What a training does with its numbers, whatever the layout is: data, optimizer, learning rate, clipping."""
+"""The parts of a training that no layout changes: data, optimizer, learning rate, clipping."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from launcher.job.schema.schedules import WSD, Constant, CosineRestarts, NamedSc
 from launcher.plan.values.text import many, scaled
 
 SHOWN = ("lr", "momentum", "nesterov", "betas", "weight_decay")
-"""Settings of an optimizer that a line has; ``plan.json`` has all of them."""
+"""Settings of an optimizer that a line of the plan shows; ``plan.json`` has all of them."""
 Pairs = tuple[tuple[str, bool | int | float | str | tuple[float, float] | None], ...]
-"""Names with their values, nested ones with dots in their names."""
+"""Names with their values; the name of a nested value has dots."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """``samples`` and ``tokens`` are those of all ``steps``; ``tokens`` are ``None`` where samples have none.
+    """The summary of a training in a plan.
 
-    ``epochs``: what the steps come of, unless they were asked for. ``optimizer`` and ``schedule``: settings
-    by name, of a class of the user's own its ``_target_`` alone; ``groups`` of parameters have their own.
-    ``learning_rate``: the schedule as a line. ``clip_norm``: the largest norm of a step's gradient.
+    ``samples`` and ``tokens`` count all ``steps``; ``tokens`` is ``None`` if samples have no tokens.
+    ``epochs``: the requested epochs that ``steps`` follows from; ``None`` if steps were requested.
+    ``optimizer`` and ``schedule``: settings by name; for a user's class only its ``_target_``. ``groups``:
+    the number of parameter groups with settings of their own. ``learning_rate``: the schedule as a line.
+    ``clip_norm``: the largest norm of a step's gradient.
     """
 
     data: str
@@ -38,7 +40,7 @@ class Training:
     clip_norm: float | None
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """A label and a line each."""
+        """Yields pairs of a label and its line."""
         number, prefix = scaled(self.tokens or 0)
         tokens = "" if self.tokens is None else f", {number}{prefix} tokens"
         length = many(self.steps, "step")
@@ -54,7 +56,7 @@ class Training:
 
 
 def training(job: Job, *, batch: int, tokens: int | None, steps: int, epochs: int | None) -> Training | None:
-    """What ``job`` trains, ``batch`` samples and ``tokens`` a step; ``None`` where no step trains."""
+    """Returns the training of ``job``; ``None`` if no step trains. ``batch`` and ``tokens`` are per step."""
     if not any(step.kind == "train" for step in job.steps.values()):
         return None
     groups = {} if isinstance(job.optim, Target) else job.optim.groups
@@ -77,7 +79,7 @@ def _name(chosen: Any) -> str:
 
 
 def _settings(chosen: Any) -> Pairs:
-    """Arguments of a class of the user's own may be secret."""
+    """Returns settings by name; for a user's class only its path, because its arguments may be secret."""
     if isinstance(chosen, Target):
         return (("_target_", chosen.target),)
     return tuple(_pairs({k: v for k, v in chosen.model_dump().items() if k != "groups"}))
@@ -119,7 +121,7 @@ def _value(value: Any) -> str:
 
 
 def _learning_rate(job: Job, steps: int) -> str:
-    """The schedule in words."""
+    """Describes the learning-rate schedule."""
     schedule = job.schedule
     if isinstance(schedule, Target):
         return schedule.target

@@ -1,4 +1,4 @@
-"""Who must vouch for a checkpoint: where its key is, and whether one without a key is believed."""
+"""Which checkpoints are trusted: where their key is, and whether unencrypted ones are accepted."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from launcher.job.schema import redact
 from launcher.job.schema.job import Job
 
 PLACE = re.compile(r"(env):([A-Za-z_][A-Za-z0-9_]*)|(file):(.+)")
-"""Where a key is: an environment variable, or a file."""
+"""The place of a key: an environment variable, or a file."""
 
 
 def told(place: str) -> str:
-    """Where a key is, for people; without what may be the key itself."""
+    """Describes the place of a key, without anything that may be the key itself."""
     return redact.shown(place)
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Who must vouch for a checkpoint that is read: whoever has the key at ``key``.
+    """A checkpoint is trusted if it was written with the key at the place ``key``.
 
-    ``None``: the place of the key that the checkpoint itself names is believed, and so is one that is not
-    encrypted. ``plain``: one that is not encrypted is believed although there is a ``key``.
+    With ``key=None``, the place that the checkpoint itself names is used, and an unencrypted checkpoint is
+    accepted. ``plain``: an unencrypted checkpoint is accepted although there is a ``key``.
     """
 
     key: str | None = None
@@ -33,5 +33,5 @@ ANYONE = Trust()
 
 
 def trust(job: Job) -> Trust:
-    """As ``checkpoint.encrypt`` and ``checkpoint.accept_plain`` say."""
+    """Returns the trust that ``checkpoint.encrypt`` and ``checkpoint.accept_plain`` request."""
     return Trust(job.checkpoint.encrypt, job.checkpoint.accept_plain)

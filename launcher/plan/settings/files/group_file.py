@@ -1,4 +1,4 @@
-"""``parallel.group_file``: which ranks share which group, in a file."""
+"""``parallel.group_file``: the file that groups of ranks are written to."""
 
 from __future__ import annotations
 

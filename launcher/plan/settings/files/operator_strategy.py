@@ -1,4 +1,4 @@
-"""``parallel.operator_strategy``: files that strategies of operators are written to, and read from."""
+"""``parallel.operator_strategy``: files that operator strategies are written to and read from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = "parallel.operator_strategy"
 
 
 def rows(job: Job) -> Iterator[Setting]:
-    """A row a file."""
+    """Yields one row per file."""
     asked = job.parallel.operator_strategy
     if asked.save is not None:
         why = "strategies of the operators that are cut are written before the first step"

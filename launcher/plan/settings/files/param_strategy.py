@@ -1,4 +1,4 @@
-"""``parallel.param_strategy``: files that layouts of parameters are written to, and taken from."""
+"""``parallel.param_strategy``: files that parameter layouts are written to and read from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = "parallel.param_strategy"
 
 
 def rows(job: Job) -> Iterator[Setting]:
-    """A row a file."""
+    """Yields one row per file."""
     asked = job.parallel.param_strategy
     which = "trainable parameters" if asked.only_trainable else "all parameters and buffers"
     if asked.save is not None:

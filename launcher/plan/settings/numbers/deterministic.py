@@ -1,4 +1,4 @@
-"""``deterministic``: the same bits each time."""
+"""``deterministic``: whether repeated runs give bitwise equal results."""
 
 from __future__ import annotations
 

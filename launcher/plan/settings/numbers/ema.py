@@ -16,7 +16,7 @@ LOW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def refused(job: Job) -> Iterator[Problem]:
-    """An average that is read, and that nobody keeps."""
+    """Yields problems for steps that read a moving average which does not exist."""
     for name, step in job.steps.items():
         if not isinstance(step, Evaluate | Export) or step.weights == "trained":
             continue
@@ -30,7 +30,7 @@ def refused(job: Job) -> Iterator[Problem]:
 
 
 def refused_for(job: Job, params: Iterable[Placed]) -> Iterator[Problem]:
-    """Weights in which what is added to the average at a step is lost."""
+    """Yields a problem if weights have a dtype that rounds away the update of an average."""
     if job.train.ema is None:
         return
     low = next((p for p in params if p.trainable and not p.buffer and p.spec.dtype in LOW), None)

@@ -12,7 +12,7 @@ KEY = "parallel.gradients_mean"
 
 
 def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
-    """Where they are summed."""
+    """Yields the setting if gradients are summed."""
     if job.parallel.gradients_mean:
         return
     if sizes.replicas > 1:

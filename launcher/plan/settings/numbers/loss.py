@@ -33,7 +33,7 @@ def objective(job: Job) -> Objective:
 
 
 def rows(job: Job) -> Iterator[Setting]:
-    """What is not torch's plain cross entropy."""
+    """Yields the setting unless it is torch's plain cross entropy."""
     if job.loss == CrossEntropy():
         return
     kind, value = objective(job).loss, job.loss.target if isinstance(job.loss, Target) else job.loss.name

@@ -1,4 +1,4 @@
-"""``parallel.loss_repeated_mean``: whether a loss that several ranks work out counts once."""
+"""``parallel.loss_repeated_mean``: whether a loss that several ranks compute counts once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def repeats(job: Job, sizes: Sizes, cut: bool) -> int:
 
 
 def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
-    """``false`` adds up what a mean over the ranks that repeat a loss would make one of."""
+    """Yields the setting if it is ``false``: then the ranks that repeat a loss add it up, without a mean."""
     if job.parallel.loss_repeated_mean:
         return
     ranks = sizes.grid["tp"]

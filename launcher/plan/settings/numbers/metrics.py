@@ -1,4 +1,4 @@
-"""``metrics``: what is measured beside the loss."""
+"""``metrics``: the metrics that are computed beside the loss."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TAKEN = (
     "step_ms_worst", "worst_rank", "bubble", "text",
     "memory_mb", "loss_scale", "skipped", "unsaved", "save_stall_ms", "baseline",
 )  # fmt: skip
-"""Figures of a step that are there already."""
+"""Names of the figures that every step has."""
 
 
 def refused(job: Job) -> Iterator[Problem]:
-    """Metrics that could not be told apart, and what the data does not know."""
+    """Yields problems for metrics with the same name, and for a metric that the data cannot support."""
     names = [figure(one) for one in job.metrics]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
@@ -39,7 +39,7 @@ def refused(job: Job) -> Iterator[Problem]:
 
 
 def _kept(metrics: Sequence[object]) -> str:
-    """The override that leaves these; nothing where one is not a word alone."""
+    """The override that keeps ``metrics``; "" if one of them is more than a name."""
     if any(isinstance(m, Target) or figure(m) != getattr(m, "name", "") for m in metrics):
         return ""
     return f"'{KEY}=[{','.join(map(figure, metrics))}]'"

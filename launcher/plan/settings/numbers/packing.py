@@ -1,4 +1,4 @@
-"""``data.document_mask`` and ``data.packing``: documents that share a window, or are whole in one."""
+"""``data.document_mask`` and ``data.packing``: how documents fill windows, and are kept apart there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHATS = "conversations whole in a sample, several where they fit, each as if it 
 
 
 def refused(job: Job) -> Iterator[Problem]:
-    """What cannot keep documents apart, or counts targets that are of none."""
+    """Yields problems for settings that cannot keep documents apart, or that count targets of padding."""
     data, documents, pieces = job.data, apart(job.data), job.parallel.pipeline.seq_chunks
     said = None if documents is None else f"{documents.key}={documents.value}"
     if said is not None and isinstance(pieces, int) and pieces > 1:
@@ -36,7 +36,7 @@ def refused(job: Job) -> Iterator[Problem]:
 
 
 def _ignored(job: Job, asked: str) -> Iterator[Problem]:
-    """Targets that count for nothing are known by a number."""
+    """Yields a problem if the loss does not ignore the number that marks targets of padding."""
     if isinstance(job.loss, CrossEntropy) and job.loss.ignore_index != IGNORED:
         text = f"{job.loss.ignore_index}: with {asked} there are targets of {IGNORED}"
         yield Problem(IGNORE, f"{text}, which have to count for nothing", f"{IGNORE}={IGNORED}")

@@ -1,6 +1,6 @@
-"""``train.precision`` and ``train.loss_scale``, and the dtype that gradients travel in.
+"""``train.precision`` and ``train.loss_scale``, and the dtype that gradients are sent in.
 
-That is ``parallel.gradient_fp32_sync`` and ``parallel.fp32_communication``.
+The latter follows from ``parallel.gradient_fp32_sync`` and ``parallel.fp32_communication``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COMMUNICATION, SYNC = "parallel.fp32_communication", "parallel.gradient_fp32_syn
 
 
 def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
-    """Those that are not at their default."""
+    """Yields the settings that are not at their default."""
     dtypes = precision(job)
     if dtypes.mixed:
         why = f"the model runs in {dtypes.compute}"
@@ -44,7 +44,7 @@ def _loss_scale(job: Job, dtypes: Precision) -> Iterator[Setting]:
 
 
 def _raised(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> Outcome:
-    """Of gradients that are to travel in fp32."""
+    """Returns the outcome of ``fp32_communication``: gradients are to be sent in fp32."""
     if not dtypes.mixed:
         return "satisfied", f"gradients are {job.train.precision} already; they travel as they are"
     if sizes.replicas == 1:
@@ -53,7 +53,7 @@ def _raised(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> O
 
 
 def _lowered(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> Outcome:
-    """Of gradients that may travel in the half precision that they are computed in."""
+    """Returns the outcome of ``gradient_fp32_sync`` off: gradients may be sent in half precision."""
     if not dtypes.mixed:
         return "satisfied", f"gradients are {job.train.precision} already; nothing to lower"
     if sizes.replicas == 1:
@@ -64,7 +64,10 @@ def _lowered(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> 
 
 
 def _travel(dtypes: Precision, fused: Fused | None) -> str:
-    """In which dtype; those not summed over data-parallel ranks travel in the one that they are kept in."""
+    """Describes the dtype in which gradients are sent.
+
+    Those that are not summed over data-parallel ranks are sent in the dtype that they are kept in.
+    """
     text = f"gradients travel in {dtypes.reduce}"
     if fused is None or dtypes.reduce == dtypes.kept:
         return text

@@ -1,4 +1,4 @@
-"""``train.early_stop`` and ``checkpoint.best``: metrics of validations that a training is steered by."""
+"""``train.early_stop`` and ``checkpoint.best``: validation metrics that control a training."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from launcher.plan.verbs import of_best, verb
 
 STOP, BEST = "train.early_stop", "checkpoint.best"
 WORDS = ("accuracy", "perplexity")
-"""Metrics that a word asks for, of any data that has classes."""
+"""Metrics that one word requests, for any data with classes."""
 VALIDATIONS = 10
-"""Of a training, where nobody says how many."""
+"""The number of validations of a training that a cure proposes."""
 
 
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
-    """Metrics that no validation works out; the best checkpoint where there is none."""
+    """Yields problems for metrics that no validation computes, and for an undefined best checkpoint."""
     yield from _unknown(job)
     named = {}
     if job.train.early_stop is not None:
@@ -42,7 +42,7 @@ def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
 
 
 def _cure(job: Job, key: str, metric: str, known: Sequence[str]) -> str:
-    """The metric that was meant; one that ``metrics`` could have is asked for there."""
+    """The override that names the most similar metric, or that adds a metric of ``WORDS`` to ``metrics``."""
     name = metric.removeprefix("val_")
     near = f"val_{name}" if f"val_{name}" in known else ""
     if near or name not in WORDS or any(figure(m) != getattr(m, "name", "") for m in job.metrics):
@@ -53,7 +53,7 @@ def _cure(job: Job, key: str, metric: str, known: Sequence[str]) -> str:
 
 
 def _unknown(job: Job) -> Iterator[Problem]:
-    """Steps that read the best checkpoint, and nobody says what that is."""
+    """Yields problems for steps that read the best checkpoint although ``checkpoint.best`` is not set."""
     for name, step in job.steps.items():
         if job.checkpoint.best is None and of_best(step):
             text = "best: without checkpoint.best no checkpoint is known as the best"

@@ -1,4 +1,4 @@
-"""One device matrix for two layouts, of as few axes as both together separate."""
+"""One device matrix that expresses two layouts, with as few axes as possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from launcher.plan.sharding.tensor_layout import TensorLayout
 
 @lru_cache(maxsize=1 << 16)
 def on_common_mesh(a: TensorLayout, b: TensorLayout) -> tuple[TensorLayout, TensorLayout] | None:
-    """Both over the same axes; none where no matrix refines both, as for ``(3, 4)`` and ``(4, 3)``.
+    """Returns both layouts over the same axes.
+
+    ``None`` if no matrix refines both, as for ``(3, 4)`` and ``(4, 3)``.
 
     >>> on_common_mesh(TensorLayout((8,), ((0,), ())), TensorLayout((2, 4), ((1,), (0,))))[0]
     TensorLayout(matrix=(2, 4), dims=((0, 1), ()), partial=())
@@ -28,7 +30,7 @@ def on_common_mesh(a: TensorLayout, b: TensorLayout) -> tuple[TensorLayout, Tens
 
 
 def strides(matrix: tuple[int, ...]) -> tuple[int, ...]:
-    """How far apart ranks are that are neighbours on each axis."""
+    """The distance between ranks that are neighbours on each axis."""
     return tuple(prod(matrix[a + 1 :]) for a in range(len(matrix)))
 
 
@@ -37,7 +39,7 @@ def _strides(matrix: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _over(layout: TensorLayout, sizes: tuple[int, ...]) -> TensorLayout:
-    """The same over finer axes, which each of its own is made of."""
+    """Returns ``layout`` over the finer axes of ``sizes``; each of its axes is a product of some of them."""
     finer: list[tuple[int, ...]] = []
     at = 0
     for n in layout.matrix:

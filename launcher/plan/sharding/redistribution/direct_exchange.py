@@ -1,4 +1,4 @@
-"""The exchange that takes a tensor from any layout to any other at once: who sends what to whom."""
+"""The exchange that takes a tensor from any layout to any other in one step: who sends what to whom."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.values.layout import Box
 
 Rows = tuple[tuple[int, ...], ...]
-"""Ranks of a stage that a collective is among: rows of the same length which together are the stage."""
+"""The groups of ranks of a collective: rows of equal length that together contain all ranks of a stage."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the tensor that ``receiver`` takes from ``sender``, which may be itself."""
+    """A part of the tensor that ``receiver`` takes from ``sender``, which may be the same rank."""
 
     sender: int
     receiver: int
@@ -30,7 +30,7 @@ class Piece:
 
 
 def received(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> int:
-    """Elements that the rank which lacks most of ``dst`` lacks: no way to ``dst`` can receive fewer."""
+    """The largest number of elements of ``dst`` that a rank lacks: a lower bound for all redistributions."""
     pair = on_common_mesh(src, dst)
     if pair is not None:
         return lacking(shape, pair[0].matrix, pair[0].dims, pair[1].dims)
@@ -49,7 +49,7 @@ def lacking(
     src: tuple[tuple[int, ...], ...],
     dst: tuple[tuple[int, ...], ...],
 ) -> int:
-    """The same of two layouts over one matrix, without going through its ranks."""
+    """Returns ``received`` for two layouts over one matrix, without a loop over its ranks."""
     wanted, present = 1, 1
     for n, a, b in zip(shape, src, dst, strict=True):
         low, high = n // prod(matrix[x] for x in a), n // prod(matrix[x] for x in b)
@@ -63,9 +63,10 @@ def lacking(
 
 @dataclass(frozen=True)
 class Exchange:
-    """From ``src`` to ``dst``, tensors of ``shape``, among each of ``rows`` alike; no sums are left.
+    """An exchange of a tensor without terms of sums, which is the same within each of ``rows``.
 
-    Its layouts and shape are those among the ranks of one row, whose part of the whole tensor it moves.
+    The layouts ``src`` and ``dst`` and the ``shape`` describe the part of the tensor that one row has, over
+    the ranks of that row.
     """
 
     src: TensorLayout
@@ -75,11 +76,12 @@ class Exchange:
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """By receiver, then sender; ranks are places in a row. No two have the same sender and receiver.
+        """All pieces, by receiver and then sender; ranks are places in a row.
 
-        A receiver takes what it has from itself, else from the rank that is where it is on the axes over
-        which ``src`` is repeated (so an outer axis of nodes is not crossed), else from the nearest: where
-        that one would send more than any rank receives.
+        Each pair of sender and receiver has at most one piece. A receiver takes the elements that it has from
+        itself. It takes others from the rank with its own coordinates on the axes over which ``src`` is
+        repeated, so that an outer axis of nodes is not crossed. If that rank would send more than any rank
+        receives, it takes them from the nearest rank that has them.
         """
         most = received(self.src, self.dst, self.shape)
         holders: dict[tuple[int, ...], list[int]] = {}
@@ -99,7 +101,7 @@ class Exchange:
         return tuple(sorted(found, key=lambda p: (p.receiver, p.sender)))
 
     def of(self, place: int) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
-        """What the rank at this place of a row sends, by receiver, and what it receives, by sender."""
+        """Returns the pieces that the rank at ``place`` of a row sends, and those that it receives."""
         sends = tuple(p for p in self.pieces if p.sender == place)
         return sends, tuple(p for p in self.pieces if p.receiver == place)
 
@@ -121,7 +123,7 @@ def _parts(layout: TensorLayout, rank: int) -> tuple[int, ...]:
 
 
 def _overlaps(src: TensorLayout, shape: tuple[int, ...], want: Box) -> Iterator[tuple[tuple[int, ...], Box]]:
-    """The parts of ``src`` that have some of a box, and what they have of it."""
+    """Yields the parts of ``src`` that overlap the box ``want``, and their overlaps."""
     sizes = src.local_shape(shape)
     if want.empty:
         return
@@ -137,8 +139,10 @@ def _overlaps(src: TensorLayout, shape: tuple[int, ...], want: Box) -> Iterator[
 
 @lru_cache(maxsize=1 << 12)
 def exchange(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> Exchange:
-    """Among as few ranks as their axes tell: not over one that both sides repeat or that cuts a dim first in
-    both."""
+    """Plans the exchange from ``src`` to ``dst`` within rows of as few ranks as possible.
+
+    Rows do not extend over an axis that both layouts repeat, or that leads the cuts of a dim in both.
+    """
     pair = on_common_mesh(src, dst)
     a, b = pair if pair is not None else (src.canonical, dst.canonical)
     same = {(stride, n): x for x, (stride, n) in enumerate(zip(strides(b.matrix), b.matrix, strict=True))}
@@ -146,7 +150,7 @@ def exchange(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> Ex
         x: same[key] for x, key in enumerate(zip(strides(a.matrix), a.matrix, strict=True)) if key in same
     }  # fmt: skip
 
-    # axes that lead the cuts of a dim on both sides, and those that cut on neither
+    # the axes that lead the cuts of a dim in both layouts, and those that cut neither layout
     apart = {x for x, y in twin.items() if x in a.repeated and y in b.repeated}
     for ours, theirs in zip(a.dims, b.dims, strict=True):
         for x, y in zip(ours, theirs, strict=False):
@@ -161,7 +165,7 @@ def exchange(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> Ex
 
 
 def _without(layout: TensorLayout, axes: set[int]) -> TensorLayout:
-    """Among ranks that differ on the other axes only."""
+    """Returns ``layout`` without ``axes``: that of ranks which differ on the other axes only."""
     left = [a for a in range(len(layout.matrix)) if a not in axes]
     new = {a: i for i, a in enumerate(left)}
     dims = tuple(tuple(new[a] for a in cut if a in new) for cut in layout.dims)
@@ -170,7 +174,7 @@ def _without(layout: TensorLayout, axes: set[int]) -> TensorLayout:
 
 @lru_cache(maxsize=1 << 12)
 def rows_over(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
-    """Ranks that differ on ``axes`` only, in rising order; one row for each place on the other axes."""
+    """The rows of ranks that differ on ``axes`` only, ascending; one row for each place on the other axes."""
     return _rows(matrix, axes)
 
 

@@ -1,4 +1,4 @@
-"""How a tensor gets from one layout to another: a few collectives, planned and counted."""
+"""The collectives that take a tensor from one layout to another, and their cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.plan.sharding.tensor_layout import TensorLayout
 
 @dataclass(frozen=True)
 class Redistribution:
-    """Of a tensor of ``shape`` from ``src`` to ``dst``; without steps where they say the same."""
+    """The steps that take a tensor of ``shape`` from ``src`` to ``dst``; none if both layouts are equal."""
 
     src: TensorLayout
     dst: TensorLayout
@@ -25,15 +25,15 @@ class Redistribution:
 
     @cached_property
     def elements(self) -> int:
-        """That a rank receives."""
+        """The number of elements that a rank receives."""
         return sum(step.elements for step in self.steps)
 
     def cost(self, itemsize: int) -> int:
-        """In bytes, with what could be received while collectives start."""
+        """The cost in bytes, including ``LATENCY`` for each collective."""
         return self.elements * itemsize + self.collectives * LATENCY
 
     def traffic(self, rank: int) -> tuple[Collective, ...]:
-        """The collectives that ``rank`` of the stage calls, in their order."""
+        """The collectives that ``rank`` of the stage calls, in order."""
         calls = (step.collective(rank) for step in self.steps)
         return tuple(call for call in calls if call is not None)
 
@@ -42,7 +42,10 @@ class Redistribution:
 def redistribution(
     src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int = 4
 ) -> Redistribution:
-    """The cheapest by bytes received and ``LATENCY`` for each collective; of equals the more regular."""
+    """Returns the cheapest redistribution by bytes received and ``LATENCY`` for each collective.
+
+    Among equally cheap ones, one with fewer exchanges wins. ``itemsize``: bytes per element.
+    """
     assert src.divides(shape), f"{src} does not cut {shape} evenly"
     assert dst.divides(shape), f"{dst} does not cut {shape} evenly"
     if src == dst or src.canonical == dst.canonical:
@@ -54,8 +57,9 @@ def redistribution(
 def back(
     src: TensorLayout, dst: TensorLayout, terms: tuple[int, ...], shape: tuple[int, ...], itemsize: int = 4
 ) -> Redistribution:
-    """Of the gradient: it comes back in ``dst``, over axes ``terms`` of its matrix as terms of a sum.
+    """Returns the redistribution of the gradient of a value that was moved from ``src`` to ``dst``.
 
-    Terms of a sum in ``src`` have each the whole gradient of their sum.
+    The gradient has the layout ``dst`` and consists of terms of a sum over the axes ``terms`` of its matrix.
+    If ``src`` consists of terms of a sum, each term gets the full gradient of the sum.
     """
     return redistribution(TensorLayout(dst.matrix, dst.dims, terms), src.summed(), shape, itemsize)

@@ -1,4 +1,4 @@
-"""The cheapest steps from one layout to another: best first over the layouts in between."""
+"""The cheapest steps from one layout to another: a best-first search over the layouts in between."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from launcher.plan.sharding.redistribution.step import Op, Step
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 LATENCY = 1 << 19
-"""What a collective costs beside its bytes, in bytes: 10 us until a small one is through, at 50 GB/s."""
+"""The fixed cost of a collective, in bytes: a small one takes 10 us, at 50 GB/s."""
 
 
 def cheapest(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[Step, ...]:
-    """By bytes received and ``LATENCY`` for each collective; of equals the one without an exchange.
+    """Returns the cheapest steps by bytes received and ``LATENCY`` for each collective.
 
-    One exchange is the least that any rank can receive, in one collective. So it ends every way on which no
-    regular collective does as well, and is all that there is where the two have no common mesh. A search
-    is needed for the sums before it.
+    Among equally cheap ones, the steps with fewer exchanges win. A single exchange receives the fewest bytes
+    possible, in one collective. So it is the last step wherever no regular collective does as well, and the
+    only one if the two layouts have no common mesh. The search is needed for the sums before it.
     """
     pair = on_common_mesh(src, dst)
     start, goal = pair if pair is not None else (src.canonical, dst.canonical)
@@ -47,12 +47,12 @@ def cheapest(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], items
 
 
 def _least(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], itemsize: int) -> int:
-    """No way from here costs less."""
+    """A lower bound, in bytes, for the cost of all steps from ``at`` to ``goal``."""
     if not at.partial:
         lacks = received(at, goal, shape)
         return lacks * itemsize + LATENCY if lacks else 0
 
-    # a rank lacks all of its part; each sum of n terms is made in n - 1 receipts, and copied in one each
+    # A rank lacks its entire part. A sum of n terms takes n - 1 receipts, and each further copy of it one.
     terms, wanted = prod(at.matrix[a] for a in at.partial), prod(goal.local_shape(shape))
     copies = goal.ranks // prod(goal.slices)
     among_all = prod(shape) * (terms + copies - 2) // goal.ranks
@@ -63,7 +63,7 @@ def _least(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], itemsiz
 
 
 def _steps(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
-    """All that may be next."""
+    """Yields every possible next step."""
     if at.partial:
         found = _sums(at, goal, shape)
     elif at.matrix != goal.matrix:
@@ -77,7 +77,7 @@ def _steps(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iter
 
 
 def _sums(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
-    """Ways to add up, or to share that among ranks which would all do the same."""
+    """Yields steps that sum terms, and slices that divide a sum among ranks which would repeat it."""
     for a in at.repeated:
         for d, _ in _places(at, goal, shape, (a,)):
             yield Step("slice", at, _cut(at, d, (a,)), shape)
@@ -93,9 +93,10 @@ def _sums(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Itera
 def _places(
     at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Dims which axes may cut, and in which order: as ``goal`` does, and to be undone later.
+    """Returns the dims that ``axes`` may cut, each with an order of the axes.
 
-    What is undone costs the same on any dim that ``goal`` cuts no further, else on any: one is enough.
+    These are all the cuts that ``goal`` has too, and one cut that is undone later. To undo a cut costs the
+    same on all dims that ``goal`` cuts no further, or else on all dims, so one such dim is enough.
     """
     n = prod(at.matrix[a] for a in axes)
     fits = [d for d, local in enumerate(at.local_shape(shape)) if local % n == 0]
@@ -113,7 +114,7 @@ def _places(
 
 
 def _towards(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
-    """Steps over one matrix after which each dim that they change is cut as in ``goal``, or not as far."""
+    """Yields steps over one matrix that leave changed dims cut as in ``goal``, or by fewer of its axes."""
     for d, (have, want) in enumerate(zip(at.dims, goal.dims, strict=True)):
         more = want[len(have) : len(have) + 1]
         if have == want[: len(have)] and more and more[0] in at.repeated:
@@ -149,7 +150,7 @@ def _path(came: dict[TensorLayout, tuple[TensorLayout, Step] | None], goal: Tens
 
 
 def _joined(steps: list[Step]) -> tuple[Step, ...]:
-    """Slices one after the other are one."""
+    """Merges consecutive slices into one."""
     out: list[Step] = []
     for step in steps:
         if out and out[-1].op == step.op == "slice":

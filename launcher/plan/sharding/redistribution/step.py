@@ -1,4 +1,4 @@
-"""One step of a redistribution: a collective, or a slice, which every rank cuts from what it has."""
+"""One step of a redistribution: a collective, or a slice that every rank cuts from its own part."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Op = Literal["slice", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"
 
 @dataclass(frozen=True)
 class Collective:
-    """What one rank calls: ``elements`` of the tensor that torch counts, among ``ranks``.
+    """The collective that one rank calls among ``ranks`` ranks.
 
-    Those that a gather yields and a scatter is given; of an exchange the more of sent and received.
+    ``elements``: as torch counts them: the output of a gather, the input of a scatter; for an exchange, the
+    larger of the elements sent and received.
     """
 
     op: str
@@ -33,11 +34,12 @@ class Collective:
 
 @dataclass(frozen=True)
 class Step:
-    """From ``before`` to ``after``, tensors of ``shape``: on one matrix, but for "exchange" and "slice".
+    """A step from layout ``before`` to layout ``after`` of a tensor of ``shape``.
 
-    ``axes``, outermost first, are those over which the ranks of a collective differ. "all_gather" joins what
-    they cut of ``dim``, last of all; "all_to_all" too and has ``to_axes``, the same in another order, cut
-    ``to_dim``; "reduce_scatter" adds up over them and has them cut ``dim``.
+    Both layouts have the same matrix, except for "exchange" and "slice". The ranks of a collective differ
+    over ``axes``, outermost first. "all_gather" joins the innermost cuts of ``dim``, which are those of
+    ``axes``. "all_to_all" does the same, and then ``to_axes``, the same axes in another order, cut
+    ``to_dim``. "reduce_scatter" sums over ``axes``, which then cut ``dim``.
     """
 
     op: Op
@@ -51,19 +53,19 @@ class Step:
 
     @cached_property
     def exchange(self) -> Exchange:
-        """Of an "exchange": who sends what to whom."""
+        """For an "exchange": who sends what to whom."""
         return exchange(self.before, self.after, self.shape)
 
     @cached_property
     def rows(self) -> Rows:
-        """Ranks of the stage that it is among; none for a slice."""
+        """The groups of ranks of the collective; none for a slice."""
         if self.op == "slice":
             return ()
         return self.exchange.rows if self.op == "exchange" else rows_over(self.before.matrix, self.axes)
 
     @cached_property
     def elements(self) -> int:
-        """That a rank receives; of an exchange, the rank that receives most."""
+        """The number of elements that a rank receives; for an exchange, the largest number of any rank."""
         n, local = prod(self.before.matrix[a] for a in self.axes), prod(self.before.local_shape(self.shape))
         match self.op:
             case "slice":
@@ -78,7 +80,7 @@ class Step:
                 return (n - 1) * local // n
 
     def collective(self, rank: int) -> Collective | None:
-        """The one which ``rank`` of the stage calls; none for a slice."""
+        """The collective that ``rank`` of the stage calls; ``None`` for a slice."""
         if self.op == "slice":
             return None
         if self.op == "exchange":

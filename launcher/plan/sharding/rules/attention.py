@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: batch, heads, positions of queries."""
+"""The rule of scaled dot-product attention: batch, heads and query positions may be cut."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from launcher.plan.sharding.rules.operator_call import (
 
 
 def attention(call: OperatorCall) -> Said:
-    """Heads of grouped keys and values are the outermost part of those of queries.
+    """With grouped queries, the heads of keys and values are the outermost part of those of queries.
 
-    Under a causal mask a rank must know which queries it has.
+    The kernel has to know which query positions a rank has, for a causal mask.
     """
     q, k, v = call.ins[:3]
     if call.arg(4, "dropout_p", 0.0) != 0.0:
@@ -24,7 +24,7 @@ def attention(call: OperatorCall) -> Said:
     if not grouped and not q[:-2] == k[:-2] == v[:-2]:
         return None
 
-    # Every dim before the last two is cut alike in all of them; the single head of all queries is whole.
+    # Dims before the last two are cut alike in all tensors; a single head of keys and values stays whole.
     batch = lettered(len(q) - 2)
     queries = (*batch, "l", "")
     single = grouped and k[-3] == 1

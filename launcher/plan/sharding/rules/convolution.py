@@ -1,4 +1,7 @@
-"""Convolutions and pooling: batch, channels in (terms of a sum) and out, groups; places are whole."""
+"""Rules of convolutions and pooling: batch, input channels (terms of a sum), output channels and groups.
+
+Spatial dims stay whole.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def convolution(call: OperatorCall) -> Said:
     places = ("",) * (len(weight) - 2)
     batch: Letters = ("n",) if len(call.ins[0]) == len(weight) else ()
 
-    # groups are convolutions of their own, one after the other in both channel dims
+    # each group is a separate convolution; groups are consecutive in both channel dims
     if groups > 1:
         into = out = "g"
         kernel = ("g", "")
@@ -34,7 +37,7 @@ def convolution(call: OperatorCall) -> Said:
 
 
 def by_place(call: OperatorCall) -> Said:
-    """Pooling and interpolation: every dim before the places."""
+    """Pooling and interpolation: all dims before the spatial ones may be cut."""
     kind = call.node.kind
     spatial = next(n for n in (1, 2, 3) if f"{n}d" in kind)
     lead = len(call.ins[0]) - spatial

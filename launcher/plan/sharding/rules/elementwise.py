@@ -1,4 +1,4 @@
-"""Operators that compute each element of their output from the same elements of their inputs."""
+"""Rules of operators that compute each element of their output from the same elements of their inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = tuple(dict.fromkeys((UNARY + " " + BINARY + " " + TERNARY + " " + LIKE).
 
 
 def elementwise(call: OperatorCall) -> Said:
-    """Inputs are broadcast to the output."""
+    """The inputs are broadcast to the output, so all dims of the output may be cut."""
     if len(call.outs) != 1:
         return None
     out = call.outs[0]
@@ -36,20 +36,20 @@ def elementwise(call: OperatorCall) -> Said:
 
 
 def prelu(call: OperatorCall) -> Said:
-    """A weight per channel, dim 1."""
+    """There is one weight per channel (dim 1), or one for all."""
     letters = lettered(len(call.ins[0]))
     channels = letters[1] if len(letters) > 1 and call.ins[1] != (1,) else ""
     return LetteredCall([letters, (channels,) * len(call.ins[1])], [letters])
 
 
 def triangle(call: OperatorCall) -> Said:
-    """The diagonal is moved by where a rank's part begins."""
+    """Both dims may be cut: the diagonal of a rank is shifted by the offset of its part."""
     letters = lettered(len(call.ins[0]))
     return LetteredCall([letters], [letters])
 
 
 def as_complex(call: OperatorCall) -> Said:
-    """Real and imaginary parts are a dim of their own, the last."""
+    """Real and imaginary parts are a separate last dim, which stays whole."""
     letters = lettered(max(len(call.ins[0]), len(call.outs[0])))
     letters = (*letters[:-1], "")
     return LetteredCall([letters[: len(call.ins[0])]], [letters[: len(call.outs[0])]])

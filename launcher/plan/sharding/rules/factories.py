@@ -1,4 +1,4 @@
-"""Tensors made of nothing, and drawn at random."""
+"""Rules of operators that create tensors or draw random numbers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from launcher.plan.sharding.rules.operator_call import LetteredCall, OperatorCal
 
 
 def filled(call: OperatorCall) -> Said:
-    """zeros, ones, full: each rank makes its part; of new_zeros(x) nothing but the dtype of x counts."""
+    """zeros, ones, full: each rank makes its own part; new_zeros(x) uses nothing of x but its dtype."""
     ins = [lettered(len(shape), f"x{i}_") for i, shape in enumerate(call.ins)]
     return LetteredCall(ins, [lettered(len(call.outs[0]))])
 
 
 def counted(call: OperatorCall) -> Said:
-    """arange, eye and such, and what is drawn from nothing: small, so whole on every rank."""
+    """arange, eye, rand and such: small tensors, so every rank makes the full tensor."""
     return LetteredCall(whole(call.ins), whole(call.outs))
 
 
 def drawn(call: OperatorCall) -> Said:
-    """Every rank draws all of it, whose numbers hang on nothing but the shape, and uses its part."""
+    """Every rank draws the full tensor, whose numbers depend only on its shape, and uses its part."""
     if call.node.op not in (
         "bernoulli.p",
         "rand_like",
@@ -31,7 +31,7 @@ def drawn(call: OperatorCall) -> Said:
 
 
 def feature_dropout(call: OperatorCall) -> Said:
-    """One draw for each channel of each sample."""
+    """There is one draw for each channel of each sample."""
     if len(call.ins[0]) < 2:
         return None
     letters = lettered(len(call.ins[0]))
@@ -39,6 +39,6 @@ def feature_dropout(call: OperatorCall) -> Said:
 
 
 def dropout(call: OperatorCall) -> Said:
-    """Every rank draws the mask of the whole tensor and uses its part of it."""
+    """Every rank draws the mask of the full tensor and uses its part of it."""
     letters = lettered(len(call.ins[0]))
     return LetteredCall([letters], [letters] * len(call.outs), kernel="dropout")

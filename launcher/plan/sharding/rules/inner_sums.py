@@ -1,4 +1,4 @@
-"""What ranks agree on inside of operators that are cut along ``OpRule.inside``: bytes of each all-reduce."""
+"""The all-reduces inside of operators that are cut along ``OpRule.inside``, in bytes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from launcher.plan.values.facts import WIDTH
 
 HALVES = ("float16", "bfloat16")
 COUNT = WIDTH["float32"]
-"""Of the number of targets that count."""
+"""Bytes of the number of targets that are not ignored."""
 
 
 @dataclass(frozen=True)
 class InnerSums:
-    """Bytes of each all-reduce of one forward, and of its backward."""
+    """The bytes of each all-reduce of one forward, and of its backward."""
 
     forward: tuple[int, ...] = ()
     backward: tuple[int, ...] = ()
 
 
 def inner_sums(node: OpNode, graph: OpGraph, rule: OpRule, strategy: OpStrategy) -> InnerSums:
-    """As the kernels of ``launcher.parallel.sharding.kernels`` call them on every rank."""
+    """Returns the all-reduces that kernels of ``launcher.parallel.sharding.kernels`` call on every rank."""
     call = _Call(node, graph, rule, strategy)
     match rule.kernel:
         case "softmax" if call.meets(rule.inside):
@@ -57,7 +57,7 @@ class _Call:
 
     @property
     def row(self) -> int:
-        """Elements of a rank's part of the first tensor, without the dims that ranks meet over."""
+        """The elements of a rank's part of the first tensor, without the dims that are reduced."""
         return self.left(self.rule.inside)
 
     def left(self, gone: Letters) -> int:
@@ -65,7 +65,7 @@ class _Call:
         return prod(n for n, letter in zip(shape, self.rule.ins[0], strict=True) if letter not in gone)
 
     def meets(self, letters: Letters) -> bool:
-        """Whether ranks have different parts of them."""
+        """Whether any of these letters is cut, so that ranks have different parts."""
         return any(self.strategy.slices(letter) > 1 for letter in letters)
 
     def arg(self, place: int) -> Arg:
@@ -73,12 +73,12 @@ class _Call:
 
 
 def _wide(dtype: str) -> int:
-    """Bytes of an element of what half precision is computed in, too."""
+    """Bytes of an element in the dtype of the computation: float32 for half precision."""
     return WIDTH["float32" if dtype in HALVES else dtype]
 
 
 def _softmax_dtype(call: _Call) -> str:
-    """In which it is computed."""
+    """The dtype in which softmax is computed."""
     given = call.arg(2)
     if call.node.kind.startswith("_"):  # half_to_float
         return "float32" if given else call.dtype
@@ -87,7 +87,10 @@ def _softmax_dtype(call: _Call) -> str:
 
 
 def _class_loss(call: _Call) -> InnerSums:
-    """Over cut classes a softmax; for a mean, the number of targets, or their weights, of all ranks."""
+    """Returns the all-reduces of a loss over classes.
+
+    Cut classes need those of a softmax. A mean needs the number of targets of all ranks, or their weights.
+    """
     node, rule, graph = call.node, call.rule, call.graph
     classes: Letters = ("c",)
     samples = tuple(x for x in rule.ins[0] if x != "c")

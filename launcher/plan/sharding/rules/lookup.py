@@ -1,4 +1,4 @@
-"""Reading rows and elements by index."""
+"""Rules of operators that read or write rows and elements by index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.plan.sharding.rules.operator_call import (
 
 
 def embedding(call: OperatorCall) -> Said:
-    """Of a cut vocabulary each rank looks up its own rows, and has zeros for the others: terms of a sum."""
+    """If the vocabulary is cut, each rank looks up its own rows and has zeros for others: terms of a sum."""
     if call.arg(3, "scale_grad_by_freq", False) is True or call.arg(4, "sparse", False) is True:
         return None
     rows = lettered(len(call.ins[1]))
@@ -32,7 +32,7 @@ def index_select(call: OperatorCall) -> Said:
 
 
 def gather(call: OperatorCall) -> Said:
-    """Along a whole dim; others may be cut where the index has all of them."""
+    """The indexed dim stays whole; another dim may be cut if the index has its full size."""
     source, index = call.ins
     if len(source) != len(index):
         return None
@@ -47,7 +47,7 @@ def gather(call: OperatorCall) -> Said:
 
 
 def index(call: OperatorCall) -> Said:
-    """``x[:, i, j]``: indices are broadcast to each other; dims that have none go on."""
+    """``x[:, i, j]``: the indices are broadcast to each other; dims without an index may be cut."""
     indices = call.arg(1, "indices")
     if not isinstance(indices, tuple):
         return None
@@ -55,7 +55,7 @@ def index(call: OperatorCall) -> Said:
     if any(v.spec.dtype in ("bool", "uint8") for v in values):
         return None
 
-    # Neighbours are replaced where they stand, others go to the front.
+    # Indexed dims that are neighbours are replaced in place; otherwise their result comes first.
     source = call.ins[0]
     at = [d for d, i in enumerate(indices) if isinstance(i, Ref)]
     letters = without(lettered(len(source)), *at)
@@ -70,7 +70,7 @@ def index(call: OperatorCall) -> Said:
 
 
 def scatter(call: OperatorCall) -> Said:
-    """scatter and its kin: along a whole dim; others may be cut where the index has all of them."""
+    """scatter and its variants: the indexed dim stays whole; others may be cut if the index has them all."""
     target, *others = call.ins
     dim = call.dim(1, "dim")
     if any(len(shape) != len(target) for shape in others if shape) or not target:
@@ -81,7 +81,7 @@ def scatter(call: OperatorCall) -> Said:
 
 
 def index_add(call: OperatorCall) -> Said:
-    """Also index_copy and index_fill: into a whole dim."""
+    """index_add, index_copy and index_fill: the indexed dim stays whole."""
     if not call.ins[0]:
         return None
     dim = call.dim(1, "dim")

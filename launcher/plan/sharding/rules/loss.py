@@ -1,4 +1,4 @@
-"""Losses: over a cut batch, and over cut classes, each rank has a term."""
+"""Rules of losses: over a cut batch, and over cut classes, each rank has a term of the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.plan.sharding.rules.operator_call import (
 )
 
 NONE, MEAN = 0, 1
-"""Of torch's ``reduction``; 2 is the sum."""
+"""Values of torch's ``reduction``; 2 is the sum."""
 REDUCTION_AT = {
     "mse_loss": 2, "l1_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "kl_div": 2, "binary_cross_entropy": 3,
     "soft_margin_loss": 2, "binary_cross_entropy_with_logits": 4, "poisson_nll_loss": 5,
@@ -20,7 +20,7 @@ REDUCTION_AT = {
 
 
 def pointwise(call: OperatorCall) -> Said:
-    """Of elements: the mean of all is the sum of means of parts by their number."""
+    """Losses of elements: their mean is the sum of the means of all parts, divided by the number of parts."""
     reduction = call.integer(REDUCTION_AT[call.node.kind], "reduction", MEAN)
     shape = _broadcast_shape(call)
     letters = lettered(len(shape))
@@ -45,9 +45,9 @@ def nll_loss(call: OperatorCall) -> Said:
 
 
 def _of_classes(call: OperatorCall, smoothing: int, meets: bool) -> Said:
-    """Scores [c], [n, c] or [n, c, places]. Of cut classes each rank has the terms of those that it has.
+    """Scores are [c], [n, c] or [n, c, places]; if classes are cut, a rank has the terms of its own classes.
 
-    ``meets``: their exponentials are added up before.
+    ``meets``: the exponentials of all classes are summed first.
     """
     shape = call.ins[0]
     reduction = call.integer(3, "reduction", MEAN)

@@ -1,4 +1,4 @@
-"""Products: a letter that is contracted makes terms of a sum, and a bias is added to one of them."""
+"""Rules of matrix products: a contracted letter makes terms of a sum; a bias is added to one of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def linear(call: OperatorCall) -> Said:
 
 
 def matmul(call: OperatorCall) -> Said:
-    """Also mm, bmm, mv and dot: the last two dims, those before them broadcast."""
+    """matmul, mm, bmm, mv and dot: a product of the last two dims; the dims before them are broadcast."""
     a, b = call.ins
     m: Letters = ("m",) if len(a) > 1 else ()
     n: Letters = ("n",) if len(b) > 1 else ()
@@ -36,7 +36,7 @@ def matmul(call: OperatorCall) -> Said:
 
 
 def addmm(call: OperatorCall) -> Said:
-    """``bias + a @ b``, also baddbmm and addmv."""
+    """addmm, baddbmm and addmv: ``bias + a @ b``."""
     batch = lettered(len(call.ins[1]) - 2)
     n: Letters = ("n",) if len(call.ins[2]) > len(batch) + 1 else ()
     out = (*batch, "m", *n)
@@ -71,7 +71,7 @@ def tensordot(call: OperatorCall) -> Said:
 
 
 def einsum(call: OperatorCall) -> Said:
-    """Letters are those of the equation; dots stand for letters d0, d1 and so on."""
+    """The letters are those of the equation; an ellipsis stands for letters d0, d1 and so on."""
     equation = call.arg(0, "equation")
     if not isinstance(equation, str):
         return None
@@ -94,21 +94,21 @@ def einsum(call: OperatorCall) -> Said:
 
 
 def _implied(terms: list[str]) -> str:
-    """The output where no arrow is written: letters that are there once, in alphabetical order."""
+    """The output of an equation without an arrow: letters that occur once, in alphabetical order."""
     joined = "".join(terms).replace(".", "")
     once = "".join(sorted(x for x in set(joined) if joined.count(x) == 1))
     return ("..." if any("..." in t for t in terms) else "") + once
 
 
 def _dims(term: str, dots: int, own: int) -> Letters:
-    """Of ``dots`` dims that the dots of the equation stand for this tensor has the last ``own``."""
+    """The letters of one term: its ellipsis stands for the last ``own`` of ``dots`` dims."""
     before, mark, after = term.partition("...")
     between = lettered(dots)[dots - own :] if mark else ()
     return (*before, *between, *after)
 
 
 def _unbroadcast(shapes: tuple[Shape, ...], ins: list[Letters]) -> list[Letters]:
-    """Without the letters of dims of one element that are broadcast."""
+    """Returns ``ins`` without the letters of dims of one element that are broadcast."""
     size: dict[str, int] = {}
     for shape, letters in zip(shapes, ins, strict=True):
         for n, letter in zip(shape, letters, strict=True):

@@ -1,4 +1,4 @@
-"""Norms: over cut dims each rank takes part in common statistics."""
+"""Rules of norms: over cut dims, ranks compute common statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.plan.sharding.rules.operator_call import LetteredCall, OperatorCal
 
 
 def layer_norm(call: OperatorCall) -> Said:
-    """Also rms_norm: the last dims, those of the weight, are normalized together."""
+    """layer_norm and rms_norm: the last dims, those of the weight, are normalized together."""
     letters = lettered(len(call.ins[0]))
     normalized = letters[len(letters) - len(call.integers(1, "normalized_shape")) :]
     ins = [letters, *[normalized] * (len(call.ins) - 1)]
@@ -16,7 +16,7 @@ def layer_norm(call: OperatorCall) -> Said:
 
 
 def batch_norm(call: OperatorCall) -> Said:
-    """Statistics of a channel are those of the whole batch; those that are given need nobody else."""
+    """In training, statistics of a channel are those of the full batch; running statistics need no sum."""
     letters = _channels(len(call.ins[0]))
     ins = [letters, *[("c",)] * (len(call.ins) - 1)]
     training = call.arg(3 if call.node.op.endswith(".no_stats") else 5, "training", False) is True
@@ -30,7 +30,7 @@ def _channels(dims: int) -> Letters:
 
 
 def group_norm(call: OperatorCall) -> Said:
-    """Batch, and whole groups of channels."""
+    """The batch and full groups of channels may be cut."""
     groups = call.integer(1, "num_groups", 1)
     letters = ("n", "c", *[""] * (len(call.ins[0]) - 2))
     ins: list[Letters] = [letters, *[("c",)] * (len(call.ins) - 1)]
@@ -38,7 +38,7 @@ def group_norm(call: OperatorCall) -> Said:
 
 
 def instance_norm(call: OperatorCall) -> Said:
-    """Of each sample by itself, or of given statistics; those that move in training have no rule."""
+    """Normalizes each sample by itself, or with running statistics; one that updates these has no rule."""
     if call.arg(5, "use_input_stats", True) is not True:
         return batch_norm_of_given(call)
     if isinstance(call.arg(3, "running_mean"), Ref):

@@ -1,4 +1,4 @@
-"""One call of an operator as rules read it, and how a rule is made from letters."""
+"""One call of an operator as rules read it, and the construction of a rule from letters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OperatorCall:
         return self.graph.makes(self.node)
 
     def arg(self, place: int, name: str, otherwise: Arg = None) -> Arg:
-        """The argument that stands at ``place`` or under its name."""
+        """The argument at ``place``, or with the keyword ``name``; ``otherwise`` if there is none."""
         args = self.node.args
         return args[place] if place < len(args) else self.node.kwarg(name, otherwise)
 
@@ -39,29 +39,32 @@ class OperatorCall:
         return value if isinstance(value, int) else otherwise
 
     def integers(self, place: int, name: str) -> tuple[int, ...]:
-        """A list of them, or one alone."""
+        """An argument that is a list of integers, or a single one."""
         value = self.arg(place, name)
         if isinstance(value, int):
             return (value,)
         return tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()
 
     def dim(self, place: int, name: str, otherwise: int = 0, dims: int | None = None) -> int:
-        """A dim counted from the front, of a tensor of ``dims`` (the first that it takes)."""
+        """An argument that is a dim, counted from the front of a tensor with ``dims`` dims.
+
+        By default that is the first tensor.
+        """
         return self.integer(place, name, otherwise) % max(1, len(self.ins[0]) if dims is None else dims)
 
     def dims(self, place: int, name: str) -> tuple[int, ...]:
-        """Dims of its first tensor, counted from the front; all of them where none is named."""
+        """An argument that lists dims of the first tensor, counted from the front; by default all dims."""
         count = len(self.ins[0])
         return tuple(d % max(1, count) for d in self.integers(place, name)) or tuple(range(count))
 
     def has(self, place: int, name: str) -> bool:
-        """Whether a tensor is there."""
+        """Whether the argument is a tensor."""
         return isinstance(self.arg(place, name), Ref)
 
 
 @dataclass(frozen=True)
 class LetteredCall:
-    """What a rule function says of a call. ``sizes``: of letters that are smaller than their dims."""
+    """The result of a rule function. ``sizes``: sizes of letters that are smaller than their dims."""
 
     ins: Sequence[Letters]
     outs: Sequence[Letters]
@@ -75,9 +78,9 @@ Said: TypeAlias = LetteredCall | None
 
 
 def rule_from(call: OperatorCall, said: LetteredCall) -> OpRule:
-    """Sizes are filled in: what slices of a letter must divide is the gcd of the dims that have it.
+    """Returns the rule with the sizes of letters: the gcd of all dims that have the letter.
 
-    A letter that cannot be cut (one of its dims has a single element) is dropped.
+    A letter that cannot be cut, because its size is 1, is dropped.
     """
     sizes: dict[str, int] = {}
     for shape, letters in zip((*call.ins, *call.outs), (*said.ins, *said.outs), strict=True):
@@ -96,21 +99,21 @@ def rule_from(call: OperatorCall, said: LetteredCall) -> OpRule:
 
 
 def lettered(dims: int, prefix: str = "d") -> Letters:
-    """A letter for each dim: d0, d1 and so on."""
+    """Returns a letter for each dim: d0, d1 and so on."""
     return tuple(f"{prefix}{d}" for d in range(dims))
 
 
 def without(letters: Letters, *dims: int) -> Letters:
-    """The same, with ``dims`` whole."""
+    """Returns ``letters`` with ``dims`` whole."""
     return tuple("" if d in dims else letter for d, letter in enumerate(letters))
 
 
 def whole(shapes: Sequence[Shape]) -> tuple[Letters, ...]:
-    """No letters."""
+    """Returns letters for tensors that stay whole."""
     return tuple(("",) * len(shape) for shape in shapes)
 
 
 def broadcast(shape: Shape, out: Shape, letters: Letters) -> Letters:
-    """Of a tensor of ``shape`` that is broadcast to ``out``, whose dims have ``letters``."""
+    """The letters of a tensor of ``shape`` that is broadcast to ``out``, whose dims have ``letters``."""
     lead = len(out) - len(shape)
     return tuple(letters[lead + d] if n == out[lead + d] else "" for d, n in enumerate(shape))

@@ -1,4 +1,4 @@
-"""Sums and means make terms over cut dims; other reductions have their dims whole."""
+"""Rules of reductions: sums and means make terms over cut dims; others need their dims whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ORD_FIRST = ("linalg_vector_norm", "norm")
 
 
 def reduced(call: OperatorCall) -> tuple[int, ...]:
-    """The dims that a reduction takes away, or leaves with one element."""
+    """The dims that a reduction removes, or leaves with one element."""
     if call.node.kind in ORD_FIRST:
         return call.dims(2, "dim")
     if call.node.op in ("var", "std", "var_mean", "std_mean"):  # (x, unbiased)
@@ -22,14 +22,14 @@ def reduced(call: OperatorCall) -> tuple[int, ...]:
 
 
 def _out(call: OperatorCall, letters: Letters, gone: tuple[int, ...]) -> Letters:
-    """Dims that are reduced stay as ones, or go."""
+    """The letters of the output, in which the reduced dims have one element or are gone."""
     if len(call.outs[0]) == len(letters):
         return without(letters, *gone)
     return tuple(x for d, x in enumerate(letters) if d not in gone)
 
 
 def added(call: OperatorCall) -> Said:
-    """sum and mean; the mean is the sum of means of parts by their number."""
+    """sum and mean: the mean is the sum of the means of all parts, divided by the number of parts."""
     letters, gone = lettered(len(call.ins[0])), reduced(call)
     sums = tuple(letters[d] for d in gone)
     kernel = "mean" if call.node.kind == "mean" else ""
@@ -37,7 +37,7 @@ def added(call: OperatorCall) -> Said:
 
 
 def uncut(call: OperatorCall) -> Said:
-    """Reductions whose dims every rank needs whole."""
+    """Reductions whose reduced dims every rank needs whole."""
     if len(call.ins) != 1:
         return None
     gone = reduced(call)
@@ -52,14 +52,14 @@ def logsumexp(call: OperatorCall) -> Said:
 
 
 def softmax(call: OperatorCall) -> Said:
-    """Also log_softmax."""
+    """softmax and log_softmax."""
     letters = lettered(len(call.ins[0]))
     inside = (letters[call.dim(1, "dim", -1)],) if letters else ()
     return LetteredCall([letters], [letters], inside=inside, kernel="softmax")
 
 
 def cosine_similarity(call: OperatorCall) -> Said:
-    """Of tensors of one shape."""
+    """Only tensors of equal shape have a rule."""
     if call.ins[0] != call.ins[1]:
         return None
     dim = call.dim(2, "dim", 1)
@@ -68,10 +68,10 @@ def cosine_similarity(call: OperatorCall) -> Said:
 
 
 def extreme(call: OperatorCall) -> Said:
-    """max and min: of one tensor a reduction, of two elementwise."""
+    """max and min: a reduction of one tensor, or elementwise on two."""
     return elementwise(call) if len(call.ins) == 2 else uncut(call)
 
 
 def half_of_last(call: OperatorCall) -> Said:
-    """glu: gates are the second half of a dim."""
+    """glu: the gates are the second half of a dim, which stays whole."""
     return whole_along(call, call.dim(1, "dim", -1))

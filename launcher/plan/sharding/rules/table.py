@@ -1,4 +1,4 @@
-"""Every operator that has a rule, by its name without the overload."""
+"""The rule function of every operator that has one, by its name without the overload."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ RULES: dict[str, RuleFunction] = {
 
 
 def rule_of(node: OpNode, graph: OpGraph) -> OpRule | None:
-    """How ``node`` may be cut; ``None``: no rule is known."""
+    """Returns how ``node`` may be cut; ``None`` if no rule is known."""
     call = OperatorCall(node, graph)
     rule = RULES.get(node.kind)
     said = rule(call) if rule is not None else None
@@ -121,6 +121,6 @@ def rule_of(node: OpNode, graph: OpGraph) -> OpRule | None:
 
 
 def whole_rule(node: OpNode, graph: OpGraph) -> OpRule:
-    """Of an operator that has none: every tensor is whole."""
+    """Returns a rule for an operator without one: every tensor stays whole."""
     call = OperatorCall(node, graph)
     return rule_from(call, LetteredCall(whole(call.ins), whole(call.outs)))

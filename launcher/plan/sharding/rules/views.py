@@ -1,4 +1,4 @@
-"""Operators that move elements and compute nothing: views, and joining and taking apart along whole dims."""
+"""Rules of operators that move elements and compute nothing: views, joins and splits along whole dims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.plan.sharding.rules.operator_call import (
 
 
 def reshape(call: OperatorCall) -> Said:
-    """The outermost of dims that are merged or split goes on as the outermost of what they become."""
+    """The outermost of dims that are merged or split stays the outermost of the resulting dims."""
     if call.node.op == "view.dtype" or 0 in call.outs[0]:
         return None
     source, out = call.ins[0], call.outs[0]
@@ -31,7 +31,7 @@ def reshape(call: OperatorCall) -> Said:
 
 
 def merged(source: Shape, out: Shape) -> Iterator[tuple[int, int]]:
-    """Pairs of dims, the outermost of each least group of dims with the same number of elements."""
+    """Yields the outermost dims of each smallest group of dims with equal numbers of elements, in pairs."""
     a = [d for d, n in enumerate(source) if n != 1]
     b = [d for d, n in enumerate(out) if n != 1]
     while a and b:
@@ -64,7 +64,7 @@ def transpose(call: OperatorCall) -> Said:
 
 
 def matrix_transpose(call: OperatorCall) -> Said:
-    """t, mT, mH, adjoint: the last two dims."""
+    """t, mT, mH, adjoint: swaps the last two dims."""
     order = list(range(len(call.ins[0])))
     return permuted((*order[:-2], *reversed(order[-2:])))
 
@@ -82,7 +82,7 @@ def movedim(call: OperatorCall) -> Said:
 
 
 def expand(call: OperatorCall) -> Said:
-    """A dim that is repeated without being there in memory may be cut, of the output only."""
+    """An expanded dim, which exists once in memory, may be cut in the output only."""
     out = call.outs[0]
     letters = lettered(len(out))
     like = [letters] * (len(call.ins) - 1)
@@ -96,7 +96,7 @@ def broadcast_tensors(call: OperatorCall) -> Said:
 
 
 def repeat(call: OperatorCall) -> Said:
-    """Also tile: dims that are not repeated."""
+    """repeat and tile: dims that are not repeated may be cut."""
     out, source = call.outs[0], call.ins[0]
     letters = lettered(len(out))
     lead = len(out) - len(source)
@@ -105,7 +105,7 @@ def repeat(call: OperatorCall) -> Said:
 
 
 def repeat_interleave(call: OperatorCall) -> Said:
-    """Of a number of repeats: each element's follow each other, so a cut survives."""
+    """With a number of repeats, the copies of an element are consecutive, so a cut stays valid."""
     if isinstance(call.arg(1, "repeats"), Ref) or call.arg(2, "dim") is None:
         return None
     letters = lettered(len(call.ins[0]))
@@ -113,18 +113,18 @@ def repeat_interleave(call: OperatorCall) -> Said:
 
 
 def without_dim(call: OperatorCall) -> Said:
-    """All dims but one go through: the others of roll, flip, cumsum, sort, slice and so on."""
+    """cumsum and such: all dims but one may be cut."""
     return whole_along(call, call.dim(1, "dim", 0))
 
 
 def whole_along(call: OperatorCall, *dims: int) -> LetteredCall:
-    """``dims`` of all its tensors are whole, whatever becomes of their sizes."""
+    """``dims`` of all tensors stay whole, whether or not their sizes change."""
     letters = without(lettered(len(call.ins[0])), *dims)
     return LetteredCall([letters] * len(call.ins), [letters] * len(call.outs))
 
 
 def along_last(call: OperatorCall) -> Said:
-    """A ``dim`` that is the last where it is not named: topk, sort."""
+    """topk, sort: ``dim``, by default the last one, stays whole."""
     place = 2 if call.node.kind == "topk" else 1
     if call.node.op in ("sort.stable", "argsort.stable"):
         place = 2
@@ -132,7 +132,7 @@ def along_last(call: OperatorCall) -> Said:
 
 
 def roll(call: OperatorCall) -> Said:
-    """Without dims the tensor is rolled as one line."""
+    """Without dims the flattened tensor is rolled, so all dims stay whole."""
     return whole_along(call, *call.dims(2, "dims"))
 
 
@@ -141,7 +141,7 @@ def flip(call: OperatorCall) -> Said:
 
 
 def piece(call: OperatorCall) -> Said:
-    """slice, narrow: a dim of which all is taken may be cut."""
+    """slice, narrow: the dim may be cut if all of it is taken."""
     dim = call.dim(1, "dim", 0)
     if call.ins[0] == call.outs[0] and call.integer(4, "step", 1) == 1:
         letters = lettered(len(call.ins[0]))
@@ -150,7 +150,7 @@ def piece(call: OperatorCall) -> Said:
 
 
 def select(call: OperatorCall) -> Said:
-    """Also unbind: a dim goes."""
+    """select and unbind: one dim is removed."""
     dim = call.dim(1, "dim", 0)
     letters = without(lettered(len(call.ins[0])), dim)
     return LetteredCall([letters], [_dropped(letters, dim)] * len(call.outs))
@@ -161,7 +161,7 @@ def _dropped(letters: Letters, dim: int) -> Letters:
 
 
 def split(call: OperatorCall) -> Said:
-    """Also chunk and tensor_split."""
+    """split, chunk and tensor_split: the dim that is split stays whole."""
     return whole_along(call, call.dim(2, "dim", 0))
 
 
@@ -180,7 +180,7 @@ def stack(call: OperatorCall) -> Said:
 
 
 def scatter_piece(call: OperatorCall) -> Said:
-    """slice_scatter, select_scatter: into a whole dim."""
+    """slice_scatter, select_scatter: the dim that is written to stays whole."""
     dim = call.dim(2, "dim", 0)
     letters = without(lettered(len(call.ins[0])), dim)
     piece = letters if call.node.kind == "slice_scatter" else _dropped(letters, dim)
@@ -188,13 +188,13 @@ def scatter_piece(call: OperatorCall) -> Said:
 
 
 def windows(call: OperatorCall) -> Said:
-    """Sliding windows along a whole dim, which are a new last dim."""
+    """unfold: the windows along a whole dim become a new last dim."""
     letters = without(lettered(len(call.ins[0])), call.dim(1, "dimension"))
     return LetteredCall([letters], [(*letters, "")]) if letters else None
 
 
 def joined_columns(call: OperatorCall) -> Said:
-    """hstack: along dim 1, of vectors along dim 0."""
+    """hstack: joins along dim 1; vectors along dim 0."""
     dims = len(call.outs[0])
     if len({len(shape) for shape in call.ins}) > 1 or len(call.ins[0]) != dims:
         return None
@@ -203,7 +203,7 @@ def joined_columns(call: OperatorCall) -> Said:
 
 
 def pad(call: OperatorCall) -> Said:
-    """Dims that get no padding."""
+    """Dims without padding may be cut."""
     source, pads = call.ins[0], call.integers(1, "pad")
     padded = [len(source) - 1 - i // 2 for i, n in enumerate(pads) if n]
     if call.node.kind not in ("pad", "constant_pad_nd") or call.arg(2, "mode", "constant") != "constant":
@@ -219,7 +219,7 @@ def diagonal(call: OperatorCall) -> Said:
 
 
 def meshgrid(call: OperatorCall) -> Said:
-    """Each tensor is a dim of all outputs."""
+    """Each input is a dim of all outputs."""
     letters = list(lettered(len(call.ins)))
     if any(len(shape) != 1 for shape in call.ins):
         return None
@@ -230,7 +230,7 @@ def meshgrid(call: OperatorCall) -> Said:
 
 
 def channel_blocks(call: OperatorCall) -> Said:
-    """pixel_shuffle, unfold, fold: batch and the outermost of channels; places in the image are whole."""
+    """pixel_shuffle, unfold, fold: the batch and the outermost part of channels; spatial dims stay whole."""
     lead = len(call.ins[0]) - (3 if call.node.kind.startswith("pixel") else 2)
     if call.node.kind in ("im2col", "pixel_unshuffle"):
         lead = len(call.ins[0]) - 3

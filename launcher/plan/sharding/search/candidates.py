@@ -1,4 +1,4 @@
-"""The strategies that an operator may get."""
+"""The candidate strategies of an operator."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 
 Cuts = tuple[tuple[str, int], ...]
-"""Letters and into how many slices each is cut, outermost first; those that are whole are not there."""
+"""Letters with their numbers of slices, outermost first; without letters that stay whole."""
 
 Dims = Mapping[str, int]
-"""Of an operator's letters: which dim of the model each is, counted in the order in which they come up."""
+"""The dim of the model that each letter of an operator stands for, numbered in order of occurrence."""
 
 
 def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims, ...]:
-    """Of each node. Letters of neighbours that stand for the same dim of a value are the same dim."""
+    """Returns the dims of the model for each node.
+
+    Letters of two operators are the same dim of the model if they stand for the same dim of a value.
+    """
     groups = Groups()
     for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
         if rule is None:
@@ -28,7 +31,7 @@ def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims,
                 if letter:
                     groups.join(("value", v, d), ("node", at, letter))
 
-    # in the order of inputs, then of operators
+    # numbered in the order of inputs, then of operators
     found: dict[object, int] = {}
     for v in graph.inputs:
         for d in range(len(graph.values[v].shape)):
@@ -41,7 +44,7 @@ def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims,
 
 
 class Groups:
-    """Disjoint sets; the root of each is its first member."""
+    """Disjoint sets (union-find); ``join`` keeps the root of its first argument."""
 
     def __init__(self) -> None:
         self.up: dict[object, object] = {}
@@ -57,7 +60,7 @@ class Groups:
 
 
 def ordered(rule: OpRule, dims: Dims) -> tuple[tuple[str, int], ...]:
-    """Letters and their sizes, outermost first: dims of the model in their order."""
+    """Returns letters and their sizes in the order of the dims of the model, outermost first."""
     return tuple(sorted(((x, n) for x, n in rule.sizes if n > 1), key=lambda item: dims[item[0]]))
 
 
@@ -65,9 +68,10 @@ def ordered(rule: OpRule, dims: Dims) -> tuple[tuple[str, int], ...]:
 def candidate_cuts(
     letters: tuple[tuple[str, int], ...], ranks: int, bounds: frozenset[int] | None = None
 ) -> tuple[Cuts, ...]:
-    """Every way to give factors of ``ranks`` to letters, outermost first; what is left repeats.
+    """Returns every way to assign factors of ``ranks`` to letters, outermost first; the rest repeats.
 
-    ``bounds``: products of the first axes of a device matrix; slices then begin and end there only.
+    ``bounds``: if set, products of slices from the outermost letter on must be among these numbers, which
+    are products of the first axes of a device matrix.
     """
     out: list[Cuts] = []
 
@@ -86,14 +90,14 @@ def candidate_cuts(
 
 @lru_cache(maxsize=1 << 14)
 def strategy(cuts: Cuts, ranks: int) -> OpStrategy:
-    """Each letter cut into so many, outermost first; the rest repeats."""
+    """Returns the strategy with these slices of letters, outermost first; the rest of the ranks repeats."""
     left = ranks // prod(n for _, n in cuts)
     matrix = (*(n for _, n in cuts), *((left,) if left > 1 or not cuts else ()))
     return OpStrategy(matrix, tuple((x, (i,)) for i, (x, _) in enumerate(cuts)))
 
 
 def followed(source: OpStrategy, source_dims: Dims, rule: OpRule, dims: Dims) -> OpStrategy:
-    """As ``source`` has it, for the dims of the model that both have."""
+    """Returns a strategy that cuts common dims of both operators as ``source`` does, where slices divide."""
     axes = {source_dims[x]: axes for x, axes in source.axes}
     kept = []
     used: set[int] = set()

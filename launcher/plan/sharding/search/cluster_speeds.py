@@ -10,7 +10,7 @@ from launcher.plan.sharding.search.cost import CostModel
 
 
 def on_cluster(costs: CostModel, job: Job, ranks: int) -> CostModel:
-    """``costs`` with speeds of ``job.cluster``, where they are told, for stages of so many ``ranks``."""
+    """Returns ``costs`` with the speeds of ``job.cluster``, if known, for stages of ``ranks`` ranks."""
     fast = speeds(job)
     if fast is None:
         return costs

@@ -1,4 +1,4 @@
-"""What a graph costs under one strategy a node: seconds of a step, and bytes on a rank."""
+"""The cost of a graph with one strategy per node: seconds of a step, and bytes on a rank."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.values.facts import WIDTH
 
 EXACT = 64
-"""Elements of each part that is moved, below which a tensor is not as good as any that is about as large."""
+"""Below this number of elements per moved part, a move is costed by the exact size, not a rounded one."""
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Speeds of a rank, and how it trains. Defaults: an accelerator of 2023 that is half busy, 8 on a switch.
+    """The speeds of a rank, and how it trains.
 
-    ``latency``: seconds until a collective moves its first byte. ``state_bytes``: of the optimizer, for
-    an element. ``optimizer_level``: of hsdp, over the ranks that would repeat a parameter; 0 is off.
-    ``in_flight``: micro batches whose activations are kept at once.
+    The default speeds are those of an accelerator of 2023 at half utilization, eight on a switch.
+    ``latency``: seconds until a collective moves its first byte. ``state_bytes``: bytes of optimizer state
+    per element. ``optimizer_level``: that of hsdp over the ranks that would repeat a parameter; 0 is off.
+    ``in_flight``: the number of micro batches whose activations are kept at once.
     """
 
     flops_per_second: float = 4e14
@@ -37,13 +38,13 @@ class CostModel:
     in_flight: int = 1
 
     def transfer(self, nbytes: float, collectives: int) -> float:
-        """Seconds."""
+        """The seconds that ``collectives`` take which move ``nbytes`` bytes together."""
         return nbytes / self.bytes_per_second + collectives * self.latency
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on a rank."""
+    """The bytes on a rank."""
 
     parameters: float = 0
     gradients: float = 0
@@ -65,9 +66,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a step: ``communication`` of activations, ``gradients`` summed (and parameters gathered).
+    """The cost of one step.
 
-    ``moved``: bytes that a rank receives for its activations, in so many ``collectives``; of one step.
+    In seconds: ``communication`` of activations, ``gradients`` (their sums, and gathers of parameters) and
+    ``computation``. ``moved``: the bytes that a rank receives for activations; ``collectives``: the number of
+    collectives for them.
     """
 
     communication: float = 0
@@ -79,7 +82,7 @@ class Cost:
 
     @property
     def predicted(self) -> float:
-        """Seconds of a step in which nothing overlaps."""
+        """The seconds of a step without any overlap."""
         return self.communication + self.gradients + self.computation
 
     def __add__(self, other: Cost) -> Cost:
@@ -95,7 +98,7 @@ class Cost:
 
 @lru_cache(maxsize=1 << 18)
 def port(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
-    """How an operator takes tensor ``place``: its layout, partial where the gradient is terms of a sum."""
+    """The layout in which an operator takes tensor ``place``, partial if its gradient is terms of a sum."""
     if rule is None:
         return TensorLayout.whole(dims, prod(strategy.matrix)).canonical
     taken = strategy.takes(rule, place)
@@ -104,17 +107,17 @@ def port(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> Te
 
 @lru_cache(maxsize=1 << 18)
 def made(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
-    """The layout of what an operator makes."""
+    """The layout in which an operator makes output ``place``."""
     if rule is None:
         return TensorLayout.whole(dims, prod(strategy.matrix)).canonical
     return strategy.makes(rule, place).canonical
 
 
 def moved(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[float, int]:
-    """Elements that a rank receives, and collectives.
+    """Returns the elements that a rank receives, and the number of collectives.
 
-    What is cut alike moves alike, whichever dims it is and however long they are: planned once for all
-    tensors that are about as large.
+    The cost depends on how dims are cut, but not on which dims these are or on their lengths. So a move is
+    planned once for all tensors of about the same size.
     """
     if src == dst or 0 in shape:
         return 0, 0
@@ -131,7 +134,7 @@ def moved(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize
 
 @lru_cache(maxsize=1 << 18)
 def _moved(src: TensorLayout, dst: TensorLayout, scale: int, itemsize: int) -> tuple[int, int]:
-    """Of a tensor as small as both can cut, and ``scale`` times as large."""
+    """Plans the move of a tensor that is ``scale`` times as large as the smallest one that both can cut."""
     shape = (scale, *map(lcm, src.slices, dst.slices))
     longer = [TensorLayout(x.matrix, ((), *x.dims), x.partial) for x in (src, dst)]
     plan = redistribution(longer[0], longer[1], shape, itemsize)
@@ -140,7 +143,10 @@ def _moved(src: TensorLayout, dst: TensorLayout, scale: int, itemsize: int) -> t
 
 @lru_cache(maxsize=1 << 18)
 def move_cost(src: TensorLayout, taken: TensorLayout, value: Value, model: CostModel) -> Cost:
-    """Of one redistribution for all who take ``value`` as ``taken`` (a ``port``), there and back."""
+    """The cost of a redistribution and its backward, for all operators that take ``value`` as ``taken``.
+
+    ``taken`` is a layout that ``port`` returns.
+    """
     itemsize, dst = WIDTH[value.spec.dtype], taken.summed().canonical
     elements, collectives = moved(src, dst, value.shape, itemsize)
     kept = 0.0
@@ -163,16 +169,16 @@ def local_bytes(value: Value, layout: TensorLayout) -> float:
 
 @cache
 def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> Cost:
-    """Of a parameter that is stored as ``taken`` (a ``port``): its memory, and the sum of its gradient.
+    """The cost of a parameter that is stored as ``taken`` (from ``port``): memory, and sum of its gradient.
 
-    The sum of many gradients is one collective, so none has a latency of its own. With hsdp the ranks that
-    would repeat it have shards of dim 0, as many as divide it.
+    The sum of many gradients is one collective, so no latency is added for each. With hsdp, the ranks that
+    would repeat the parameter have shards of dim 0, as many as divide it.
     """
     local = local_bytes(value, taken)
     if not value.trains:
         return Cost(memory=Memory(parameters=local))
 
-    # who adds up terms, and who would keep the same
+    # the ranks that sum terms, and the ranks that would keep the same part
     terms = prod(taken.matrix[a] for a in taken.partial)
     replicas = taken.ranks // prod(taken.slices)
     rows = taken.local_shape(value.shape)[0] if value.shape else 1
@@ -196,14 +202,14 @@ def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> Cost:
 def node_cost(
     graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy, model: CostModel
 ) -> Cost:
-    """Of the operator itself: what it computes, collectives inside of it, activations that it makes."""
+    """The cost of an operator itself: computation, collectives inside of it, and activations it makes."""
     backward = sum(graph.values[v].trains for v in node.ins)
     dims = [len(shape) for shape in graph.shapes(node)]
     ins = [port(rule, strategy, p, n) for p, n in enumerate(dims)]
     outs = [made(rule, strategy, p, len(s)) for p, s in enumerate(graph.makes(node))]
     view = is_view(graph, node)
 
-    # flops of the ranks that do not repeat, or bytes in and out, whichever takes longer
+    # flops, divided among the ranks that do not repeat, or bytes in and out, whichever takes longer
     ways = 1 if rule is None else prod(strategy.matrix[a] for a in strategy.used)
     flops = forward_flops(graph, node) / ways * (1 + (min(backward, 2) if backward else 0))
     nbytes = 0.0
@@ -213,7 +219,7 @@ def node_cost(
         nbytes *= 3 if backward else 1
     seconds = max(flops / model.flops_per_second, nbytes / model.memory_bytes_per_second)
 
-    # what it makes is kept for its backward, but terms of a sum, which are added up first
+    # outputs are kept for backward, except terms of a sum, which are summed first
     kept = 0.0
     if backward and not view:
         kept = sum(
@@ -232,7 +238,10 @@ def node_cost(
 
 
 def _inside(graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy) -> tuple[float, int]:
-    """Bytes and collectives of a forward and a backward: all-reduces of what its cut inner letters leave."""
+    """Returns bytes and number of the all-reduces inside of an operator, in a forward and a backward.
+
+    They carry what remains of its first input after a reduction over the cut ``inside`` letters.
+    """
     cut = [] if rule is None else [x for x in rule.inside if strategy.of.get(x)]
     if rule is None or not cut:
         return 0, 0
@@ -250,7 +259,7 @@ def _ways(strategy: OpStrategy, letter: str) -> int:
 
 
 def uses(graph: OpGraph) -> Mapping[int, Sequence[tuple[int, int]]]:
-    """Of each value the nodes that take it, and at which place of theirs; in the order in which they run."""
+    """Returns the nodes that take each value, with the place of the argument, in execution order."""
     found: dict[int, list[tuple[int, int]]] = {}
     for at, node in enumerate(graph.nodes):
         for place, v in enumerate(node.ins):
@@ -260,14 +269,17 @@ def uses(graph: OpGraph) -> Mapping[int, Sequence[tuple[int, int]]]:
 
 @dataclass(frozen=True)
 class Layouts:
-    """Layouts that are not to be chosen: in which values rest, and in which outputs ``leave``."""
+    """Fixed layouts, which a search keeps: those in which values ``rest``, and in which outputs ``leave``."""
 
     rest: Mapping[int, TensorLayout] = field(default_factory=dict)
     leave: Mapping[int, TensorLayout] = field(default_factory=dict)
 
 
 def fixed_layouts(graph: OpGraph, ranks: int, asked: Layouts) -> Layouts:
-    """What was asked for, and buffers, which are whole on every rank, also after a forward changed them."""
+    """Returns the requested layouts, and those of buffers.
+
+    Buffers are whole on every rank, also after a forward changed them.
+    """
     rest = {v: layout.canonical for v, layout in asked.rest.items()}
     leave = {v: layout.canonical for v, layout in asked.leave.items()}
     named = dict(graph.params)
@@ -285,7 +297,11 @@ def graph_cost(
     model: CostModel,
     asked: Layouts | None = None,
 ) -> Cost:
-    """Inputs that have no layout come as they are taken; parameters rest as they are first taken."""
+    """Returns the cost of a graph.
+
+    Inputs without a fixed layout come in the layout of each user, at no cost; parameters rest in the layout
+    of their first user.
+    """
     ranks = prod(strategies[0].matrix) if strategies else 1
     fixed = fixed_layouts(graph, ranks, asked or Layouts())
     total, taken = Cost(), _ports(graph, rules, strategies)
@@ -297,7 +313,7 @@ def graph_cost(
             if ways or v in graph.outputs:
                 total += value_cost(graph.values[v], layout, ways, fixed.rest.get(v), model)
 
-    # what comes from outside
+    # inputs and parameters
     named = {v for name, v in graph.params if name not in graph.buffers}
     for v in (*graph.inputs, *(v for _, v in graph.params)):
         ports = tuple(taken.get(v, ()))
@@ -315,9 +331,9 @@ def value_cost(
     written: TensorLayout | None,
     model: CostModel,
 ) -> Cost:
-    """Of all moves of a value that is made in ``layout`` and taken in these ``ways``, in their order.
+    """The cost of all moves of a value that is made in ``layout`` and taken in ``ways``, in this order.
 
-    Terms of a sum are added up at once, into the layout in which it is taken first, unless one is written.
+    Terms of a sum are summed at once: into the layout ``written``, or else that in which it is taken first.
     """
     rest = written or layout
     if rest.partial:
@@ -329,7 +345,10 @@ def value_cost(
 def stored_cost(
     value: Value, ports: tuple[TensorLayout, ...], written: TensorLayout | None, model: CostModel
 ) -> Cost:
-    """Of a parameter, taken as ``ports``: where that is one way, its gradient is added up once a step."""
+    """The cost of a parameter that is taken as ``ports``.
+
+    If all of these are equal, its gradient is summed once per step.
+    """
     if not ports:
         return Cost()
     stored = written or ports[0].summed().canonical

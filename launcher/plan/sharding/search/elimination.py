@@ -1,4 +1,4 @@
-"""The cheapest states of many variables, where each table adds a cost for the states of a few."""
+"""Variable elimination: the cheapest states of many variables, with costs in tables over a few of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 
 LIMIT = 1 << 22
-"""Costs that are looked at to get rid of one variable; where there are more, the worst states are dropped."""
+"""The largest table for the elimination of one variable; to stay below it, the worst states are dropped."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """``costs`` has an axis a variable. Two with the same ``key`` are the same."""
+    """A table of ``costs`` with one axis per variable. Tables with the same ``key`` are equal."""
 
     key: int
     costs: Array
@@ -35,7 +35,7 @@ class Scoped:
 
 @dataclass(frozen=True)
 class _Step:
-    """How a variable was got rid of: its best state for the states of ``others``."""
+    """The elimination of a variable: its best state for each state of ``others``."""
 
     variable: int
     others: tuple[int, ...]
@@ -43,9 +43,10 @@ class _Step:
 
 
 class Eliminator:
-    """Variable elimination that works out each thing once: equal layers of a model cost as much as one.
+    """Variable elimination that computes equal tables once, so that equal layers of a model cost little.
 
-    ``steps``: how many tables were worked out, and ``reused`` how many were there already.
+    ``steps``: the number of tables that were computed. ``reused``: the number of tables found in the cache.
+    ``dropped``: the number of states that were dropped to keep tables small.
     """
 
     def __init__(self) -> None:
@@ -56,11 +57,14 @@ class Eliminator:
         self._cut: dict[object, Table] = {}
 
     def table(self, key: object, costs: Array) -> Table:
-        """``key`` says where the costs come from: what has the same is the same."""
+        """Returns a table; ``key`` identifies the origin of its costs: tables with equal keys are equal."""
         return Table(self._keys.setdefault(key, len(self._keys)), costs)
 
     def solve(self, sizes: Sequence[int], tables: Iterable[Scoped]) -> list[int]:
-        """The state of each variable. Exact while tables stay below ``LIMIT``; of equals the first."""
+        """Returns the best state of each variable; the first one of equally good states.
+
+        The result is exact as long as tables stay below ``LIMIT``.
+        """
         run = _Run(self, sizes, tables)
         done = [run.eliminate(x) for x in run.order()]
         states = [0] * len(sizes)
@@ -69,7 +73,7 @@ class Eliminator:
         return [run.names[x][s] for x, s in enumerate(states)]
 
     def join(self, parts: Sequence[Scoped], variable: int, sizes: Sequence[int]) -> tuple[Scoped, _Step]:
-        """The sum of ``parts``, at the best state of ``variable``."""
+        """Returns the sum of ``parts`` at the best state of ``variable``, and the step that eliminates it."""
         scope = sorted({x for part in parts for x in part.scope} | {variable})
         at = {x: i for i, x in enumerate(scope)}
         order = sorted(parts, key=lambda p: ([at[x] for x in p.scope], p.table.key))
@@ -88,7 +92,7 @@ class Eliminator:
         return Scoped(others, table), _Step(variable, others, best)
 
     def cut(self, table: Table, axis: int, kept: tuple[int, ...]) -> Table:
-        """Only the states ``kept`` of one axis."""
+        """Returns ``table`` with only the states ``kept`` of one axis."""
         key = ("cut", table.key, axis, kept)
         if key not in self._cut:
             self._cut[key] = self.table(key, np.take(table.costs, kept, axis=axis))
@@ -117,9 +121,10 @@ class _Run:
         self.count += 1
 
     def _priority(self, x: int) -> tuple[int, int, int]:
-        """The smallest table first; of equal ones those that no other has been joined into, so that
+        """The priority of variable ``x``: the size of its table, then the number of earlier joins.
 
-        a chain of equal layers halves each time, and its tables are the same.
+        Fewer earlier joins come first, so that a chain of equal layers halves in each round and its tables
+        stay equal.
         """
         return self.sizes[x] * prod(self.sizes[y] for y in self.near[x]), self.round[x], x
 
@@ -144,7 +149,7 @@ class _Run:
         parts = list(self.of[x].items())
         left, step = self.shared.join([p for _, p in parts], x, self.sizes)
 
-        # what it was in is replaced by the one that is left
+        # the tables that contained it are replaced by the joined one
         for n, part in parts:
             for y in part.scope:
                 del self.of[y][n]
@@ -156,7 +161,7 @@ class _Run:
         return step
 
     def _shrink(self, scope: tuple[int, ...]) -> None:
-        """Drops the worst states until a table over ``scope`` can be held."""
+        """Drops the worst states until a table over ``scope`` is not larger than ``LIMIT``."""
         while prod(self.sizes[x] for x in scope) > LIMIT:
             x = max(scope, key=lambda x: (self.sizes[x], x))
             hopes = sum(

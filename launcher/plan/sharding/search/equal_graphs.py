@@ -1,4 +1,4 @@
-"""Searches once for graphs that are the same but for the numbers of their layers."""
+"""Searches once for graphs that differ only in the numbers of their layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.plan.sharding.search.repeats import unnumbered
 
 @dataclass(frozen=True)
 class Searches:
-    """Of the stages of one model, over ``ranks`` each; for the rest see ``propagate``."""
+    """The searches for the stages of one model, over ``ranks`` ranks each; for the rest see ``propagate``."""
 
     ranks: int
     model: CostModel
@@ -44,7 +44,10 @@ def _first(item: tuple[int, Any]) -> int:
 
 
 def _unnumbered(graph: OpGraph) -> tuple[Any, ...]:
-    """What a search and its reasons go by. Of the numbers in names only how far they are from the first."""
+    """Returns everything in a graph that a search and its reasons depend on.
+
+    Numbers in module names count only by their difference from the first number.
+    """
     first: dict[str, list[int]] = {}
     nodes = []
     for n in graph.nodes:

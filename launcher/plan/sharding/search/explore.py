@@ -1,4 +1,4 @@
-"""The cheapest states of a graph: of all where they are few, else of coarse device matrices."""
+"""The cheapest states of a graph: among all states if they are few, else among coarse device matrices."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from launcher.plan.sharding.search.tables import Pricer
 from launcher.plan.sharding.search.variables import State, Variables, neighbours
 
 FEW = 40
-"""States of each variable, up to which all are looked at."""
+"""The number of states of a variable up to which all are searched."""
 HALVINGS = 11
-"""Of the range in which the price of a byte is sought."""
+"""How often the range of the price of a byte is halved."""
 ROUNDS = 4
-"""How often what was found is improved by its neighbours, at most."""
+"""How often a choice is improved by its neighbours, at most."""
 
 
 def explore(
     pricer: Pricer, variables: Variables, ranks: int, extra: Sequence[Menus], limit: float | None = None
 ) -> list[Choice]:
-    """The best, and others of which parts may do.
+    """Returns the best choice, followed by others whose parts may be useful.
 
-    ``extra``: states to look at besides; ``limit``: bytes of a rank.
+    ``extra``: additional states to search. ``limit``: the bytes of a rank, if limited.
     """
     every = [v.states(ranks) for v in variables.all]
     if few(every):
@@ -30,7 +30,7 @@ def explore(
         best = fitting(all_of_them, limit)
         return [best] if limit is None else [best, all_of_them.cheapest(), smallest(all_of_them)]
 
-    # one search for each device matrix of two axes, in which all operators are cut
+    # one search for each device matrix of two axes, over which all operators are cut
     found: list[Menus] = list(extra)
     choices: list[Choice] = []
     for p in (p for p in range(2, ranks) if ranks % p == 0):
@@ -41,7 +41,7 @@ def explore(
         choices += [] if limit is None else [one.cheapest(), smallest(one)]
     found += [one_each(pricer, c) for c in choices]
 
-    # what they found, mixed, and a factor given to another letter, for as long as that helps
+    # combine their results, and move single factors to other letters, as long as that helps
     top = min(choices, key=lambda c: order(c, limit))
     for _ in range(ROUNDS):
         near = [neighbours(v, v.cuts(s), ranks) for v, s in zip(variables.all, top.states, strict=True)]
@@ -54,23 +54,23 @@ def explore(
 
 
 def few(menus: Menus) -> bool:
-    """Whether all states are looked at."""
+    """Whether there are so few states that all are searched."""
     return max(map(len, menus), default=0) <= FEW
 
 
 def one_each(pricer: Pricer, found: Choice) -> Menus:
-    """Of each variable the state that was found."""
+    """Returns menus with a single state for each variable: that of ``found``."""
     return pricer.equal([(s,) for s in found.states])
 
 
 def order(found: Choice, limit: float | None) -> tuple[float, float]:
-    """Smaller is better: by how much it does not fit, then what it costs."""
+    """The sort key of a choice (smaller is better): bytes above ``limit``, then seconds."""
     over = 0.0 if limit is None else max(0.0, found.memory - limit)
     return over, found.seconds
 
 
 def merged(pricer: Pricer, menus: Iterable[Menus]) -> Menus:
-    """States of all, each once."""
+    """Returns menus with the states of all ``menus``, each once."""
     known: dict[tuple[int, ...], tuple[State, ...]] = {}
     out = []
     for parts in zip(*menus, strict=True):
@@ -84,13 +84,13 @@ def merged(pricer: Pricer, menus: Iterable[Menus]) -> Menus:
 
 
 def fitting(found: Search, limit: float | None) -> Choice:
-    """The cheapest that fits into ``limit`` bytes, or nearly; else the smallest."""
+    """Returns a choice that fits into ``limit`` bytes, nearly the cheapest; if none fits, the smallest."""
     best = alike(found, limit)
     return best if limit is None or best.memory > limit else found.swapped(best, limit)
 
 
 def alike(found: Search, limit: float | None) -> Choice:
-    """The same as far as a price of a byte tells, which is the same for all: equal layers stay equal."""
+    """Like ``fitting``, but with the same price per byte for all variables: equal layers stay equal."""
     cheapest = found.cheapest()
     if limit is None or cheapest.memory <= limit:
         return cheapest
@@ -98,7 +98,7 @@ def alike(found: Search, limit: float | None) -> Choice:
     if least.memory > limit:
         return least
 
-    # the price of a byte is halved between one at which it does not fit and one at which it does
+    # bisect the price of a byte between one at which the choice does not fit and one at which it does
     best, low, high = least, 1e-16, 1e-4
     for _ in range(HALVINGS):
         price = (low * high) ** 0.5
@@ -111,14 +111,17 @@ def alike(found: Search, limit: float | None) -> Choice:
 
 
 def smallest(found: Search) -> Choice:
-    """That with the fewest bytes on a rank; of equal ones the cheapest."""
+    """Returns the choice with the fewest bytes on a rank; of equal ones the cheapest."""
     return found.cheapest(byte=1.0, second=1e-6)
 
 
 def unfolded(
     pricer: Pricer, variables: Variables, single: Variables, found: Choice, limit: float | None
 ) -> Choice:
-    """The same with a variable an operator, each of which may follow those that it takes from or gives to."""
+    """Refines ``found`` with one variable per operator (``single``).
+
+    Each operator may also follow the strategy of one that it takes values from or gives values to.
+    """
     strategies = found.strategies(variables)
     menus = []
     for at, variable in enumerate(single.all):
@@ -132,7 +135,7 @@ def unfolded(
 
 
 def neighbours_of(pricer: Pricer, at: int) -> list[int]:
-    """Nodes that make what a node takes, or take what it makes."""
+    """The nodes that make an input of node ``at``, or take an output of it."""
     node = pricer.graph.nodes[at]
     takers = [n for v in node.outs for n, _ in pricer.uses.get(v, ())]
     return sorted({pricer.makers[v] for v in node.ins if v in pricer.makers} | set(takers))

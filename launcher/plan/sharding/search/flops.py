@@ -1,4 +1,4 @@
-"""What an operator of a graph computes: floating-point operations of its forward, and bytes."""
+"""The work of an operator of a graph: floating-point operations of its forward, and bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PRODUCTS = {
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
     "scaled_dot_product_attention",
 }  # fmt: skip
-"""Kinds whose flops are counted; of others it is the bytes that take time."""
+"""Kinds whose flops are counted; the time of others depends on their bytes."""
 
 VIEWS = {
     "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "numpy_T", "flatten", "unflatten",
@@ -19,21 +19,21 @@ VIEWS = {
     "chunk",
     "unbind", "alias", "detach", "movedim", "swapaxes", "swapdims", "view_as", "reshape_as", "diagonal",
 }  # fmt: skip
-"""Kinds that move no bytes: what they make lies where their input does."""
+"""Kinds that move no bytes: their output shares the memory of their input."""
 
 LOOKUPS = {"embedding", "index_select", "gather", "index"}
-"""Kinds that read as much of their first input as they make."""
+"""Kinds that read only as many bytes of their first input as their output has."""
 
 
 def is_view(graph: OpGraph, node: OpNode) -> bool:
-    """Whether what ``node`` makes takes no memory of its own."""
+    """Whether the output of ``node`` takes no additional memory."""
     if node.kind == "to":
         return bool(node.ins) and graph.values[node.ins[0]].spec == graph.values[node.outs[0]].spec
     return node.kind in VIEWS
 
 
 def forward_flops(graph: OpGraph, node: OpNode) -> int:
-    """Over all ranks, where none repeats another's; 0 where bytes decide.
+    """The flops over all ranks, without repeated computation; 0 for kinds whose time depends on bytes.
 
     A causal attention computes half of its scores.
     """
@@ -59,7 +59,7 @@ def forward_flops(graph: OpGraph, node: OpNode) -> int:
 
 
 def reads(graph: OpGraph, node: OpNode) -> tuple[int, ...]:
-    """Bytes of each tensor that its forward reads, whole."""
+    """The bytes that the forward reads of each input, over all ranks."""
     sizes = [graph.values[v].spec.nbytes for v in node.ins]
     if node.kind in LOOKUPS and sizes:
         sizes[0] = graph.values[node.outs[0]].spec.nbytes

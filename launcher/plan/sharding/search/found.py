@@ -1,4 +1,4 @@
-"""What a search found."""
+"""The result of a search for strategies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from launcher.plan.sharding.search.tables import Pricer
 
 @dataclass(frozen=True)
 class Found:
-    """A strategy a node. ``reasons``: of inferred operators. ``lacking``: bytes of a rank."""
+    """The strategies of all nodes and their cost.
+
+    ``reasons``: why operators without a written strategy got theirs. ``lacking``: the bytes that exceed the
+    memory of a rank.
+    """
 
     strategies: tuple[OpStrategy, ...]
     cost: Cost

@@ -1,4 +1,4 @@
-"""The first idea of ``recursive_programming``: the ranks are halved again and again."""
+"""A first guess for ``recursive_programming``: the ranks are divided by one prime factor after the other."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from launcher.plan.sharding.search.variables import State, Variable, Variables
 def halved(
     graph: OpGraph, rules: Sequence[OpRule | None], variables: Variables, ranks: int, model: CostModel
 ) -> tuple[State, ...]:
-    """A state of each variable: a prime factor of the ranks is given away at a time, largest first.
+    """Returns a state of each variable: prime factors of the ranks are assigned one by one, largest first.
 
-    Each goes to a letter of every operator, or to repetition: whatever costs the whole graph least, with
-    what was cut before.
+    In each variable, a factor goes to one letter or to repetition, on top of the cuts before: whatever costs
+    the full graph least.
     """
     cuts: list[Cuts] = [()] * len(variables.all)
     halves = factors(ranks)
@@ -37,7 +37,7 @@ def halved(
 
 
 def _options(variable: Variable, cuts: Cuts, p: int) -> list[Cuts]:
-    """Those letters that ``p`` more slices divide."""
+    """The current cuts, and the cuts with ``p`` times as many slices of one letter, where these divide it."""
     ways = dict(cuts)
     out = [cuts]
     for letter, size in variable.letters:
@@ -48,7 +48,7 @@ def _options(variable: Variable, cuts: Cuts, p: int) -> list[Cuts]:
 
 
 def factors(n: int) -> list[int]:
-    """The prime factors of ``n``, the largest first.
+    """Returns the prime factors of ``n``, largest first.
 
     >>> factors(24)
     [3, 2, 2, 2]

@@ -1,4 +1,4 @@
-"""What it costs to move one value, for every state of those who make and take it."""
+"""The cost of moving one value, for every state of the operators that make and take it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.plan.sharding.tensor_layout import TensorLayout
 
 
 class MoveTable:
-    """A table with an axis of each of ``sizes``; layouts are numbers in it."""
+    """A table with one axis for each of ``sizes``, in which layouts are numbered."""
 
     def __init__(self, value: Value, model: CostModel, sizes: Sequence[int]) -> None:
         self.value, self.model, self.sizes = value, model, sizes
@@ -21,16 +21,17 @@ class MoveTable:
         self._number: dict[TensorLayout, int] = {}
 
     def states(self, layouts: Sequence[TensorLayout], axis: int | None) -> Array:
-        """Layouts for the states along ``axis``; one for all of them where that is ``None``."""
+        """Returns the numbers of the layouts of the states along ``axis``; ``None``: one layout for all."""
         numbers = np.array([self._add(x) for x in layouts])
         return numbers.reshape([-1 if i == axis else 1 for i in range(len(self.sizes))])
 
     def priced(
         self, source: Array, ways: Sequence[Array], written: TensorLayout | None, *, last_only: bool
     ) -> tuple[Array, Array]:
-        """Seconds and bytes kept on a rank, as ``value_cost`` has them, of a value made as ``source``.
+        """Returns seconds, and bytes kept on a rank, of the moves of a value made as ``source``.
 
-        ``last_only``: just to the last of ``ways``; terms of a sum are taken to rest where they are made.
+        They are those of ``value_cost``. ``last_only``: only the move to the last of ``ways``; terms of a sum
+        then rest, summed, in the layout in which they are made.
         """
         first = ways[0] if ways and not last_only else source
         rest = self.states([written], None) if written else self._settled(source, first)
@@ -55,7 +56,7 @@ class MoveTable:
         return self._number[layout]
 
     def _settled(self, source: Array, first: Array) -> Array:
-        """Where each source rests: terms of a sum in the layout in which it is taken first."""
+        """The layout at rest of each source; a sum of terms rests as it is first taken."""
         partial = np.array([bool(x.partial) for x in self.layouts])[source]
         whole = np.array([self._add(x.summed().canonical) for x in list(self.layouts)])
         return np.where(partial, whole[first], source)

@@ -1,4 +1,4 @@
-"""``sharding_propagation`` and ``recursive_programming``: strategies of the operators that nobody wrote."""
+"""``sharding_propagation`` and ``recursive_programming``: searches for strategies that are not written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.plan.sharding.search.tables import Pricer
 from launcher.plan.sharding.search.variables import as_written, variables
 
 SMALL = 16
-"""Operators of a graph, up to which each is a variable of its own from the first."""
+"""The number of operators of a graph up to which each is a separate variable from the start."""
 
 
 def propagate(
@@ -31,18 +31,26 @@ def propagate(
     memory: float | None = None,
     extra: Sequence[Sequence[OpStrategy]] = (),
 ) -> Found:
-    """The cheapest strategies by ``model``, where ``written`` of some nodes stay as they are.
+    """Returns the cheapest strategies by ``model``; those ``written`` for some nodes are kept.
 
-    ``rules``: of each node; what has none runs on whole tensors. ``asked``: layouts of inputs, of which
-    others come as they are taken, and of other values. ``memory``: bytes of a rank that have to do.
-    ``extra``: strategies of all nodes to look at besides. Exact over ``candidate_cuts``, and what follows
-    from ``written``, for graphs of up to ``SMALL`` operators with up to ``explore.FEW`` candidates each.
+    The search is exact over ``candidate_cuts``, and strategies that follow ``written`` ones, for graphs of up
+    to ``SMALL`` operators with up to ``explore.FEW`` candidates each.
+
+    Args:
+        graph: the operators of a stage.
+        rules: the rule of each node; a node without a rule runs on full tensors.
+        ranks: the number of ranks of the stage.
+        written: strategies to keep, by place of the node.
+        model: the cost model; by default ``CostModel()``.
+        asked: requested layouts of inputs and other values; other inputs come in the layouts of their users.
+        memory: the bytes of a rank that the strategies have to fit in.
+        extra: strategies of all nodes that are candidates, too.
     """
     fixed = fixed_layouts(graph, ranks, asked or Layouts())
     whole = Pricer(graph, rules, model or CostModel(), fixed)
     short = shortened(graph, _marks(whole, written))
 
-    # what is worth looking at, found where equal layers are few
+    # promising solutions, from a graph with few of the equal layers
     back = {short_at: at for at, short_at in reversed(list(enumerate(short.of)))}
     layers = Pricer(
         short.graph, [rules[back[n]] for n in range(len(back))], whole.model, fixed, short.weights
@@ -53,7 +61,7 @@ def propagate(
     if len(back) == len(graph.nodes):
         return found(whole, solutions[0], written, memory)
 
-    # each operator of the whole graph has a choice of what its like had in one of them
+    # each operator of the full graph may have any strategy that its equal had in one of these solutions
     single = variables(graph, rules, dims_of_model(graph, rules), written, together=False)
     menus = [tuple(dict.fromkeys((s[n],) for s in solutions)) for n in short.of]
     best = alike(search(whole, single, whole.equal(menus)), memory)
@@ -69,15 +77,15 @@ def recursive(
     asked: Layouts | None = None,
     memory: float | None = None,
 ) -> Found:
-    """``recursive_programming``: nothing is written, the degrees are found as well.
+    """``recursive_programming``: returns what ``propagate`` finds if no strategy is written.
 
-    What ``propagate`` finds with nothing written, for which the ranks are halved again and again first.
+    In that case, the search begins with the strategies of ``halved`` unless candidates are few.
     """
     return propagate(graph, rules, ranks, {}, model, asked=asked, memory=memory)
 
 
 def _marks(pricer: Pricer, written: Mapping[int, OpStrategy]) -> list[int]:
-    """Numbers of nodes, equal for those that are the same operator and had the same written."""
+    """Returns a number for each node; equal operators with equal written strategies and layouts share one."""
     known: dict[object, int] = {}
     rest, leave = pricer.fixed.rest, pricer.fixed.leave
     out = []
@@ -95,13 +103,13 @@ def _solutions(
     extra: Sequence[Sequence[OpStrategy]],
     memory: float | None,
 ) -> list[tuple[OpStrategy, ...]]:
-    """The best first."""
+    """Returns solutions, the best one first."""
     graph, rules = pricer.graph, pricer.rules
     dims = dims_of_model(graph, rules)
     single = variables(graph, rules, dims, written, together=False)
     folded = single if len(graph.nodes) <= SMALL else variables(graph, rules, dims, written, together=True)
 
-    # states that others tell of: followers of what was written, and whole solutions
+    # further states: those that follow written strategies, and those of complete solutions
     others: list[Menus] = []
     if written:
         others.append(as_written(folded, rules, written))

@@ -1,4 +1,4 @@
-"""Why each operator got its strategy: a line for all that are alike."""
+"""Explains why operators got their strategies, with one line for all that are alike."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COLLECTIVES = {
 }  # fmt: skip
 
 CLASSIFYING = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
-"""Kinds whose letter c is that of classes."""
+"""Kinds in which the letter c stands for classes."""
 
 
 @dataclass(frozen=True)
 class _Term:
-    """Of what an operator costs: one value that it takes or makes."""
+    """A part of the cost of an operator: that of one value that it takes or makes."""
 
     value: int
     cost: Cost
@@ -39,7 +39,10 @@ class _Term:
 
 @dataclass(frozen=True)
 class Reason:
-    """Of all operators of so many ``modules`` called ``name`` that are alike: ``light`` ones are counted."""
+    """Why equal operators of ``modules`` modules called ``name`` got their strategy.
+
+    ``light``: the number of operators, if they are light ones. ``said``: the strategy and its advantage.
+    """
 
     name: str
     modules: int
@@ -52,7 +55,7 @@ class Reason:
 
 
 def merged(reasons: Iterable[Reason]) -> Iterator[Reason]:
-    """Of several stages: those that say the same as one, in the order of the first of them."""
+    """Yields the reasons of several stages, with equal ones merged, in order of first occurrence."""
     modules: dict[tuple[str, str, str], int] = {}
     for r in reasons:
         modules[r.name, r.light, r.said] = modules.get((r.name, r.light, r.said), 0) + r.modules
@@ -61,7 +64,7 @@ def merged(reasons: Iterable[Reason]) -> Iterator[Reason]:
 
 
 class Reasons:
-    """Of one solution."""
+    """The reasons for one solution."""
 
     def __init__(self, pricer: Pricer, strategies: Sequence[OpStrategy]) -> None:
         self.pricer, self.strategies = pricer, strategies
@@ -71,7 +74,7 @@ class Reasons:
         self._params = {v for _, v in self.graph.params}
 
     def found(self, written: Mapping[int, OpStrategy]) -> Iterator[Reason]:
-        """In the order in which the first of each runs."""
+        """Yields the reasons of operators without a written strategy, in the order of their first run."""
         groups: dict[tuple[str, str, str, bool], list[int]] = {}
         constant = constants(self.graph)
         for at, node in enumerate(self.graph.nodes):
@@ -97,14 +100,14 @@ class Reasons:
             yield Reason(what, modules, "", words + self.why(nodes[len(nodes) // 2]))
 
     def words(self, at: int, chosen: OpStrategy | None = None) -> str:
-        """``batch 4 x columns 2``, or one word where all ranks are in it."""
+        """Describes a strategy: ``batch 4 x columns 2``, or one word if all ranks cut the same letter."""
         chosen = chosen or self.strategies[at]
         cuts = [(self._word(at, x), prod(chosen.matrix[a] for a in axes)) for x, axes in chosen.axes if axes]
         ranks = prod(chosen.matrix)
         return " x ".join(w if n == ranks else f"{w} {n}" for w, n in cuts) or "whole"
 
     def why(self, at: int) -> str:
-        """What the best other strategy would cost besides, all else being as it is."""
+        """Describes the extra cost of the best other strategy of operator ``at``, all else being equal."""
         here = self._terms(at, self.strategies[at])
         others = []
         for other in self._others(at):
@@ -153,7 +156,7 @@ class Reasons:
         return "features" if dims in (2, 3) and dim == dims - 1 else f"dim {dim}"
 
     def _others(self, at: int) -> list[OpStrategy]:
-        """All ranks along one letter, or none along any, where that says something else."""
+        """The alternatives: all ranks along one letter, or no cut, if their description differs."""
         rule = self.rules[at]
         assert rule is not None
         ranks = self.strategies[at].ranks
@@ -162,7 +165,7 @@ class Reasons:
         return [s for s in every if self.words(at, s) != self.words(at)]
 
     def _terms(self, at: int, chosen: OpStrategy) -> list[_Term]:
-        """Of the operator with another strategy: itself (-1), and every value that it takes or makes."""
+        """The costs of operator ``at`` with strategy ``chosen``: its own (-1), and those of its values."""
         node, rule, model = self.graph.nodes[at], self.rules[at], self.pricer.model
         out = [_Term(-1, node_cost(self.graph, node, rule, chosen, model), "", 0)]
         named = {v for name, v in self.graph.params if name not in self.graph.buffers}
@@ -199,7 +202,7 @@ class Reasons:
         return made(self.rules[maker], how, place, len(self.graph.values[v].shape))
 
     def _largest(self, source: TensorLayout, way: TensorLayout, v: int) -> tuple[str, float]:
-        """The larger of the way there and that of the gradient."""
+        """The larger of two moves: that of the value and that of its gradient."""
         there = self._moved(source, way.summed().canonical, v)
         if not self.graph.values[v].trains:
             return there
@@ -217,7 +220,7 @@ class Reasons:
 
 
 def _names(pricer: Pricer, dims: Sequence[Dims]) -> dict[int, str]:
-    """Dims of the model that have a name: those of the inputs, and heads."""
+    """The names of dims of the model that have one: those of the inputs, and heads."""
     out: dict[int, str] = {}
     for at, node in enumerate(pricer.graph.nodes):
         rule = pricer.rules[at]
@@ -235,6 +238,6 @@ def _names(pricer: Pricer, dims: Sequence[Dims]) -> dict[int, str]:
 
 
 def _positions(pricer: Pricer, v: int) -> bool:
-    """Whether dim 1 of an input is of positions: it holds numbers of tokens, or vectors."""
+    """Whether dim 1 of an input is a sequence of positions: the input contains token ids, or vectors."""
     value = pricer.graph.values[v]
     return len(value.shape) == 3 or (len(value.shape) == 2 and value.spec.dtype.startswith("int"))

@@ -1,4 +1,4 @@
-"""Many equal layers told as few: a shorter graph, in which one layer counts for all that are left out."""
+"""Shortens a graph with many equal layers: one layer counts for all that are left out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from itertools import groupby
 from launcher.plan.sharding.op_graph import Arg, OpGraph, OpNode, Ref
 
 LEAST = 5
-"""Equal layers that are worth it."""
+"""The fewest equal layers that are worth shortening."""
 NUMBERED = re.compile(r"((?:[^.]*\.)*?)(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """``weights``: for how many operators of the whole each of ``graph`` counts; ``of``: which each is."""
+    """A shortened graph.
+
+    ``weights``: for each operator of ``graph``, the number of operators of the full graph that it counts for.
+    ``of``: for each operator of the full graph, the place in ``graph`` of the one that stands for it.
+    """
 
     graph: OpGraph
     weights: tuple[int, ...]
@@ -25,7 +29,7 @@ class Shortened:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The nodes from ``start`` to ``stop``, of module ``prefix`` + ``number``."""
+    """The nodes from ``start`` up to, not including, ``stop``: those of module ``prefix`` + ``number``."""
 
     prefix: str
     number: int
@@ -34,10 +38,11 @@ class _Layer:
 
 
 def shortened(graph: OpGraph, signatures: Sequence[int]) -> Shortened:
-    """``signatures``: equal ones of equal operators. Of a run of equal layers two and the last are kept.
+    """Keeps the first two layers and the last one of each run of equal layers.
 
-    A layer is a numbered module. It is equal to the one before if it does the same with what itself makes,
-    with what the one before has made, with parameters of its own, and with the same other values.
+    ``signatures``: a number for each node, the same for equal operators. A layer is a numbered module. It is
+    equal to the layer before if it runs the same operators on its own values, on the values of the layer
+    before, on its own parameters, and on the same other values.
     """
     kept = list(range(len(graph.nodes)))
     weights = [1] * len(graph.nodes)
@@ -69,7 +74,7 @@ def shortened(graph: OpGraph, signatures: Sequence[int]) -> Shortened:
 
 
 def _runs(graph: OpGraph, signatures: Sequence[int]) -> list[list[_Layer]]:
-    """Equal layers, one right after the other."""
+    """Returns the runs of at least ``LEAST`` consecutive equal layers."""
     out: list[list[_Layer]] = []
     patterns: list[object] = []
     before: _Layer | None = None
@@ -103,7 +108,7 @@ def _layers(graph: OpGraph) -> list[_Layer]:
 
 
 def unnumbered(module: str) -> str:
-    """The name that all layers of a stack have in common."""
+    """Returns the name with ``*`` for each number, which all layers of a stack have in common."""
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", module)
 
 
@@ -123,7 +128,7 @@ def _pattern(
     signatures: Sequence[int],
     known: tuple[Mapping[int, tuple[int, int]], Mapping[int, str]],
 ) -> object:
-    """What a layer does, told so that equal ones tell the same."""
+    """Describes what a layer does in a form that is the same for equal layers."""
     maker, names = known
     own = f"{layer.prefix}{layer.number}."
 
@@ -142,7 +147,7 @@ def _pattern(
 
 
 def _seen_elsewhere(graph: OpGraph, values: set[int], inside: range) -> bool:
-    """Whether something but the layers themselves takes them."""
+    """Whether ``values`` are used by nodes that are not ``inside``, or by the outputs of the graph."""
     takes = {v for at, node in enumerate(graph.nodes) if at not in inside for v in node.ins}
     return not values.isdisjoint(takes | set(graph.outputs) | {v for _, v in graph.changes})
 

@@ -1,4 +1,4 @@
-"""One search among given states: the tables of a graph, eliminated."""
+"""One search among the states of menus, by elimination of the tables of a graph."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.plan.sharding.search.tables import Priced, Pricer
 from launcher.plan.sharding.search.variables import State, Variables
 
 Menus = Sequence[tuple[State, ...]]
-"""Of each variable the states that it may have."""
+"""The states that each variable may have."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A state of each variable, at ``places`` of the menus; seconds of a step, bytes on a rank."""
+    """One state for each variable, at ``places`` of the menus, with seconds of a step and bytes on a rank."""
 
     states: tuple[State, ...]
     places: tuple[int, ...]
@@ -34,19 +34,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Search:
-    """``priced``: the tables of ``menus``."""
+    """A search among ``menus``; ``priced``: their tables of costs."""
 
     pricer: Pricer
     menus: Menus
     priced: Sequence[Priced]
 
     def cheapest(self, byte: float = 0.0, second: float = 1.0) -> Choice:
-        """By seconds, and bytes on a rank that count ``byte`` seconds each."""
+        """Returns the choice with the lowest sum of ``second`` per second and ``byte`` per byte on a rank."""
         scoped = self.pricer.scoped(self.priced, second, byte)
         return self.at(self.pricer.shared.solve([len(m) for m in self.menus], scoped))
 
     def at(self, picked: Sequence[int]) -> Choice:
-        """The choice of these places in the menus."""
+        """Returns the choice of these places in the menus."""
         states = tuple(menu[i] for menu, i in zip(self.menus, picked, strict=True))
         seconds = memory = 0.0
         for p in self.priced:
@@ -56,7 +56,7 @@ class Search:
         return Choice(states, tuple(picked), seconds, memory)
 
     def swapped(self, found: Choice, limit: float) -> Choice:
-        """The same, where one variable after the other gets the cheapest state that still fits, twice."""
+        """Improves ``found``: each variable in turn gets its cheapest state that still fits, twice."""
         tables: list[list[Priced]] = [[] for _ in self.menus]
         for p in self.priced:
             for x in p.scope:

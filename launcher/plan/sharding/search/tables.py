@@ -1,4 +1,4 @@
-"""A graph and the candidates of its operators as tables of costs: what the search sees of a model."""
+"""Tables of the costs of a graph, for all candidates of its operators: all that the search knows of it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from launcher.plan.sharding.search.variables import State
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 SHARED = 1 << 18
-"""States of all users of a value together, up to which all are asked who takes it alike, else neighbours."""
+"""The largest table over all users of a value.
+
+Users that take a value alike share one move. Above this size, only neighbours are compared for that.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What equal operators with the same candidates have in common. ``number``: of the kind."""
+    """Equal operators with the same candidates; ``number`` identifies the kind."""
 
     number: int
     node: OpNode
@@ -48,9 +51,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Priced:
-    """Costs over ``scope``: seconds, and bytes on a rank. ``key`` says where they come from.
+    """Tables of seconds, and of bytes on a rank, over the variables ``scope``; they count ``weight`` times.
 
-    They count ``weight`` times.
+    ``key`` identifies their origin.
     """
 
     scope: tuple[int, ...]
@@ -61,11 +64,11 @@ class Priced:
 
 
 Maker = tuple[int, int, Kind]
-"""Of a value: the node that makes it, as which of its outputs, and its kind."""
+"""The origin of a value: the node that makes it, the place among its outputs, and its kind."""
 
 
 class Pricer:
-    """Tables for one graph, each worked out once, whichever candidates are tried."""
+    """Computes the tables of one graph, each only once, whichever candidates are tried."""
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class Pricer:
         fixed: Layouts,
         weights: Sequence[int] | None = None,
     ) -> None:
-        """``weights``: for how many operators each of the graph counts."""
+        """``weights``: the number of operators that each one of the graph counts for; by default 1."""
         self.graph, self.rules, self.model, self.fixed = graph, rules, model, fixed
         self.weights = weights or [1] * len(graph.nodes)
         self.shared = Eliminator()
@@ -94,12 +97,12 @@ class Pricer:
 
     @cached_property
     def makers(self) -> Mapping[int, int]:
-        """Which node makes a value."""
+        """The node that makes each value."""
         return {v: at for at, node in enumerate(self.graph.nodes) for v in node.outs}
 
     @cached_property
     def signatures(self) -> tuple[int, ...]:
-        """Of each node a number: those with the same are the same operator on the same tensors."""
+        """A number for each node, the same for equal operators on tensors of equal shapes and dtypes."""
         found: dict[object, int] = {}
         return tuple(found.setdefault(signature(self.graph, node), len(found)) for node in self.graph.nodes)
 
@@ -107,11 +110,11 @@ class Pricer:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def equal(self, menus: Sequence[tuple[State, ...]]) -> list[tuple[State, ...]]:
-        """The same, where equal ones are one object: by that they are known."""
+        """Returns ``menus`` with equal ones as one object, because caches identify menus by ``id``."""
         return [self._menus.setdefault(m, m) for m in menus]
 
     def columns(self, menu: tuple[State, ...]) -> tuple[tuple[OpStrategy, ...], ...]:
-        """Of states of many members, the strategies of each."""
+        """Returns the strategies of each member in all states of a menu."""
         if id(menu) not in self._columns:
             self._columns[id(menu)] = tuple(zip(*menu, strict=True))
             self._hold.append(menu)
@@ -120,7 +123,7 @@ class Pricer:
     def kinds(self, candidates: Sequence[tuple[OpStrategy, ...]]) -> tuple[Kind, ...]:
         out = []
         for at, (node, rule, mine) in enumerate(zip(self.graph.nodes, self.rules, candidates, strict=True)):
-            key = self.signatures[at], id(mine)  # which stays as it is: the kind keeps hold of it
+            key = self.signatures[at], id(mine)  # the id stays valid, because _hold keeps a reference
             kind = self._kinds.get(key)
             if kind is None:
                 same = self._kinds.get((self.signatures[at], mine))
@@ -131,7 +134,7 @@ class Pricer:
         return tuple(out)
 
     def priced(self, kinds: Sequence[Kind], of: Sequence[int]) -> list[Priced]:
-        """Tables whose sum is the cost of the graph; ``of[n]`` is the variable of node n."""
+        """Returns tables whose sum is the cost of the graph; ``of[n]`` is the variable of node n."""
         self._of = of
         out = [self._of_node(at, kind) for at, kind in enumerate(kinds)]
         for at, (node, kind) in enumerate(zip(self.graph.nodes, kinds, strict=True)):
@@ -154,7 +157,7 @@ class Pricer:
         return Priced((self._of[at],), key, *self._known[key], self.weights[at])
 
     def _of_value(self, v: int, kinds: Sequence[Kind], producer: Maker | None) -> list[Priced]:
-        """The moves of a value: among all of its users where they are few, else among neighbours."""
+        """Returns the moves of a value: in one table over all users if it is small, else over neighbours."""
         users = list(self.uses.get(v, ()))
         states = prod(len(kinds[at].candidates) for at in self._one_each(at for at, _ in users))
         states *= len(producer[2].candidates) if producer else 1
@@ -173,7 +176,10 @@ class Pricer:
         users: Sequence[tuple[int, int]],
         last_only: bool = False,
     ) -> list[Priced]:
-        """To all of ``users``, or to the last only, where those before do not take it alike."""
+        """Returns the table of the moves of value ``v`` to all ``users``; none if these cost nothing.
+
+        ``last_only``: only the move to the last user, which costs nothing if an earlier one takes it alike.
+        """
         value, dims = self.graph.values[v], len(self.graph.values[v].shape)
         leave = None if last_only else self.fixed.leave.get(v)
         if not users and leave is None and v not in self.graph.outputs:
@@ -201,7 +207,10 @@ class Pricer:
         return [Priced(scope, key, seconds, memory, weight)] if seconds.any() or memory.any() else []
 
     def _of_parameter(self, v: int, kinds: Sequence[Kind]) -> list[Priced]:
-        """A parameter rests as it is first taken; many users are told in pairs with the first."""
+        """Returns the tables of a parameter, which rests in the layout of its first user.
+
+        If the table over all users is too large, each user is paired with the first one.
+        """
         users = list(self.uses.get(v, ()))
         if not users:
             return []
@@ -228,17 +237,17 @@ class Pricer:
     def _scope(
         self, nodes: Sequence[int], kinds: Sequence[Kind]
     ) -> tuple[tuple[int, ...], dict[int, int], list[int]]:
-        """The variables of nodes, at which of them each node is, and how many states they have."""
+        """Returns the variables of ``nodes``, each node's place among them, and their numbers of states."""
         scope = tuple(sorted({self._of[at] for at in nodes}))
         sizes = {self._of[at]: len(kinds[at].candidates) for at in nodes}
         return scope, {at: scope.index(self._of[at]) for at in nodes}, [sizes[x] for x in scope]
 
     def _one_each(self, nodes: Iterable[int]) -> list[int]:
-        """One of the nodes of each variable."""
+        """Returns one node for each variable."""
         return list({self._of[at]: at for at in nodes}.values())
 
     def scoped(self, priced: Sequence[Priced], second: float, byte: float) -> list[Scoped]:
-        """What the eliminator takes: weights of a second and of a byte."""
+        """Returns the tables for the eliminator; ``second`` and ``byte``: weights of a second and a byte."""
         out = []
         for p in priced:
             key = p.key, p.weight, second, byte
@@ -250,7 +259,7 @@ class Pricer:
 
 
 def signature(graph: OpGraph, node: OpNode) -> object:
-    """What two nodes have in common that do the same with tensors of the same shapes."""
+    """Returns a key that is equal for nodes which do the same with tensors of the same shapes and dtypes."""
     first: dict[int, int] = {}
 
     def plain(arg: object) -> object:

@@ -1,4 +1,4 @@
-"""What the search chooses for: single operators, or light ones that move no data between each other."""
+"""The variables of the search: single operators, or groups of light ones that are cut alike."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from launcher.plan.sharding.search.candidates import (
 from launcher.plan.sharding.search.flops import PRODUCTS
 
 State = tuple[OpStrategy, ...]
-"""Of a variable: a strategy for each of its members."""
+"""A state of a variable: a strategy for each of its members."""
 
 MemberDims = tuple[tuple[tuple[str, str], ...], ...]
-"""Of each member, its letters and which dim of the model each is."""
+"""The letters of each member, with the name that each has among the letters of the variable."""
 
 
 @dataclass(frozen=True)
 class Variable:
-    """``members``: nodes that are cut alike. ``letters``: dims that all have, and what slices divide.
+    """Nodes (``members``) that are cut alike.
 
-    ``fixed``: the only state, of what was written.
+    ``letters``: the dims that all members have, with the number that slices have to divide. ``dims``: the
+    letters of each member. ``fixed``: the only state, if the strategy is written.
     """
 
     members: tuple[int, ...]
@@ -39,15 +40,15 @@ class Variable:
     fixed: State | None = None
 
     def state(self, cuts: Cuts, ranks: int) -> State:
-        """Each letter cut into so many, outermost first; the rest repeats."""
+        """Returns the state with these cuts, outermost first; the rest of the ranks repeats."""
         return self.fixed if self.fixed is not None else _state(self.dims, cuts, ranks)
 
     def states(self, ranks: int, bounds: frozenset[int] | None = None) -> tuple[State, ...]:
-        """All of them, see ``candidate_cuts``."""
+        """Returns all states, those of ``candidate_cuts``."""
         return (self.fixed,) if self.fixed is not None else _states(self.letters, self.dims, ranks, bounds)
 
     def cuts(self, state: State) -> Cuts:
-        """Into how many slices a state cuts each letter."""
+        """Returns the number of slices of each letter in ``state``."""
         name = dict(self.dims[0])
         ways = {name[x]: prod(state[0].matrix[a] for a in axes) for x, axes in state[0].axes if x in name}
         return tuple((x, ways[x]) for x, _ in self.letters if ways.get(x, 1) > 1)
@@ -66,14 +67,14 @@ def _states(
 
 
 def _restricted(common: OpStrategy, dims: tuple[tuple[str, str], ...]) -> OpStrategy:
-    """To the letters that a member has of them."""
+    """Restricts a strategy of the variable to the letters of one member."""
     axes = tuple((letter, common.of[dim]) for letter, dim in dims if dim in common.of)
     return OpStrategy(common.matrix, tuple(sorted(axes, key=lambda item: item[1])))
 
 
 @dataclass(frozen=True)
 class Variables:
-    """Of a graph: ``of[n]`` is the variable of node n."""
+    """The variables of a graph; ``of[n]`` is the number of the variable of node n."""
 
     all: tuple[Variable, ...]
     of: tuple[int, ...]
@@ -88,12 +89,12 @@ def variables(
     *,
     together: bool,
 ) -> Variables:
-    """A variable for each operator, or with ``together`` one for light neighbours in the same module."""
+    """Returns a variable for each operator; with ``together``, light neighbours in a module share one."""
     constant = constants(graph)
     whole = {at for at, rule in enumerate(rules) if rule is None or at in constant}
     alone = whole | written.keys()
 
-    # the first member of a group stands for it
+    # the root of a group stands for it
     groups = Groups()
     if together:
         _join_light(graph, rules, alone, groups)
@@ -135,12 +136,12 @@ def _variable(members: Sequence[int], rules: Sequence[OpRule | None], dims: Sequ
             {letter: f"{dim:06d}" for dim, letter in mine.items()} | (twice if len(members) == 1 else {})
         )
 
-    # a dim that some of them have not is cut in none
+    # a dim that some members do not have is not cut
     kept = {f"{dim:06d}": n for dim, n in sizes.items() if seen[dim] == len(members) and n > 1}
     if len(members) == 1:
         size = rules[members[0]].size  # type: ignore[union-attr]
         kept |= {name: size[x] for x, name in named[0].items() if name not in kept and size[x] > 1}
-    # numbers of its own, so that equal variables of equal layers have the same states
+    # letters are numbered per variable, so that equal variables of equal layers have the same states
     number = {name: f"{i:02d}" for i, name in enumerate(sorted(kept))}
     letters = tuple((number[name], kept[name]) for name in sorted(kept))
     own = tuple(tuple((x, number[d]) for x, d in names.items() if d in kept) for names in named)
@@ -148,7 +149,7 @@ def _variable(members: Sequence[int], rules: Sequence[OpRule | None], dims: Sequ
 
 
 def _join_light(graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int], groups: Groups) -> None:
-    """Neighbours in one module that neither multiply matrices, nor add up, nor have parameters."""
+    """Joins neighbours in one module that neither multiply matrices, nor reduce dims, nor take parameters."""
     params = {v for _, v in graph.params}
     maker: dict[int, int] = {}
     for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
@@ -167,7 +168,7 @@ def _join_light(graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int],
 
 
 def constants(graph: OpGraph) -> frozenset[int]:
-    """Nodes that no input and no parameter goes into: every rank has all of what they make."""
+    """The nodes that depend on no input and no parameter: every rank makes their full outputs."""
     given = {*graph.inputs, *(v for _, v in graph.params)}
     out = set()
     for at, node in enumerate(graph.nodes):
@@ -181,7 +182,7 @@ def constants(graph: OpGraph) -> frozenset[int]:
 def as_written(
     variables: Variables, rules: Sequence[OpRule | None], written: Mapping[int, OpStrategy]
 ) -> list[tuple[State, ...]]:
-    """Of each variable the states that follow what was written elsewhere, whatever the order of its axes."""
+    """Returns the states of each variable that follow written strategies, whatever their order of axes."""
     sources = list(dict.fromkeys((s, tuple(variables.dims[at].items())) for at, s in sorted(written.items())))
     out = []
     for variable in variables.all:
@@ -194,7 +195,7 @@ def as_written(
 
 
 def neighbours(variable: Variable, cuts: Cuts, ranks: int) -> tuple[State, ...]:
-    """States in which a prime factor of the ranks is with another letter, or repeats, or no longer does."""
+    """Returns the states that differ by one prime factor, which moves between two letters or repetition."""
     if variable.fixed is not None:
         return ()
     return _neighbours(variable.letters, variable.dims, cuts, ranks)
@@ -226,7 +227,7 @@ def _neighbours(
 
 
 def primes(n: int) -> tuple[int, ...]:
-    """The distinct prime factors, ascending."""
+    """Returns the distinct prime factors, ascending."""
     out, p = [], 2
     while n > 1:
         if n % p == 0:

@@ -1,4 +1,4 @@
-"""``parallel.dataset_strategy`` over device matrices: the layouts in which operators find the inputs."""
+"""``parallel.dataset_strategy`` over device matrices: the layouts in which the model gets its inputs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ KEY = "parallel.dataset_strategy"
 
 
 def input_layouts(job: Job, specs: Sequence[TensorSpec], ranks: int) -> tuple[TensorLayout, ...]:
-    """One an input of the model. Raises ``RequestError``.
+    """Returns the layout of each input of the model. Raises ``RequestError`` if one does not fit.
 
-    Every rank reads whole samples and cuts its parts out of them; nothing is sent for that.
+    Every rank reads full samples and cuts its parts out of them, without communication.
     """
     asked = job.parallel.dataset_strategy
     if asked == "full_batch":
@@ -56,7 +56,10 @@ def _layout(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> Tenso
 
 
 def _target(asked: Any, place: int, ranks: int) -> list[Problem]:
-    """Targets are cut as the loss takes them; what is written of them is to be of the right form."""
+    """Returns a problem if the entry of the target is malformed.
+
+    Targets are cut as the loss takes them, whatever the entry says.
+    """
     try:
         if isinstance(asked, Mapping):
             dims = asked["in"][place]
@@ -69,11 +72,11 @@ def _target(asked: Any, place: int, ranks: int) -> list[Problem]:
 
 
 def _cure(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> str:
-    """The most slices that fit, of slices."""
+    """The override with the most slices that fit; "" if these cut nothing, or for named axes."""
     if isinstance(asked, Mapping):
         return ""
     nearest = tuple(nearest_slices(asked[place], shape, ranks))
-    if prod(nearest) == 1:  # what cuts nothing is not what was meant
+    if prod(nearest) == 1:  # the user did not mean to cut nothing
         return ""
     return quote(f"{KEY}={written((*asked[:place], nearest, *asked[place + 1 :]))}")
 

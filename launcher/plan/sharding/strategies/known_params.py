@@ -1,4 +1,4 @@
-"""Layouts that a file gives parameters, and the strategies of operators that follow from them."""
+"""Parameter layouts from a file, and the strategies of operators that follow from them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ from launcher.plan.values.layout import Layout
 
 @dataclass(frozen=True)
 class KnownParams:
-    """``rests``: by first name how parameters of the file ``path`` are kept on the ranks of a stage."""
+    """The layouts of the file at ``path``; ``rests``: the layout at rest of each parameter, by first name."""
 
     path: str
     rests: Mapping[str, TensorLayout]
 
 
 def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> KnownParams | list[Problem]:
-    """On the ``ranks`` of a stage; ``firsts``: of every name the first. Or what cannot be had."""
+    """Returns the layouts of ``file`` on the ``ranks`` of a stage, or the problems with them.
+
+    ``firsts`` maps every name of a parameter to its first name.
+    """
     problems = []
     out: dict[str, TensorLayout] = {}
     for name, layout in file.layouts.items():
@@ -51,7 +54,9 @@ def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> Kno
 
 
 def _of_stage(layout: Layout, ranks: int) -> TensorLayout | None:
-    """The axes of its device matrix are the runs of ranks that cut dims, and what is between them.
+    """Returns the layout on the ranks of one stage; ``None`` if it needs more ranks.
+
+    The axes of the device matrix are the spans of ranks that cut dims, and the gaps between them.
 
     >>> from launcher.plan.values.grid import Grid
     >>> _of_stage(Layout(Grid.of(pp=2, x=2, y=4), (8, 8), (("y",), ())), 8)
@@ -77,10 +82,10 @@ def _of_stage(layout: Layout, ranks: int) -> TensorLayout | None:
 def used(
     rest: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None, wanted: TensorLayout | None = None
 ) -> TensorLayout | None:
-    """As operators take what is kept so: what hsdp would share out of dim 0 is left to it.
+    """Returns the layout in which operators take a parameter that is kept in the layout ``rest``.
 
-    ``wanted``: by an operator; that it is if hsdp keeps it so. ``None`` where it would share it out in
-    another way.
+    That is the layout which hsdp shards along dim 0 into ``rest``; ``None`` if there is none. ``wanted``: the
+    layout that an operator takes, which is preferred.
     """
     if wanted is not None and at_rest(wanted, spec, hsdp).canonical == rest.canonical:
         return wanted
@@ -97,7 +102,7 @@ def used(
 
 
 def _refined(layout: TensorLayout) -> Iterator[TensorLayout]:
-    """Over axes of prime sizes, in every order in which these make up an axis.
+    """Yields ``layout`` over axes of prime sizes, for every order of the prime factors of each axis.
 
     >>> [fine.matrix for fine in _refined(TensorLayout((6,), ((0,),)))]
     [(2, 3), (3, 2)]
@@ -110,7 +115,7 @@ def _refined(layout: TensorLayout) -> Iterator[TensorLayout]:
 
 
 def _orders(n: int) -> list[tuple[int, ...]]:
-    """Of the prime factors of ``n``."""
+    """All orders of the prime factors of ``n``."""
     return [(p, *rest) for p in sorted({*primes(n)}) for rest in _orders(n // p)] or [()]
 
 
@@ -120,9 +125,10 @@ def followed(
     known: Mapping[int, TensorLayout],
     written: Mapping[int, OpStrategy],
 ) -> dict[int, OpStrategy]:
-    """Of operators on parameters with ``known`` layouts that were not ``written``: cut like the largest.
+    """Returns strategies of operators that take parameters with ``known`` layouts and have none ``written``.
 
-    Ranks among which that is the same have other samples.
+    Such an operator is cut like its largest known parameter. Ranks that repeat the parameter get different
+    samples.
     """
     params = {value for _, value in graph.params}
     out = {}
@@ -137,7 +143,7 @@ def followed(
             if letter and cut and rule.size[letter] % prod(layout.matrix[a] for a in cut) == 0:
                 axes[letter] = cut
 
-        # samples: dim 0 of the first tensor that is no parameter
+        # samples: dim 0 of the first tensor that is not a parameter
         first = next((i for i, v in enumerate(node.ins) if v not in params and rule.ins[i]), None)
         samples = rule.ins[first][0] if first is not None else ""
         if samples and samples not in axes:
@@ -147,7 +153,7 @@ def followed(
 
 
 def _dividing(layout: TensorLayout, axes: Mapping[str, tuple[int, ...]], size: int) -> tuple[int, ...]:
-    """Those of the axes that are left which divide ``size`` together."""
+    """The unused axes whose slices together divide ``size``."""
     taken = {a for cut in axes.values() for a in cut}
     out: list[int] = []
     for a in range(len(layout.matrix)):
@@ -159,7 +165,7 @@ def _dividing(layout: TensorLayout, axes: Mapping[str, tuple[int, ...]], size: i
 def taken(
     graph: OpGraph, rules: Sequence[OpRule | None], written: Sequence[Written]
 ) -> dict[int, TensorLayout]:
-    """Values as operators take them whose strategies are written."""
+    """The layouts in which operators with written strategies take values; the first one of each value."""
     out: dict[int, TensorLayout] = {}
     for w in written:
         rule = rules[w.node]
@@ -178,13 +184,13 @@ def conflicts(
     path: str,
     config: Mapping[str, Any],
 ) -> Iterator[Problem]:
-    """Parameters of which the file has another layout than their first operator takes.
+    """Yields problems for parameters whose first operator takes another layout than that of the file.
 
-    For further ones a parameter is redistributed.
+    For further operators a parameter is redistributed, so these may differ.
     """
     first = {value: at for at in reversed(range(len(graph.nodes))) for value in graph.nodes[at].ins}
     names = {value: name for name, value in graph.params}
-    said: set[str] = set()  # a strategy of many modules is wrong once
+    said: set[str] = set()  # a strategy of many modules is reported once
     for w in written:
         if w.key in said:
             continue

@@ -1,4 +1,4 @@
-"""What operators are called where strategies are written: by their module, or by what they do in it."""
+"""The names of operators in strategies: their module, or their kind within it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule
 
 MARK = ":"
-"""Between a module and one of its operators: ``attn:softmax``, ``attn:add:2`` for the second of a kind."""
+"""Separates a module from one of its operators: ``attn:softmax``, ``attn:add:2`` for the second of a kind."""
 
 
 def operator_names(graphs: Sequence[OpGraph]) -> list[tuple[str, ...]]:
-    """Of each operator of each stage; code of one module may be in several stages."""
+    """Returns the name of each operator of each stage; the code of one module may be in several stages."""
     seen: Counter[tuple[str, str]] = Counter()
     out = []
     for graph in graphs:
@@ -28,9 +28,9 @@ def operator_names(graphs: Sequence[OpGraph]) -> list[tuple[str, ...]]:
 
 
 def main_operators(graph: OpGraph, rules: Sequence[OpRule | None]) -> dict[str, int | None]:
-    """Of each module the operator that its strategy is of; ``None`` where none can be cut.
+    """Returns the operator of each module that the module's strategy applies to; ``None`` if none can be cut.
 
-    Of those on parameters of its own the one that takes most, else the first of all.
+    It is the operator with the largest inputs among those that take parameters, or else the first one.
     """
     params = {value for _, value in graph.params}
     mine: dict[str, list[int]] = {}

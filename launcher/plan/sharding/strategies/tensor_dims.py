@@ -1,4 +1,4 @@
-"""One tensor's dims as they are written: numbers of slices, or names of the axes of a device matrix."""
+"""The written form of one tensor's dims: numbers of slices, or names of the axes of a device matrix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.plan.values.text import many
 
 
 class UnfitError(Exception):
-    """Why what is written does not fit."""
+    """A written strategy does not fit; the message says why."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """The names of a device matrix' axes, and their places in it."""
+    """A device matrix, and the places of its named axes."""
 
     matrix: tuple[int, ...]
     places: Mapping[str, int]
@@ -32,7 +32,7 @@ def divisors(n: int) -> list[int]:
 
 
 def text(value: Any) -> str:
-    """As overrides are typed.
+    """Formats ``value`` as in an override.
 
     >>> text([["x", None], {"matrix": (2, 4)}, 3])
     '[[x, null], {matrix: [2, 4]}, 3]'
@@ -47,7 +47,7 @@ def text(value: Any) -> str:
 
 
 def slices(where: str, dims: Any, shape: Sequence[int]) -> list[int]:
-    """Into how many parts each dim is cut, whether or not it can be."""
+    """Returns the number of slices of each dim, whether or not they divide it."""
     if not isinstance(dims, list | tuple):
         raise UnfitError(f"{where}: {text(dims)}: not a list with a number of slices a dim")
     counts = [1 if n is None else n for n in dims]
@@ -61,7 +61,7 @@ def slices(where: str, dims: Any, shape: Sequence[int]) -> list[int]:
 
 
 def dividing_slices(where: str, dims: Any, shape: Sequence[int]) -> list[int]:
-    """Those that divide their dims."""
+    """Returns the number of slices of each dim. Raises ``UnfitError`` if one does not divide its dim."""
     counts = slices(where, dims, shape)
     for d, (n, size) in enumerate(zip(counts, shape, strict=True)):
         if size % n:
@@ -70,7 +70,7 @@ def dividing_slices(where: str, dims: Any, shape: Sequence[int]) -> list[int]:
 
 
 def over_ranks(where: str, counts: Sequence[int], ranks: int) -> None:
-    """Slices that cannot be shared out evenly are refused."""
+    """Raises ``UnfitError`` if the slices do not divide ``ranks``."""
     ways = [n for n in counts if n > 1]
     used = prod(ways)
     if ranks % used:
@@ -83,7 +83,7 @@ def over_ranks(where: str, counts: Sequence[int], ranks: int) -> None:
 
 
 def nearest_slices(counts: Sequence[int], shape: Sequence[int], ranks: int) -> list[int]:
-    """The most that divide their dims and, together, the ranks, none above what ``counts`` has.
+    """Returns the most slices, none above ``counts``, that divide their dims and together divide ``ranks``.
 
     >>> nearest_slices([3, 16], [12, 24], 8)
     [2, 4]
@@ -96,7 +96,7 @@ def nearest_slices(counts: Sequence[int], shape: Sequence[int], ranks: int) -> l
 
 
 def sliced_layout(where: str, dims: Any, shape: tuple[int, ...], ranks: int) -> TensorLayout:
-    """A tensor by numbers of slices, over a matrix of these numbers."""
+    """Returns the layout of a tensor from numbers of slices, which are the axes of its matrix."""
     counts = dividing_slices(where, dims, shape)
     over_ranks(f"{where}: {text(dims)}: ", counts, ranks)
     cuts = [n for n in counts if n > 1]
@@ -107,9 +107,9 @@ def sliced_layout(where: str, dims: Any, shape: tuple[int, ...], ranks: int) -> 
 
 
 def device_matrix(matrix: Any, names: Any, ranks: int) -> Axes:
-    """The axes of a matrix over all ranks of a stage.
+    """Returns the axes of a matrix over all ranks of a stage.
 
-    Ranks that a smaller matrix leaves over repeat what others do: its innermost axis has no name.
+    If the matrix has fewer ranks, it gets an unnamed innermost axis, over which ranks repeat the computation.
     """
     form = "{matrix: [2, 4], axes: [x, y]}"
     if (
@@ -138,7 +138,7 @@ def device_matrix(matrix: Any, names: Any, ranks: int) -> Axes:
 
 
 def named_axes(where: str, dims: Any, shape: Sequence[int], axes: Axes) -> list[tuple[int, ...]]:
-    """The axes that cut each dim."""
+    """Returns the axes that cut each dim."""
     if not isinstance(dims, list | tuple):
         raise UnfitError(f"{where}: {text(dims)}: not a list with axes, or null, a dim")
     if len(dims) != len(shape):
@@ -162,7 +162,7 @@ def named_axes(where: str, dims: Any, shape: Sequence[int], axes: Axes) -> list[
 
 
 def named_layout(where: str, dims: Any, shape: tuple[int, ...], axes: Axes) -> TensorLayout:
-    """A tensor by the names of axes."""
+    """Returns the layout of a tensor from the names of axes."""
     layout = TensorLayout(axes.matrix, tuple(named_axes(where, dims, shape, axes)))
     for d, (n, size) in enumerate(zip(layout.slices, shape, strict=True)):
         if size % n:

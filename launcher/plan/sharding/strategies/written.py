@@ -1,4 +1,4 @@
-"""Strategies as they are written: slices a dim, or names of the axes of a device matrix."""
+"""Reads and writes the strategies of operators: slices per dim, or names of the axes of a device matrix."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def read(
     names: Sequence[str],
     ranks: int,
 ) -> tuple[tuple[Written, ...], list[Problem]]:
-    """What ``config`` says of the operators of one stage, which are called ``names``.
+    """Returns the strategies that ``config`` has for the operators of one stage, and problems.
 
-    Exact names beat globs, later keys earlier, and each of them what a file has.
+    ``names``: the names of the operators. Exact names beat globs, later keys beat earlier ones, and both beat
+    the strategies of a file.
     """
     problems: list[Written] = []
     wrong: list[Problem] = []
@@ -61,7 +62,7 @@ def read(
 def _keys(
     config: Mapping[str, Any], graph: OpGraph, rules: Sequence[OpRule | None], names: Sequence[str]
 ) -> dict[tuple[str, int | None], str]:
-    """The name or glob that says how an operator is cut, by what it is called there and its place."""
+    """Returns the key of ``config`` for each operator, by the name that matches and the operator's place."""
     modules = Lookup.of({k: v for k, v in config.items() if MARK not in k})
     operators = Lookup.of({k: v for k, v in config.items() if MARK in k})
     main = main_operators(graph, rules)
@@ -71,7 +72,7 @@ def _keys(
         if key is not None:
             out[module, at] = key
 
-    # an operator's own name says more, unless a file has it and the request that of the module
+    # an operator's own name beats its module's, unless the former is in a file and the latter in the request
     for at, name in enumerate(names):
         key = operators.key(name)
         if key is None:
@@ -85,7 +86,7 @@ def _keys(
 
 
 def _problem(key: str, module: str, value: Any, why: str, cure: str) -> Problem:
-    """Of one strategy: that of a file is found by the file, that of a glob by the module, too."""
+    """Returns a problem of one strategy; it also names the file, or the module that a glob matches."""
     why = why if key == module else f"{module}: {why}"
     if isinstance(value, FromFile):
         return Problem(value.setting, f"{value.path}: {key}: {why}")
@@ -95,7 +96,7 @@ def _problem(key: str, module: str, value: Any, why: str, cure: str) -> Problem:
 def unmatched(
     config: Mapping[str, Any], modules: Sequence[str], operators: Sequence[str] = ()
 ) -> list[Problem]:
-    """Names and globs that no operator's module goes by, and none of the ``operators`` itself."""
+    """Returns problems for keys that match none of the ``modules`` of operators, nor of the ``operators``."""
     there = tuple(m for m in dict.fromkeys(modules) if m)
     problems = []
     for key, value in config.items():
@@ -116,11 +117,11 @@ def unmatched(
 
 
 NAMES = "xyzuvw"
-"""What axes are called that nobody has named."""
+"""Default names of axes."""
 
 
 def as_written(strategy: OpStrategy, rule: OpRule, out: TensorLayout | None = None) -> dict[str, Any]:
-    """The other way: every tensor that it takes, by names of axes; ``read`` gives the same again.
+    """Returns the written form of ``strategy``, with named axes; ``read`` returns the same strategy again.
 
     >>> matmul = OpRule((("m", "k"), ("k", "n")), (("m", "n"),), (("m", 8), ("k", 8), ("n", 8)), sums=("k",))
     >>> row = as_written(OpStrategy((2, 4), (("m", (0,)), ("k", (1,)))), matmul)
@@ -134,7 +135,7 @@ def as_written(strategy: OpStrategy, rule: OpRule, out: TensorLayout | None = No
         "in": [_named_dims(strategy.cut(letters), names) for letters in rule.ins],
     }
 
-    # dims of what it makes that nothing it takes has
+    # dims of the outputs that no input has
     taken = {letter for letters in rule.ins for letter in letters}
     if any(axes and letter not in taken for letter, axes in strategy.axes):
         said["makes"] = [_named_dims(strategy.cut(letters), names) for letters in rule.outs]

@@ -1,4 +1,4 @@
-"""One operator's strategy as it is written, and the nearest that fits where it does not."""
+"""Reads one operator's written strategy, and proposes the nearest one that fits if it does not."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ WORDS = ("in", "out", "input", "output", "makes", "matrix", "axes")
 
 @dataclass(frozen=True)
 class Written:
-    """What ``key`` says of node ``node``; ``out``: how it is to hand on what it makes, if that is said.
+    """The strategy that ``key`` sets for the operator at place ``node``.
 
-    ``assigned``: by a mode, before it was saved to the file that says it.
+    ``out``: the layout in which its output rests, if that is set. ``assigned``: a mode chose the strategy
+    before it was saved to a file.
     """
 
     node: int
@@ -47,7 +48,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Operator:
-    """``shapes``: of what it takes, as it is written of."""
+    """An operator that a strategy is written for; ``shapes``: its inputs in the order that strategies use."""
 
     graph: OpGraph
     node: OpNode
@@ -62,13 +63,16 @@ class Operator:
 
     @property
     def params(self) -> dict[str, int]:
-        """Where it takes parameters, by their names in the module."""
+        """The places of parameters among its inputs, by their names in the module."""
         values = {value: name.rpartition(".")[2] for name, value in self.graph.params}
         return {values[v]: place for place, v in enumerate(self.node.ins) if v in values}
 
     @property
     def orders(self) -> tuple[Operator, ...]:
-        """A linear layer's weight may be written as torch keeps it, or as a matrix product takes it."""
+        """The operator, and for a linear layer also with a transposed weight.
+
+        Its weight may be written as torch stores it, or as a matrix product takes it.
+        """
         if self.node.kind != "linear":
             return (self,)
 
@@ -101,7 +105,7 @@ def strategy_of(value: Any, op: Operator, at: int, key: str) -> Written:
 
 
 def _over_matrix(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With a device matrix in these words where it is in MindSpore's."""
+    """Returns ``value`` with the keys ``matrix`` and ``axes`` in place of MindSpore's ``layout``."""
     layout = value.get("layout")
     if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
         return value
@@ -110,14 +114,14 @@ def _over_matrix(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _axes(value: Mapping[str, Any], ranks: int) -> Axes | None:
-    """``None``: numbers of slices say how dims are cut."""
+    """Returns the named axes; ``None`` if the strategy has numbers of slices."""
     if "matrix" in value or "axes" in value:
         return device_matrix(value.get("matrix"), value.get("axes"), ranks)
     return None
 
 
 def _tensors(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[int, Any]]:
-    """What is said of each tensor that it takes, by its place."""
+    """Yields the place and the written dims of each input."""
     said = value.get("in", ())
     if not isinstance(said, list | tuple):
         raise UnfitError(f"in: {text(said)}: not a list with a list a tensor")
@@ -133,15 +137,18 @@ def _tensors(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[int, Any]
 
 
 class _UnlikeError(UnfitError):
-    """Two tensors are cut in different ways along the same dim."""
+    """Two tensors are cut differently along the same letter."""
 
 
 Cut = dict[str, tuple[int, ...]]
-"""Of each letter the axes that cut it, or alone into how many parts it is cut."""
+"""For each letter, the axes that cut it; without a matrix, a single number of slices."""
 
 
 def _cut(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
-    """Each letter, in the order in which they are met."""
+    """Returns the cut of each letter, in order of occurrence.
+
+    Raises ``UnfitError`` if the tensors fit in none of the operator's ``orders``.
+    """
     why: UnfitError | None = None
     for order in op.orders:
         try:
@@ -175,7 +182,7 @@ def _cut_of(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
 
 
 def _made(makes: Any, op: Operator, cut: Cut, axes: Axes | None) -> None:
-    """Adds dims of what it makes that nothing it takes has."""
+    """Adds the cuts of output dims that no input has."""
     shapes = op.graph.makes(op.node)
     if not isinstance(makes, list | tuple) or len(makes) != len(shapes):
         raise UnfitError(f"makes: {text(makes)}: not a list with a list for each tensor that it makes")
@@ -206,7 +213,7 @@ def _of(cut: tuple[int, ...], axes: Axes | None) -> str:
 
 
 def _divided(op: Operator, place: int, dims: Any, axes: Axes | None) -> None:
-    """Dims that cannot be cut so are refused."""
+    """Raises ``UnfitError`` if a dim cannot be cut as written."""
     where, shape = f"in[{place}]: {text(dims)}", op.shapes[place]
     for d, (letter, own) in enumerate(zip(op.rule.ins[place], _dims("", dims, shape, axes), strict=True)):
         n = _ways(own, axes)
@@ -234,9 +241,10 @@ def _once(cut: Cut, axes: Axes) -> None:
 
 
 def _strategy(op: Operator, cut: Cut, axes: Axes | None) -> OpStrategy:
-    """Numbers of slices are the device matrix, in their order.
+    """Returns the strategy. Without named axes, the numbers of slices are the device matrix, in order.
 
-    What they leave of the ranks computes again what others do: the innermost axis, as MindSpore has it.
+    If they leave ranks over, an innermost axis is added over which ranks repeat the computation, as in
+    MindSpore.
     """
     if axes is not None:
         return OpStrategy(axes.matrix, tuple((letter, own) for letter, own in cut.items() if own))
@@ -250,11 +258,14 @@ def _strategy(op: Operator, cut: Cut, axes: Axes | None) -> OpStrategy:
 def _output(
     value: Mapping[str, Any], op: Operator, strategy: OpStrategy, axes: Axes | None
 ) -> TensorLayout | None:
-    """On the operator's own axes where they cut so, else on a matrix of these numbers."""
+    """Returns the requested layout of the output, if any.
+
+    Numbers of slices use the operator's own axes if these cut the output so, otherwise a separate matrix.
+    """
     said = _said_of_output(value)
     if said is None:
         return None
-    if isinstance(said, Mapping):  # over a device matrix that is not the operator's
+    if isinstance(said, Mapping):  # it has a device matrix of its own
         own_axes = device_matrix(said.get("matrix"), said.get("axes"), op.ranks)
         return named_layout("out", _said_of_output({"out": said.get("out", ())}), op.made, own_axes)
     if axes is not None:
@@ -276,12 +287,12 @@ def _said_of_output(value: Mapping[str, Any]) -> Any:
 
 
 def nearest_cure(key: str, value: Any, op: Operator) -> str:
-    """The nearest that fits, where there is one."""
+    """The override with the nearest strategy that fits; "" if there is none."""
     if isinstance(value, FromFile) or not isinstance(value, Mapping):
         return ""
     for name, change in _changes(value, op):
         if not _cuts(change):
-            continue  # is not what was meant
+            continue  # the user did not mean to cut nothing
         try:
             strategy_of({**value, name: change}, op, 0, key)
         except UnfitError:
@@ -295,7 +306,7 @@ def _cuts(change: Any) -> bool:
 
 
 def _changes(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[str, Any]]:
-    """Of one key each: fewer slices, a smaller matrix, fewer axes a dim."""
+    """Yields changes of a single key: a smaller matrix, fewer slices, fewer axes per dim."""
     matrix, names = value.get("matrix"), value.get("axes")
     if isinstance(matrix, list | tuple) and all(type(n) is int and n > 0 for n in matrix):
         yield "matrix", nearest_slices(matrix, [op.ranks] * len(matrix), op.ranks)
@@ -321,7 +332,7 @@ def _changes(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[str, Any]
 
 
 def _nearest(op: Operator, tensors: Mapping[int, Any], axes: Axes | None, names: Any) -> list[list[Any]]:
-    """The most slices, or axes, of each letter that it and the ranks can have."""
+    """Returns the inputs with the most slices, or axes, that each letter and the ranks allow."""
     cut: Cut = {}
     for place, dims in sorted(tensors.items()):
         owned = _dims(f"in[{place}]", dims, op.shapes[place], axes)
@@ -329,7 +340,7 @@ def _nearest(op: Operator, tensors: Mapping[int, Any], axes: Axes | None, names:
             if letter and cut.setdefault(letter, own) != own:
                 raise UnfitError("which of two is meant is not known")
 
-    # letter by letter, what is left of the ranks
+    # letter by letter, from the ranks that remain
     got: dict[str, Any] = {"": None if axes else 1}
     left = op.ranks
     for letter, own in cut.items():
