@@ -6,8 +6,7 @@ from torch import Tensor
 
 
 def attended(documents: Tensor) -> Tensor:
-    """Return the mask (batch, time, time) of the tokens that each token attends to: earlier ones of its
-    document.
+    """Return the mask (batch, time, time) by which a token attends only to its own document, causally.
 
     ``documents`` (batch, time) has the number of each token's document.
 

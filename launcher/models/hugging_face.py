@@ -95,8 +95,9 @@ def from_folder(settings: HuggingFace) -> nn.Module:
 
 
 def class_of(settings: HuggingFace, config: PreTrainedConfig) -> type[Any]:
-    """Return the class that transformers has for this task and config. Raises ``RequestError`` if it has
-    none.
+    """Return the class that transformers has for this task and config.
+
+    Raises ``RequestError`` if it has none.
     """
     import transformers
 
@@ -213,8 +214,7 @@ def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrain
 
 
 def config_text(settings: HuggingFace, dtype: str) -> str:
-    """Return ``config.json`` as transformers saves it with the model of ``settings`` and weights of
-    ``dtype``.
+    """Return ``config.json`` as transformers saves it with the model of ``settings``, in ``dtype``.
 
     It is the config of the built model: its class has converted old keys and applied the changes of
     ``settings``.

@@ -84,9 +84,7 @@ def _unknown(
 
 
 def _odd(found: dict[str, nn.Linear]) -> Iterator[Problem]:
-    """Yield a problem for each module that does more than its weights say, because a replacement loses the
-    rest.
-    """
+    """Yield a problem for each module that is more than its weights, because the rest would be lost."""
     for name, m in found.items():
         own = {k for k, p in m._parameters.items() if p is not None} - {"weight", "bias"}
         own |= {*m._modules, *m._buffers}

@@ -73,8 +73,7 @@ def _watched(like: Tensor) -> bool:
 def _of_graph(
     start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The operation in a compiled graph: otherwise the compiler would inline it in every kernel that reads
-    it.
+    """The operation in a compiled graph, as otherwise the compiler inlines it in every kernel that reads it.
 
     It returns a copy, because the compiler may reuse the memory of tensors that a graph no longer needs.
     """

@@ -61,8 +61,9 @@ def cross_entropy(
 
 
 def flat(output: Tensor, target: Tensor, parts: Parts | None) -> tuple[Tensor, Tensor]:
-    """Return logits in float32 at least, and class numbers, both (positions, classes) if classes are the last
-    dim.
+    """Return logits in float32 at least, and class numbers.
+
+    Logits are (positions, classes) if classes are the last dim.
     """
     dims = class_dims(output.shape, target.shape)
     if not dims or (parts is not None and dims[0] != output.dim() - 1):

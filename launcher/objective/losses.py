@@ -28,8 +28,9 @@ class Loss(Protocol):
         """
 
     def count(self, target: Tensor) -> Tensor:
-        """Return the count of these samples, 0-d float64, from the targets alone: it is known before any
-        forward.
+        """Return the count of these samples, 0-d float64, from the targets alone.
+
+        It is known before any forward.
         """
 
     def problem(self) -> str:

@@ -46,8 +46,9 @@ class OwnLoss:
         return torch.where(apart == 0, total, torch.nan)
 
     def pair(self, output: Output, target: Tensor) -> Pair:
-        """Return the sum and the count of the user's instance. Raises ``RunError`` if it returns anything
-        else.
+        """Return the sum and the count of the user's instance.
+
+        Raises ``RunError`` if it returns anything else.
         """
         return pair(self._made, output, target, self._name)
 
@@ -110,8 +111,9 @@ def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tenso
 
 
 def number(found: object, what: str, near: Tensor) -> Tensor:
-    """Return ``found`` as 0-d float64 on the device of ``near``. Raises ``RunError``; ``what`` names the
-    value.
+    """Return ``found`` as 0-d float64 on the device of ``near``.
+
+    Raises ``RunError``; ``what`` names the value.
     """
     if isinstance(found, Tensor) and not found.dim():
         return found.detach().to(near.device, torch.float64)

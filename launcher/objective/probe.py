@@ -26,7 +26,7 @@ Call = Callable[[Output, Tensor], tuple[Tensor, Tensor]]
 class Tried:
     """A loss or metric to try.
 
-    Args:
+    Attributes:
         key: the setting that problems name.
         name: the class that problems name.
         call: returns a sum and a count.

@@ -138,9 +138,7 @@ def _apply(u: _Update, update: Tensor, size: Tensor) -> None:
 
 
 def _square(t: Tensor) -> Tensor:
-    """Return the sum of squares in fp64: on a CPU, a sum of a million squares in fp32 has five correct
-    digits.
-    """
+    """Return the sum of squares in fp64: a CPU's sum of a million squares in fp32 has five correct digits."""
     norm: Tensor = torch.linalg.vector_norm(t, dtype=torch.float64)
     return norm.square()
 

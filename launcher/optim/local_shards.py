@@ -20,8 +20,9 @@ class LocalShards(torch.optim.Optimizer):
     def __init__(
         self, build: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], params: Sequence[nn.Parameter]
     ) -> None:
-        """Build ``inner``; the base class is not initialised, as groups, state and hooks are those of
-        ``inner``.
+        """Build ``inner``.
+
+        The base class is not initialised, as groups, state and hooks are those of ``inner``.
         """
         self._own = {p: _piece(p) for p in params}
         self.inner = build(list(self._own.values()))

@@ -266,8 +266,9 @@ def _kept(value: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Compare two values from ``_kept``; objects other than numbers and strings are equal if they are
-    identical.
+    """Compare two values from ``_kept``.
+
+    Objects other than numbers and strings are equal if they are identical.
     """
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.equal(a, b)

@@ -46,8 +46,9 @@ class Net(nn.Module):
 
 
 def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
-    """Return this rank's share of ``model``, laid out by ``plan``. Every rank of the process group calls
-    this.
+    """Return this rank's share of ``model``, laid out by ``plan``.
+
+    Every rank of the process group calls this.
 
     A function that builds the model is initialised from ``plan.seed``, shard by shard. A module keeps its
     values, and must not be used afterwards. Raises ``ValueError`` if the group and the plan differ in the

@@ -32,9 +32,7 @@ class Blueprint:
 
 
 def blueprint(model: nn.Module, whole: FullTensorOf, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Blueprint:
-    """Return the blueprint of ``model`` (on the meta device), which is changed to what one rank of ``tp``
-    runs.
-    """
+    """Return the blueprint of ``model`` (on the meta device), turned into what a rank of ``tp`` runs."""
     axis = spread(model, plan)
     install(model, plan.recomputed, axis)
     narrow_frozen(model, plan)

@@ -42,9 +42,7 @@ def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
 
 
 def _same_numbers(made: dict[str, str], whole: FullTensorOf) -> None:
-    """Compare the values of tensors made in different ways, which may be equal: one rank may have used a
-    cache.
-    """
+    """Compare the values of tensors made in different ways: one rank may have used a cache."""
     every = _gathered(made)
     names = sorted({n for texts in every for n in texts})
     doubtful = [n for n in names if len({texts.get(n) for texts in every}) > 1]

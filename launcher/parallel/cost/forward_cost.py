@@ -19,9 +19,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 
 
 class _Flops(Dispatch):
-    """Adds up the flops of matrix products, convolutions and attention, as torch's counter, without module
-    hooks.
-    """
+    """Adds up the flops of products, convolutions and attention, as torch's counter, without module hooks."""
 
     def __init__(self, hooks: SavedHooks, keep: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -62,9 +60,7 @@ class _Flops(Dispatch):
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Return the flops of one ATen operation: matrix products, convolutions and attention, as in torch's
-    counter.
-    """
+    """Return the flops of one ATen operation, as torch's counter: of products, convolutions and attention."""
     if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
         return _attention(*(t.shape for t in args[:3]))
     count = flop_registry.get(func._overloadpacket)

@@ -46,9 +46,7 @@ class OperationsMeter:
 
 
 def operations_of(func: Any, args: Any, kwargs: Any, out: Any) -> Operations | None:
-    """Return the work of one operation, or ``None`` if it runs no kernel: a view, or memory that stays
-    unwritten.
-    """
+    """Return the work of one operation, or ``None`` for views and unwritten memory, which run no kernel."""
     packet = func._overloadpacket
     if packet in FREE or _view(func):
         return None

@@ -117,8 +117,9 @@ def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Allocate real memory for every tensor; ``to_empty`` alone would make two of a tensor that has two
-    names.
+    """Allocate real memory for every tensor.
+
+    ``to_empty`` alone would make two of a tensor that has two names.
     """
     names: dict[int, list[str]] = {}
     for name, t in tensors(module).items():

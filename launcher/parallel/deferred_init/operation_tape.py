@@ -199,10 +199,9 @@ class Tape(Dispatch):
         return asked.type == "meta" and (self.asked_meta or gone)
 
     def _drawn(self, func: Any, args: Any, kwargs: Any, away: bool = False) -> tuple[Draw | None, Any, Any]:
-        """Return the draw of a random operation, and its arguments without the generator, whose state the
-        draw has.
+        """Return the draw of a random operation, and its arguments without the generator.
 
-        On the meta device (``away``) nothing is drawn.
+        The draw has the generator's state. On the meta device (``away``) nothing is drawn.
         """
         if not _random(func):
             return None, args, kwargs
@@ -257,9 +256,7 @@ class Tape(Dispatch):
         return tree_map_only(torch.Tensor, lambda t: back[id(t)] if id(t) in back else self.constant(t), out)
 
     def one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
-        """Record ``func(target, *args)``, which fills ``target`` in place with random values, as one
-        operation.
-        """
+        """Record ``func(target, *args)``, which fills ``target`` with random values, as one operation."""
         with self.paused():
             self._one(func, target, args, kwargs)
 
@@ -311,9 +308,7 @@ class Tape(Dispatch):
         raise NotReplayable(why)
 
     def finish(self, model: nn.Module) -> None:
-        """Check, after the constructor, that every tensor is known and that no array was changed outside
-        torch.
-        """
+        """Check, after the constructor, that every tensor is known and no array was changed outside torch."""
         for name, t in (*model.named_parameters(), *model.named_buffers()):
             self._known(t)
             if key(t) not in self.log.touched and key(t) not in self.off:
@@ -366,8 +361,9 @@ def _whole(t: torch.Tensor) -> bool:
 
 @cache
 def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
-    """Return each argument of the schema, and whether it is written; cached, as torch rebuilds them each
-    time.
+    """Return each argument of the schema, and whether it is written.
+
+    The result is cached, as torch rebuilds them each time.
     """
     return tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in func._schema.arguments)
 

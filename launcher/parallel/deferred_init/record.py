@@ -187,8 +187,9 @@ def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
 
 
 def _twin(t: torch.Tensor, tape: Tape) -> torch.Tensor:
-    """Return the meta tensor that stands for ``t``: ``t`` itself, without its values, if it has hooks to
-    keep.
+    """Return the meta tensor that stands for ``t``.
+
+    If it has hooks, that is ``t`` itself, without its values.
     """
     twin = tape.constant(t)
     if not isinstance(t, nn.Parameter):

@@ -22,7 +22,7 @@ class NotReplayable(ValueError):
 class Op:
     """A recorded call ``func(*args, **kwargs)``, with the storages that it needs and changes.
 
-    Args:
+    Attributes:
         reads: storages whose values it reads.
         shapes: storages of which it needs no values, such as those that it fills or takes a shape from.
         writes: storages that it changes.
@@ -67,8 +67,9 @@ class Log:
         self.ops.append(op)
 
     def doubtful(self) -> set[int]:
-        """Return the storages that may contain unwritten memory; ``replay`` decides about those filled in
-        part.
+        """Return the storages that may contain unwritten memory.
+
+        ``replay`` decides about those filled in part.
         """
         bad: set[int] = set()
         for op in self.ops:
