@@ -82,8 +82,8 @@ class ValueNumbers(Dispatch):
         return self._memory.get(args[0].untyped_storage()._cdata, "")
 
     def _drawn(self, func: Any) -> str:
-        """Return a digest of the draw's number and of torch's stream, whose state changes on meta only if it
-        is set.
+        """Return a digest of the draw's number and of torch's stream, which on meta changes only if it is
+        set.
         """
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return ""
