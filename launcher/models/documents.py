@@ -18,5 +18,5 @@ def attended(documents: Tensor) -> Tensor:
 
 
 def positions(seen: Tensor) -> Tensor:
-    """Return each token's position in its document, from 0 on (batch, time), of a mask of ``attended``."""
+    """Return each token's position in its document (batch, time), from 0 on, by the mask of ``attended``."""
     return seen.sum(-1) - 1

@@ -63,7 +63,7 @@ UNSAID: dict[str, dict[str, str]] = {
 }
 """Tensor-parallel styles by ``model_type``, for configs of transformers without a ``base_model_tp_plan``.
 
-The values are those of transformers' own plans. The attention of OPT needs all heads.
+Styles have the names of transformers' own plans. The attention of OPT needs all heads.
 """
 EXPERTS = "experts_implementation"
 KERNELS = ("attn_implementation", EXPERTS)

@@ -45,7 +45,7 @@ class AdaptedLinear(nn.Linear):
 
 
 def adapt(model: nn.Module, lora: Lora) -> nn.Module:
-    """Replace linear modules of ``model`` in place by adapted ones, of which only the adapters are trained.
+    """Replace linear modules of ``model`` in place by adapted ones; nothing but the adapters is trained.
 
     Raises ``RequestError``.
     """
@@ -68,7 +68,7 @@ def adapt(model: nn.Module, lora: Lora) -> nn.Module:
 
 
 def _anywhere(key: str, named: Collection[str]) -> str:
-    """Return ``key``, as a glob if it only ends names, as the ``target_modules`` of PEFT do."""
+    """Return ``key``, as a glob if it is only the end of names, as in the ``target_modules`` of PEFT."""
     ends = any(n.endswith(f".{key}") for n in named)
     return f"*.{key}" if ends and not is_glob(key) and key not in named else key
 

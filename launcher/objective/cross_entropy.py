@@ -63,7 +63,7 @@ def cross_entropy(
 def flat(output: Tensor, target: Tensor, parts: Parts | None) -> tuple[Tensor, Tensor]:
     """Return logits in float32 at least, and class numbers.
 
-    Logits are (positions, classes) if classes are the last dim.
+    Logits are (positions, classes) if classes are the last dim. Raises ``RunError`` if the shapes do not fit.
     """
     dims = class_dims(output.shape, target.shape)
     if not dims or (parts is not None and dims[0] != output.dim() - 1):

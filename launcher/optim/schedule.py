@@ -81,7 +81,10 @@ def _of_period(step: int, period: int, multiplier: int) -> float:
 
 
 def _stable(step: int, decay: int, shape: str) -> float:
-    """Return 1 before the last ``decay`` steps, then fall to 0 at the last; ``step`` counts those from 1."""
+    """Return 1 before the last ``decay`` steps, and in these a value that falls to 0 at the last of them.
+
+    ``step`` counts from 1 at the first of the ``decay`` steps.
+    """
     if step < 1 or decay < 1:
         return 1.0
     done = min(step / decay, 1.0)

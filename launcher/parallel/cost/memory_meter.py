@@ -48,7 +48,7 @@ class MemoryMeter(Dispatch):
         return out
 
     def settle(self) -> None:
-        """Run before a new peak counts; subclasses may free memory here."""
+        """Called before a new peak counts: a subclass may wait until other threads have freed memory."""
 
     def _see(self, t: torch.Tensor) -> None:
         inner = getattr(t, "_local_tensor", t)

@@ -44,7 +44,7 @@ class SavedHooks:
     def _disabling(self, error_message: str) -> Iterator[None]:
         """Replace torch's function, which raises if there are hooks, so that it suspends these instead.
 
-        It still raises if other hooks were entered later.
+        It still raises for hooks that were entered after these.
         """
         if self.aside or not self._on_top():
             with self._disable(error_message):

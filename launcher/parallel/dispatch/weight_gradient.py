@@ -81,9 +81,9 @@ class Product:
 class Deferral(TorchFunctionMode):
     """Defers weight gradients of a stage: while ``deferring``, a backward leaves them out.
 
-    It is entered around the forwards of the stage. Only the one backward that it was told of is split, and
-    only matrix products are deferred. ``autograd.grad`` in a forward of the user, a backward inside a
-    backward and a second derivative are computed at once and in full.
+    It is entered around the forwards of the stage. Only the backward from the roots of ``deferring`` is
+    split, and only matrix products are deferred. ``autograd.grad`` in a forward of the user, a backward
+    inside a backward and a second derivative are computed at once and in full.
     """
 
     def __init__(self) -> None:

@@ -139,7 +139,7 @@ def traceable(module: nn.Module) -> Callable[..., Any]:
 
 @dataclass
 class CompiledForward:
-    """A compiled forward, around the ``plain`` one, which runs without gradients, as in validation."""
+    """A compiled forward around the ``plain`` one; if gradients are off, as in validation, ``plain`` runs."""
 
     name: str
     plain: Callable[..., Any]

@@ -19,7 +19,7 @@ from launcher.plan.sharding.sharded_graph import ShardedGraph
 
 @dataclass(frozen=True)
 class _Step:
-    """One operator: the ways in which it takes values, its outputs, and the ways that are free afterwards."""
+    """One operator: the ways in which it takes values, its outputs, and the ways not needed afterwards."""
 
     kernel: Kernel
     takes: tuple[int, ...]

@@ -82,9 +82,7 @@ class ValueNumbers(Dispatch):
         return self._memory.get(args[0].untyped_storage()._cdata, "")
 
     def _drawn(self, func: Any) -> str:
-        """Return a digest of the draw's number and of torch's stream, which on meta changes only if it is
-        set.
-        """
+        """Return a digest of the draw's number and of torch's stream, which meta tensors do not advance."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return ""
         self._draws += 1

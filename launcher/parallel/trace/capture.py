@@ -216,9 +216,7 @@ class Capture(TorchFunctionMode):
             self.eager = False
 
     def _as_built(self, path: str, module: Any) -> None:
-        """Refuse a call in another mode or with other weights than the module's own, which its stage would
-        use.
-        """
+        """Refuse a call in another mode or with other weights than its own: its stage would use its own."""
         if [m.training for m in module.modules()] != self.training[path]:
             text = f"it calls {path} in another mode (train, eval) than it is in"
             raise self.refuse(f"{text}, which no stage would see")

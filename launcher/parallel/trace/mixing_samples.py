@@ -25,7 +25,10 @@ from launcher.parallel.trace.zero_inputs import in_memory, stand_ins
 SAMPLES = 8
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
 COARSE = 3e-2
-"""Tolerance of other dtypes, relative to the largest value: kernels may round other rows differently."""
+"""Tolerance for other dtypes.
+
+All are relative to the largest value, as kernels may round other rows differently.
+"""
 
 
 class _FixedStatistics(TorchFunctionMode):

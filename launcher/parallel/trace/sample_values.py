@@ -43,7 +43,7 @@ FEW = 1 << 24
 class Trial:
     """Values to try a forward with.
 
-    Args:
+    Attributes:
         batches: of the inputs, with samples in dim 0; as many as a batch needs are taken in turn. The first
             batch is tried first; the others may differ in lengths, ids and so on.
         initial: returns the constructor's values of a tensor, by its name.

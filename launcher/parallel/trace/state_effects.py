@@ -37,8 +37,8 @@ ONCE = "embedding_renorm_"
 class _Seen:
     """The changes of one tensor.
 
-    ``said``: an operation changed it by its schema, or bypassed autograd, but not only BatchNorm. ``once``:
-    only ``ONCE`` has changed it.
+    ``said``: an operation other than BatchNorm changed it in place, or its memory was replaced, which
+    bypasses autograd. ``once``: only ``ONCE`` has changed it.
     """
 
     labels: Labels = NONE
@@ -243,7 +243,7 @@ class StateEffects(Dispatch):
 
         Raises ``RequestError`` for buffers of the state dict that checkpoints would not know.
         """
-        # buffers that were None may now be tensors, which are tracked from here on
+        # buffers that were None may now be tensors
         for module, attr, name, path in self._unset:
             now = getattr(module, attr, None)
             labels = self._of((now,)) if isinstance(now, Tensor) else NONE

@@ -60,9 +60,7 @@ def _as(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
 
 
 def _returned(out: Any, given: list[torch.Tensor], made: Made, effects: StateEffects | None) -> Any:
-    """Return ``out`` with meta tensors for stand-ins.
-
-    Those of the ``given`` are these, and gradients reach them.
+    """Return ``out`` on meta again; stand-ins of the ``given`` become these, which get its gradients.
 
     Each depends on what it depended on in memory, including those of the ``given`` that were changed in
     place.
@@ -255,7 +253,7 @@ def _observed(module: nn.Module, call: _InMemory, seen: Observers) -> Any:
         out = call.run()
     watch.effects.settle()
 
-    # it may read state that it has changed, and then change more: only effects are kept of this run
+    # it may read state that it has changed, and then change more; only the effects of this run are kept
     if watch.effects.changed > before:
         back = seen.mark(effects=False)
         call.run()
