@@ -223,7 +223,7 @@ def _only_ids(index: Sequence[Tensor | None]) -> bool:
 def _fitted(samples: Tensor, t: Tensor) -> Tensor | None:
     """Return ``samples`` in turn, as many as ``t`` has, with sequences cut to its length.
 
-    ``None`` if too short.
+    Returns ``None`` if they are too short.
     """
     if not len(samples) or samples.dim() != t.dim() or t.numel() > FEW:
         return None

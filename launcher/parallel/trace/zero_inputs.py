@@ -52,10 +52,7 @@ def _stand_ins(given: list[torch.Tensor], watch: Watch | None, zeros: bool = Fal
 
 
 def _as(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """Return ``value``.
-
-    If ``t`` needs a gradient, as no leaf of autograd, so that it may be changed in place.
-    """
+    """Return ``value``, as a non-leaf if ``t`` needs a gradient, so that it may be changed in place."""
     return value.requires_grad_().clone() if t.requires_grad else value
 
 
@@ -336,10 +333,7 @@ NUMBERS = (bool, int, float, complex)
 
 
 def _depends(out: Any, other: Any) -> str:
-    """Describe what in ``out`` depends on values, if ``other`` is the result for other values.
-
-    "" for nothing.
-    """
+    """Describe what in ``out`` depends on values, or return ""; ``other`` is the result for other values."""
     one, two = _seen(out), _seen(other)
     numbers = [[v for v in some if isinstance(v, NUMBERS)] for some in (one, two)]
     if other is MISSING:
