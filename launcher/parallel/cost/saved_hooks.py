@@ -42,9 +42,9 @@ class SavedHooks:
 
     @contextmanager
     def _disabling(self, error_message: str) -> Iterator[None]:
-        """Replace torch's function, which raises if there are hooks, so that it suspends these instead.
+        """Suspend these hooks, and any ``SavedHooks`` entered before, around torch's function.
 
-        It still raises for hooks that were entered after these.
+        That raises if there are hooks, so it still does for any others.
         """
         if self.aside or not self._on_top():
             with self._disable(error_message):
