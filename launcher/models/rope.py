@@ -35,7 +35,7 @@ def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> 
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x`` (..., time, head): dim ``i`` pairs with dim ``i + head / 2``, as in Hugging Face's Llama."""
+    """Rotate ``x`` (..., time, head): dim ``i`` pairs with ``i + head / 2``, as in Hugging Face's Llama."""
     a, b = x.to(cos.dtype).chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 

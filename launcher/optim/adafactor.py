@@ -107,7 +107,7 @@ class Adafactor(torch.optim.Optimizer):
     def _averaged(
         self, todo: list[_Update], rows: list[Tensor], columns: list[Tensor]
     ) -> dict[Tensor, Tensor]:
-        """Update the running means with the sums of squares, and return the mean of each column of row means."""
+        """Update the running means from the sums of squares; return the mean of each column of row means."""
         sums = {}
         for u, row, column in zip(todo, rows, columns, strict=True):
             u.state["row_var"].lerp_(row.div_(u.pieces.shape[-1]), u.kept)

@@ -58,7 +58,7 @@ def unpack(optimizer: torch.optim.Optimizer, p: Tensor, packed: Mapping[str, Ten
 
 
 def on_device(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
-    """Whether step counters are on the device of ``p``, as in torch for kernels that never wait for the CPU."""
+    """Whether step counters are on the device of ``p``, as torch has them for kernels that need no CPU."""
     group = _group(optimizer, _own(optimizer, p))
     return bool(group.get("capturable") or group.get("fused"))
 

@@ -31,7 +31,7 @@ class Pieces:
         return self.layout.shape
 
     def axes(self, dims: Iterable[int] | None = None) -> tuple[str, ...]:
-        """Return the axes that split any of ``dims`` (which may count from the end), or any dim for ``None``."""
+        """Return the axes that split any of ``dims`` (may count from the end), or any dim for ``None``."""
         split = self.layout.split
         return tuple(axis for d in (range(len(split)) if dims is None else dims) for axis in split[d])
 

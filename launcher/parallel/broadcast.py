@@ -123,7 +123,7 @@ def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
 
 
 def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
-    """Raises ``ValueError`` if replicas by ``layout`` have different pieces in ``net``: they would be lost."""
+    """Raise ``ValueError`` if replicas by ``layout`` have different pieces in ``net``: they would be lost."""
     own = {n: p.layout for p in net.live.plan.params for n in p.names}
     rank = dist.get_rank()
     for name, given in layout.items():

@@ -106,7 +106,7 @@ class ParallelModel:
         return frozenset(p.name for p in self.plan.params)
 
     def param_groups(self) -> list[tuple[ParamGroup, list[tuple[str, nn.Parameter]]]]:
-        """Return the trainable parameters by the plan's groups, without groups that are empty on this rank."""
+        """Return the trainable parameters by the plan's groups, without those that are empty on this rank."""
         at = {name: i for i, group in enumerate(self.plan.param_groups) for name in group.names}
         found: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for name, p in self.trainable():

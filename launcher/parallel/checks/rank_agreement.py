@@ -1,4 +1,4 @@
-"""Checks that all ranks built and traced the same model: string hashes, and so the order of sets, may differ."""
+"""Checks that all ranks built and traced the same model: string hashes, so orders of sets, may differ."""
 
 from __future__ import annotations
 

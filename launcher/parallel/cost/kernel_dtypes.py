@@ -45,6 +45,6 @@ def disagreement(func: Any, args: Sequence[Any]) -> str:
 
 
 def _autocast() -> bool:
-    """Whether autocast is on around the operation, which runs below it: only the nesting depth tells there."""
+    """Whether autocast is on around the operation, which runs below it: only the nesting depth shows it."""
     torch.autocast_increment_nesting()
     return bool(torch.autocast_decrement_nesting())

@@ -50,7 +50,7 @@ class InitialTensors:
         return replay(self.tape.log, self.names[name], name, self.tape.seed)
 
     def texts(self) -> dict[str, str]:
-        """Describe how each tensor is made, in words that are the same in every process that does the same."""
+        """Describe how each tensor is made; processes that do the same return the same words."""
         if self.tape.why:
             return {n: str(t.detach().reshape(-1)[:SOME].tolist()) for n, t in self.real.items()}
         return origins(self.names, self.tape)

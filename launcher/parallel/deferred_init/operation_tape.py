@@ -303,7 +303,7 @@ class Tape(Dispatch):
         return array
 
     def fail(self, why: str) -> None:
-        """Set ``why`` and raise ``NotReplayable``; ``why`` stays even if the constructor catches the error."""
+        """Set ``why`` and raise ``NotReplayable``; ``why`` stays if the constructor catches the error."""
         self.why = self.why or why
         raise NotReplayable(why)
 

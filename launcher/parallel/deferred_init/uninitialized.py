@@ -21,7 +21,7 @@ FILLS = (0x41, 0x42)  # as bytes of a float of any width neither tiny nor huge
 
 
 def problems(build: Build, model: nn.Module, tape: Tape) -> list[Problem]:
-    """Return what is wrong with the values of ``model``, which ``record`` made with ``build`` and ``tape``."""
+    """Return what is wrong with the values of ``model``, which ``record`` made of ``build`` on ``tape``."""
     if tape.why:
         return _whole(build, tape.seed)
     bare = [n for n, t in _named(model) if key(t) in tape.off]

@@ -176,13 +176,13 @@ def transformed() -> bool:
 
 
 def _checkpointed() -> bool:
-    """Whether a checkpoint is active: its recomputation, without this mode, must save the same tensors again."""
+    """Whether a checkpoint is active: its recomputation, without this mode, must save the same tensors."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return bool(hooks) and hooks[0].__module__ == checkpoint.__name__
 
 
 def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
-    """Return the parameter of which ``weight`` is itself, the transpose (then ``True``) or this rank's piece."""
+    """Return the parameter that ``weight`` is, or whose transpose (then ``True``) or local piece it is."""
     fn = weight.grad_fn
     turned = fn is not None and fn.name() in TRANSPOSES
     leaf: Any = weight if fn is None else getattr(fn.next_functions[0][0], "variable", None)

@@ -1,4 +1,4 @@
-"""Measures how long torch compiles each module: its forward in the first call, its backward in the first run."""
+"""Measures how long torch compiles each module: forwards in the first call, backwards in the first run."""
 
 from __future__ import annotations
 

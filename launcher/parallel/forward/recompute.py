@@ -72,7 +72,7 @@ class RecomputedForward:
         return out
 
     def _check_hooks(self) -> None:
-        """Refuse torch.func, which allows no hooks, and the user's saved-tensor hooks, which would not run."""
+        """Refuse torch.func, which allows no hooks, and the user's saved-tensor hooks: they would not run."""
         if torch._C._are_functorch_transforms_active():
             raise self.refused("torch.func (vmap, grad) calls it, and cannot be combined with recomputation")
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)

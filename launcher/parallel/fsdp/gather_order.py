@@ -184,7 +184,7 @@ class GatherOrder:
             group.reduce_grads = True
 
     def _due(self, i: int) -> str:
-        """Return the turn of group ``i``'s gradients: "reduce", "pause", or "" if it should have none left."""
+        """Return the turn of group ``i``'s gradients: "reduce", "pause", or "" if none should be left."""
         if self._filling:
             return "reduce"
         at = self._next(i, "pause", "reduce") if self._turns is self._backward else None

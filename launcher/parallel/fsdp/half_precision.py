@@ -17,7 +17,7 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class HalfWeight:
-    """A parameter in master precision, the dtype of its copy, and its places in modules (module, attribute)."""
+    """A parameter in master precision, the dtype of its copy, and its places: (module, attribute)."""
 
     kept: nn.Parameter
     dtype: torch.dtype

@@ -60,7 +60,7 @@ def _single(model: nn.Module) -> dict[int, Any]:
 
 
 def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return ``value`` with copies of the objects that it refers to, or ``value`` itself if there are none."""
+    """Return ``value`` with copies of the objects that it refers to, or ``value`` itself without any."""
     if id(value) in memo:
         return memo[id(value)]
 
@@ -110,7 +110,7 @@ def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
 
 
 def _cell(cell: CellType, new: dict[int, Any], memo: dict[int, Any]) -> CellType:
-    """Return one new cell for all functions that share ``cell``; ``memo`` keeps ``cell`` and so its id alive."""
+    """Return one new cell for all functions that share ``cell``; ``memo`` keeps ``cell``'s id in use."""
     if id(cell) not in new:
         return cell
     made, _ = memo.setdefault(id(cell), (CellType(new[id(cell)]), cell))

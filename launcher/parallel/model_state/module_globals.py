@@ -81,7 +81,7 @@ def _state(names: Iterable[str]) -> Iterator[tuple[str, Any, str, Any]]:
 
 
 def _functions(names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the functions that the modules and their classes define, and those that decorators have wrapped."""
+    """Yield the functions that the modules and their classes define, and those inside of decorators."""
     stack = [(shown, value) for shown, _, _, value in _all(names)]
     seen = set[int]()
     while stack:
@@ -96,7 +96,7 @@ def _functions(names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
 
 
 def variables(names: Iterable[str]) -> PythonState:
-    """Return the state of these modules: global variables, class attributes, and their functions' variables."""
+    """Return the state of these modules: global variables, class attributes, and variables of functions."""
     names = [*names]
     out = PythonState()
     for shown, _, _, value in _state(names):

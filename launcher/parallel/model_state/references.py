@@ -227,7 +227,7 @@ def _disjoint(tensors: list[Tensor]) -> bool:
 
 
 def computed(model: nn.Module) -> tuple[str, ...]:
-    """Return the attributes that the constructor computed from weights, through which a gradient should flow."""
+    """Return attributes that the constructor computed from weights: a gradient should flow through them."""
     return tuple(
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()

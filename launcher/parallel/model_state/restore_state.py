@@ -1,4 +1,4 @@
-"""Restores what an evaluation has changed: the tensors that the plan names, and Python attributes of modules."""
+"""Restores what an evaluation has changed: tensors that the plan names, and Python attributes of modules."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Norm:
     copies: tuple[torch.Tensor, ...]
 
     def squared(self) -> torch.Tensor:
-        """Return this rank's term of the squared global norm (fp64, 0-d, CPU), which is the sum over ranks."""
+        """Return this rank's term of the squared global norm (fp64, 0-d, CPU), which sums over ranks."""
         return self.squared_beside(torch.zeros((), dtype=torch.float64))[1]
 
     @torch.no_grad()

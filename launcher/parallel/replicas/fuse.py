@@ -16,7 +16,7 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Bucketed:
-    """This rank's tensors of a bucket, in the plan's order, and the dtype of their sum (``None``: their own)."""
+    """This rank's tensors of a bucket, in the plan's order, and the dtype of their sum (``None``: theirs)."""
 
     tensors: tuple[torch.Tensor, ...]
     group: dist.ProcessGroup | None

@@ -50,7 +50,7 @@ class Carry:
 
     @contextmanager
     def running(self, micro: int, piece: int) -> Iterator[None]:
-        """Run modules on this piece; the first piece drops what an earlier run of the micro batch has left."""
+        """Run modules on this piece; the first one drops what an earlier run of the micro batch has left."""
         if piece == 0:
             self.forget(micro)
         self.now = micro, piece

@@ -50,7 +50,7 @@ ALIKE_FUNCTIONS = frozenset({
 
 
 def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[Problem]:
-    """Return why ``model`` cannot run the sequences of ``specs``, which are their dim 1, in ``count`` pieces."""
+    """Return why ``model`` cannot run the sequences of ``specs`` (their dim 1) in ``count`` pieces."""
     lengths = {s.shape[1] if len(s.shape) > 1 else 0 for s in specs}
     if len(lengths) > 1 or min(lengths) < count:
         shapes = ", ".join(str(s.shape) for s in specs)

@@ -13,7 +13,7 @@ class StageModule(nn.Module):
 
 
 def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
-    """Return stage ``index`` of ``model``, which runs ``graph`` on the modules and tensors that this names."""
+    """Return stage ``index`` of ``model``, which runs ``graph`` on the modules and tensors that it names."""
     code = Code(graph)
     exec(compile(code.text, f"<stage {index}>", "exec"), code.known)
     module: nn.Module = type(f"Stage{index}", (StageModule,), {"forward": code.known["forward"]})()
@@ -26,12 +26,12 @@ def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
 
 
 def _named(graph: fx.Graph) -> list[str]:
-    """Return the names in the model, in the graph's order: ranks gather modules in the order of registration."""
+    """Return the model's names in the graph's order: ranks gather modules in the order of registration."""
     return list(dict.fromkeys(str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")))
 
 
 def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
-    """Give ``stage`` the attribute of ``model`` at ``path``, inside empty modules if it lacks the outer ones."""
+    """Give ``stage`` the attribute of ``model`` at ``path``, in empty modules if it lacks the outer ones."""
     *around, name = path.split(".")
     for part in around:
         if not hasattr(stage, part):

@@ -243,7 +243,7 @@ class _Bias(Function):
 
 
 class _Gather(Function):
-    """Gathers parts; its backward takes this rank's part of the gradient, summed first if ranks have terms."""
+    """Gathers parts; the backward takes this rank's part of the gradient, summed if ranks have terms."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, terms: bool) -> Tensor:

@@ -118,7 +118,7 @@ class FollowCalls(TorchFunctionMode):
         return out
 
     def _needs(self, name: str, args: Any) -> None:
-        """Refuse a layer that mixes the last dim with a cure; otherwise it would fail with its shape alone."""
+        """Refuse, with a cure, a layer that mixes the split last dim; its error would show only a shape."""
         at = self.run.where[-1]
         x = next((a for a in args if isinstance(a, Tensor)), None)
         if x is None or self.run.axis is None or at not in self.run.layers:

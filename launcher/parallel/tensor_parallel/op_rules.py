@@ -1,4 +1,4 @@
-"""Sharding rules of operations: how the result is split if an input is split over tp, or why it is refused."""
+"""Sharding rules of operations: how the result is split if an input is split over tp, or why it is not."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def _told(p: Problem, why: BaseException | None, run: CutRun) -> Problem:
 
 
 def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
-    """Return the layout of the model's output: the loss takes it in full, or one output split on its classes."""
+    """Return the layout of the model's output: the loss takes full outputs, or one split on its classes."""
     for _, s in outs:
         run.full |= s.made
     t, dim = next(((t, s.cut) for t, s in outs if s.cut is not None), (None, None))

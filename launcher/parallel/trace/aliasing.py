@@ -14,7 +14,7 @@ from launcher.parallel.trace.fx_glue import Tracer, origins, storages
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """The fields of ``plan.values.facts.Node``; storages are numbered in the order of their first appearance."""
+    """Fields of ``plan.values.facts.Node``; storages are numbered in the order of first appearance."""
 
     reads: frozenset[int]
     lies: frozenset[int]

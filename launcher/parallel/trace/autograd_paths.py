@@ -17,7 +17,7 @@ def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> boo
 
 
 def reaches(start: Any, goals: set[Any], oldest: int) -> bool:
-    """Whether a path leads from ``start`` to a goal; nodes made before the ``oldest`` goal cannot lead to it."""
+    """Whether a path leads from ``start`` to a goal; nodes older than the ``oldest`` goal cannot reach it."""
     stack, seen = [start], set()
     while stack:
         node = stack.pop()

@@ -141,7 +141,7 @@ class Capture(TorchFunctionMode):
         self._learn(node, value)
 
     def _alike(self) -> None:
-        """Refuse seeds, restored random states and hooks: as no torch functions, they would reach no stage."""
+        """Refuse seeds, restored random states and hooks, which are no torch functions: no stage has them."""
         if stream() != self.stream:
             text = "it seeds torch's random stream, or puts back a state of it"
             raise self.refuse(f"{text}, which no stage would see")

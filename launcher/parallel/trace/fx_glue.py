@@ -153,7 +153,7 @@ class Tracer(Capture):
             raise self.refuse(f"{name} runs there without torch's Python seeing it")
 
     def read(self, name: str) -> None:
-        """Refuse a read, from outside, of Python state that a leaf changes: this forward's value would stay."""
+        """Refuse an outside read of Python state that a leaf changes: this forward's value would stay."""
         leaf = next(u for u in self.leaves.values() if covers(u, name))
         here = self.watch.running
         ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
@@ -162,7 +162,7 @@ class Tracer(Capture):
 
 
 def origins(value: Any) -> frozenset[Any]:
-    """Return the autograd functions of the tensors in ``value`` that need a gradient; for leaves, their ids."""
+    """Return the autograd functions of the tensors in ``value`` with a gradient; for leaves, their ids."""
     found = [t for t in tensors(value) if t.requires_grad]
     return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in found)
 
@@ -360,7 +360,7 @@ def refusing(
 
 
 def _submodule(model: nn.Module, error: BaseException) -> str:
-    """Return the innermost module of ``model`` in the traceback of ``error``; "" for the model's own forward."""
+    """Return the innermost module of ``model`` in the traceback of ``error``; "" for the model itself."""
     names = {id(m): f"{path} ({type(m).__name__})" for path, m in model.named_modules() if path}
     found, frame = "", error.__traceback__
     while frame is not None:

@@ -14,7 +14,7 @@ from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 
 
 def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments with meta in place of the CPU, which tensors report; lists stay the same objects."""
+    """Return the arguments with meta in place of the CPU, which tensors report; lists stay the same."""
     if not any(isinstance(d, torch.device | str) for d in tree_leaves((args, kwargs))):
         return args, kwargs
     swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731

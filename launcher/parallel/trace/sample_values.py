@@ -67,7 +67,7 @@ def tried_with(trial: Trial | None) -> Iterator[None]:
 
 
 def initial(name: str, t: Tensor) -> Tensor | None:
-    """Return the constructor's values for ``t``; ``None`` if they are unknown, or ``t`` is only a part of it."""
+    """Return the constructor's values for ``t``; ``None`` if they are unknown, or ``t`` is only a part."""
     trial = _TRIAL.get()
     if trial is None:
         return None
@@ -156,7 +156,7 @@ class SampleValues(Dispatch):
         return out
 
     def _input(self, t: Tensor) -> tuple[int, int] | None:
-        """Return the position of the input that has the values of ``t``, and the number that was added to it."""
+        """Return the position of the input that has the values of ``t``, and the number added to it."""
         found = self._ids.get(id(t))
         return None if found is None or found[0]() is not t else found[1:]
 

@@ -62,7 +62,7 @@ HOOKED = "the hooks of"
 
 
 def _own(leaf: nn.Module) -> PythonState:
-    """Return the Python state of a leaf's modules and their hooks, except library hooks, which only observe."""
+    """Return the Python state of a leaf's modules and hooks, without library hooks, which only observe."""
     out = held(leaf)
     for path, module in leaf.named_modules():
         each = [f for kind in HOOKS for f in vars(module)[kind].values()]

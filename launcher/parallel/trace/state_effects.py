@@ -63,7 +63,7 @@ class _Place:
 
 
 class StateEffects(Dispatch):
-    """Tracks effects of a forward of ``model`` while entered; ``running`` names the innermost running module."""
+    """Tracks effects of a forward of ``model`` while entered; ``running`` names the innermost module."""
 
     def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -324,7 +324,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @cache
 def _told(func: Any) -> tuple[str, tuple[tuple[int, str], ...], int | None]:
-    """Return an operator's name, the arguments that it writes to, and the one that requests sparse gradients."""
+    """Return an operator's name, the arguments that it writes, and the one that asks for sparse gradients."""
     arguments = list(enumerate(func._schema.arguments))
     written = tuple((n, a.name) for n, a in arguments if a.alias_info is not None and a.alias_info.is_write)
     sparse = next((n for n, a in arguments if a.name == "sparse"), None)

@@ -346,7 +346,7 @@ class Watch(TorchFunctionMode):
         self.scopes[name] = min(self.scopes.get(name, seen[name]), seen[name], key=len)
 
     def chains(self) -> tuple[tuple[str, str], ...]:
-        """Return (a, b) if unit b ran once, right after unit a, on a's output: b's backward ends before a's."""
+        """Return (a, b) if unit b ran once, right after a, on a's output: b's backward ends before a's."""
         return tuple(
             (a.name, b.name)
             for a, b in zip(self.runs, self.runs[1:], strict=False)

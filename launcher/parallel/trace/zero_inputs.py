@@ -105,7 +105,7 @@ class Observers:
     told: Callable[[str], None] | None = None
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """Return a function that makes both forget everything recorded from now on, or all but ``effects``."""
+        """Return a function that makes both forget what they record from now on, or all but ``effects``."""
         undo = []
         if self.meter is not None:
             undo.append(self.meter.mark())
@@ -239,7 +239,7 @@ class _InMemory:
 
 
 def _observed(module: nn.Module, call: _InMemory, seen: Observers) -> Any:
-    """Run ``call`` instead of ``module``; run it again with other values if these may change its behaviour."""
+    """Run ``call`` instead of ``module``; run it again with other values if these may change what it does."""
     watch, told = seen.watch, seen.told
     if watch is None:
         return call.run()
@@ -298,7 +298,7 @@ def _tried(call: _InMemory, seen: Observers, watch: Watch) -> list[tuple[list[st
 
 
 def _others(call: _InMemory, given: int | float, watch: Watch) -> tuple[Any, Any]:
-    """Return other arguments: those of batch ``given``, or drawn ones of scale ``given`` and other weights."""
+    """Return other arguments: those of batch ``given``, or drawn ones of scale ``given`` with new weights."""
     stream = torch.Generator().manual_seed(round(given * 1e3))
 
     def drawn(t: torch.Tensor) -> torch.Tensor:
