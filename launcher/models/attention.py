@@ -1,4 +1,4 @@
-"""Attention by torch's kernels, of which some read keys and values of fewer heads than queries have."""
+"""Attention by torch's kernels, with grouped-query attention where the kernel supports it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 WIDEST = 128
-"""Numbers a head: up to here flash and cuDNN have their backward on every device that they run on."""
+"""Largest head dim for which flash and cuDNN attention have a backward on every device that they run on."""
 
 
 class _Planned:
-    """``grouped``: as ``grouped_heads`` has said; no context variable, which torch puts in no graph."""
+    """State of ``grouped_heads``.
+
+    ``grouped`` is a class attribute and no context variable, because torch puts context variables in no
+    graph.
+    """
 
     grouped = False
 
 
 @contextmanager
 def grouped_heads(there: bool) -> Iterator[None]:
-    """Whether the device that tensors on meta stand for has kernels that read groups of heads."""
+    """Sets whether the device that meta tensors stand for has kernels for grouped-query attention."""
     before, _Planned.grouped = _Planned.grouped, there
     try:
         yield
@@ -30,9 +34,10 @@ def grouped_heads(there: bool) -> Iterator[None]:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, group: int, seen: Tensor | None) -> Tensor:
-    """Of (batch, heads, time, head); each head of ``k`` and ``v`` is that of ``group`` heads of ``q``.
+    """Return the attention of tensors (batch, heads, time, head).
 
-    ``seen``: which keys each query sees; ``None`` for all that come before.
+    Each head of ``k`` and ``v`` serves ``group`` heads of ``q``. ``seen`` masks the keys that each query
+    sees; ``None`` is causal attention.
     """
     grouped = group > 1 and _reads_groups(q, seen)
     if group > 1 and not grouped:
@@ -41,11 +46,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, group: int, seen: Tensor | None) 
 
 
 def _reads_groups(q: Tensor, seen: Tensor | None) -> bool:
-    """Whether the kernel that torch takes reads each head of keys for a group of queries.
+    """Whether the kernel that torch selects supports grouped-query attention.
 
-    CUDA's flash and cuDNN do, in bfloat16 (which older devices than they run on have not) and without a mask.
-    Its kernel for masks and float32 does not: torch would take attention to pieces. A CPU's does, but sums
-    gradients in another order, for no gain in time.
+    CUDA's flash and cuDNN kernels do, in bfloat16 (which devices too old for them do not have) and without a
+    mask. CUDA's kernel for masks and float32 does not: torch would decompose attention. The CPU kernel does,
+    but it sums gradients in another order, and saves no time.
     """
     if seen is not None or q.dtype != torch.bfloat16 or q.shape[-1] > WIDEST:
         return False

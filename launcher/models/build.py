@@ -21,9 +21,9 @@ from launcher.models.tied_pair import EmbeddingAndHead
 
 
 def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:
-    """Built on the default device (``meta`` too) in the default dtype.
+    """Build the model on the default device (``meta`` too) in the default dtype.
 
-    ``allow``: packages ``_target_`` may name.
+    ``allow`` lists the packages that ``_target_`` may name.
     """
     settings, _ = resolve(settings)
     made = _whole(settings, allow)

@@ -1,4 +1,4 @@
-"""Resolves the defaults of a model's settings: what ``null`` stands for."""
+"""Resolves the defaults of a model's settings: the values that ``null`` stands for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MULTIPLE = 64
 
 
 def resolve(settings: Model) -> tuple[Model, tuple[str, ...]]:
-    """Settings without ``None``, plus a note for each default that was worked out.
+    """Return the settings without ``None``, plus a note for each resolved default.
 
     >>> resolve(LanguageModel(name="lm", vocab_size=256, dim=128, kv_heads=2))[1]
     ('model.ffn_dim null -> 384: 8/3 of model.dim, rounded up to a multiple of 64',)

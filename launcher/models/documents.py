@@ -1,4 +1,4 @@
-"""Documents that share a sample and are to be as if each were alone."""
+"""Masks and positions of packed documents: each gives what it would give alone in its sample."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from torch import Tensor
 
 
 def attended(documents: Tensor) -> Tensor:
-    """Numbers of documents (batch, time) -> which earlier tokens each attends to (batch, time, time).
+    """Return the mask (batch, time, time) by which a token attends only to its own document, causally.
+
+    ``documents`` (batch, time) has the number of each token's document.
 
     >>> import torch
     >>> attended(torch.tensor([[0, 0, 1]])).int().tolist()
@@ -16,5 +18,5 @@ def attended(documents: Tensor) -> Tensor:
 
 
 def positions(seen: Tensor) -> Tensor:
-    """What each attends to (batch, time, time) -> its place in its document (batch, time), from 0 on."""
+    """Return each token's position in its document (batch, time), from 0 on, by the mask of ``attended``."""
     return seen.sum(-1) - 1

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """The names that transformers has for it: ``auto`` builds, ``mapping`` has a class by config."""
+    """What transformers calls a task.
+
+    ``auto`` is the class that builds models, ``mapping`` the table of model classes by config, and ``takes``
+    the forward's argument.
+    """
 
     auto: str
     mapping: str
@@ -57,25 +61,25 @@ UNSAID: dict[str, dict[str, str]] = {
         "layers.*.mlp.fc2": "rowwise",
     },
 }
-"""Styles by ``model_type`` where its config says none, in the words of those that do.
+"""Tensor-parallel styles by ``model_type``, for configs of transformers without a ``base_model_tp_plan``.
 
-The attention of OPT asks for all heads.
+Styles have the names of transformers' own plans. The attention of OPT needs all heads.
 """
 EXPERTS = "experts_implementation"
 KERNELS = ("attn_implementation", EXPERTS)
-"""Which ones run, and nothing of the model: they are in no ``config.json``."""
+"""Settings that choose a kernel and do not change the model: no ``config.json`` contains them."""
 LAYERS = "num_hidden_layers"
 ROPE = "rope_parameters"
 OLD_ROPE = ("rope_scaling", "rope_theta")
-"""What ``rope_parameters`` were before transformers 5, which no config has as attributes of its own."""
+"""The keys that ``rope_parameters`` replaced in transformers 5; no config has them as attributes."""
 ABOUT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", *KERNELS)
-"""What a ``config.json`` says besides what model it is."""
+"""The keys of a ``config.json`` that do not describe the model."""
 
 
 def from_folder(settings: HuggingFace) -> nn.Module:
-    """With new weights, under the names that the folder's have.
+    """Build a model with new weights, which have the same names as the weights of the folder.
 
-    Nothing is fetched, and code that the folder brings along is not run. Raises ``RequestError``.
+    Nothing is downloaded, and code in the folder is not run. Raises ``RequestError``.
     """
     import transformers
 
@@ -91,7 +95,10 @@ def from_folder(settings: HuggingFace) -> nn.Module:
 
 
 def class_of(settings: HuggingFace, config: PreTrainedConfig) -> type[Any]:
-    """What transformers has for this task of such a config. Raises ``RequestError`` where it has nothing."""
+    """Return the class that transformers has for this task and config.
+
+    Raises ``RequestError`` if it has none.
+    """
     import transformers
 
     found: type[Any] | None = getattr(transformers, TASKS[settings.task].mapping).get(type(config), None)
@@ -102,7 +109,7 @@ def class_of(settings: HuggingFace, config: PreTrainedConfig) -> type[Any]:
 
 
 def config_of(settings: HuggingFace) -> PreTrainedConfig:
-    """That of the folder, with what is to be otherwise."""
+    """Return the config of the folder with the changes of ``settings.config``. Raises ``RequestError``."""
     from transformers import AutoConfig
 
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -130,10 +137,9 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
 
 
 def _rope_parameters(settings: HuggingFace, written: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``rope_parameters`` of a folder that has ``written``, with what ``settings`` changes of them.
+    """Return the folder's ``rope_parameters`` (``written``) with the changes of ``settings``.
 
-    ``rope_theta`` and ``rope_scaling`` are what they were called before transformers 5. Raises
-    ``RequestError``.
+    ``rope_theta`` and ``rope_scaling`` are their names before transformers 5. Raises ``RequestError``.
     """
     asked = {key: settings.config[key] for key in (ROPE, *OLD_ROPE) if key in settings.config}
     if any(isinstance(value, Mapping) for value in written.values()):
@@ -152,7 +158,11 @@ def _rope_parameters(settings: HuggingFace, written: Mapping[str, Any]) -> dict[
 
 
 def _changed_rope(key: str, written: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    """``null``: without scaling. What names a ``rope_type`` is complete, but for the base of the angles."""
+    """Return ``written`` with ``change``; ``null`` removes the scaling. Raises ``RequestError``.
+
+    A change that names a ``rope_type`` is complete, except that ``rope_theta`` and ``partial_rotary_factor``
+    stay.
+    """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if change is not None and not isinstance(change, Mapping):
@@ -176,10 +186,10 @@ def _changed_rope(key: str, written: Mapping[str, Any], change: Any) -> dict[str
 
 
 def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrainedConfig) -> None:
-    """Cut lists that say something of each layer to the layers that are left. Raises ``RequestError``.
+    """Cut lists with an entry per layer to the number of layers that remain. Raises ``RequestError``.
 
-    A model of fewer layers reads the first entries; a folder with more of them cannot be opened again, so a
-    list of ``settings`` must have an entry for each layer.
+    A model with fewer layers reads the first entries. transformers cannot open a folder that has more entries
+    than layers, so a list in ``settings`` must have one entry per layer.
     """
     was, now = (getattr(c, LAYERS, None) for c in (written, found))
     if not isinstance(was, int) or not isinstance(now, int):
@@ -188,7 +198,7 @@ def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrain
         theirs = vars(written).get(key)
         if not isinstance(value, list) or not isinstance(theirs, list) or len(theirs) != was:
             continue
-        if key == "architectures" or key.endswith(("_token_id", "_token_ids")):  # as long by chance
+        if key == "architectures" or key.endswith(("_token_id", "_token_ids")):  # same length by chance
             continue
         if key in settings.config and len(value) != now:
             text = f"it lists {len(value)} values, and the model has {now} layers; give one for each layer"
@@ -204,10 +214,10 @@ def _fit_lists(settings: HuggingFace, written: PreTrainedConfig, found: PreTrain
 
 
 def config_text(settings: HuggingFace, dtype: str) -> str:
-    """``config.json`` as transformers saves it beside the model of ``settings``, whose weights are ``dtype``.
+    """Return ``config.json`` as transformers saves it with the model of ``settings``, in ``dtype``.
 
-    It is that of the model that is built, with whatever its class makes of old keys and of what is to be
-    otherwise.
+    It is the config of the built model: its class has converted old keys and applied the changes of
+    ``settings``.
     """
     text: str = _live(settings, dtype).to_json_string(use_diff=True)
     return text
@@ -225,7 +235,7 @@ def _live(settings: HuggingFace, dtype: str) -> PreTrainedConfig:
 
 
 def unlike_settings(settings: HuggingFace, folder: str) -> list[str]:
-    """Settings of the model that ``folder`` describes which are not those of ``settings``."""
+    """Return the keys in which the config in ``folder`` differs from the model of ``settings``, sorted."""
     from transformers import AutoConfig
 
     theirs = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -234,13 +244,16 @@ def unlike_settings(settings: HuggingFace, folder: str) -> list[str]:
 
 
 def _compared(config: PreTrainedConfig) -> dict[str, Any]:
-    """What of a config tells the model, as JSON has it."""
+    """Return the keys of a config that describe the model, as JSON values."""
     data: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return {key: value for key, value in data.items() if key not in ABOUT}
 
 
 def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any, list[str]]:
-    """The model that transformers makes of ``folder``, logits out, and the weights that did not fit it."""
+    """Return the model that transformers loads from ``folder``, and the names of weights that do not fit it.
+
+    Its forward returns the logits.
+    """
     import transformers
 
     of_task = TASKS[settings.task]
@@ -266,9 +279,9 @@ def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any,
 
 @cache
 def _logits_only(cls: type[nn.Module], takes: str) -> type[nn.Module]:
-    """The same class, whose forward takes the one tensor ``takes`` and returns the logits by themselves.
+    """Return a subclass whose forward takes the one tensor ``takes`` and returns only the logits.
 
-    ``documents``: which of those of a sample each token is of, where they are to be apart.
+    ``documents`` (batch, time) has the number of each token's document, if documents are kept apart.
     """
 
     def forward(self: Any, samples: Tensor, documents: Tensor | None = None) -> Tensor:
@@ -280,9 +293,9 @@ def _logits_only(cls: type[nn.Module], takes: str) -> type[nn.Module]:
 
 
 def tp_plan(settings: HuggingFace) -> dict[str, str]:
-    """How its modules are cut over ``tp``: a style by glob; empty where neither transformers nor we say.
+    """Return a tensor-parallel style by glob of module names, or nothing if no plan exists for the model.
 
-    A head that is tied to the embedding is whole as that is: nothing is said of most embeddings.
+    A head that is tied to the embedding stays whole, because most plans do not split the embedding.
     """
     config = config_of(settings)
     cls = class_of(settings, config)
@@ -295,7 +308,7 @@ def tp_plan(settings: HuggingFace) -> dict[str, str]:
 
 
 def heads(settings: HuggingFace) -> tuple[int, ...]:
-    """Of queries, and of keys and values where those are fewer."""
+    """Return the number of query heads, and the number of key and value heads if the config has it."""
     config = config_of(settings)
     found = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     return tuple(n for n in found if n)

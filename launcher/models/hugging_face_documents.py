@@ -1,6 +1,7 @@
-"""What models of transformers take to keep documents apart: positions, and masks as they make them.
+"""The arguments that keep documents apart in models of transformers: positions and masks.
 
-They would find documents in positions alone, but by looking at numbers, which no stage of a pipeline can.
+transformers would infer documents from positions alone, but it reads values for that, which no stage of a
+pipeline can do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def arguments(config: PreTrainedConfig, documents: Tensor) -> dict[str, Any]:
-    """Of the forward, for ``documents`` (batch, time): one mask, or one a kind of layers."""
+    """Return the forward's arguments for ``documents`` (batch, time): one mask, or one per kind of layer."""
     seen = attended(documents)
     window = getattr(config, "sliding_window", None)
     near = seen if window is None else seen.triu(1 - window)
@@ -33,7 +34,7 @@ def arguments(config: PreTrainedConfig, documents: Tensor) -> dict[str, Any]:
 
 
 def _mask(config: PreTrainedConfig, seen: Tensor) -> Tensor:
-    """(batch, 1, time, time); eager attention adds it to its scores, whatever their dtype."""
+    """Return a mask (batch, 1, time, time); eager attention adds it to its scores, whatever their dtype."""
     mask = seen.unsqueeze(1)
     if config._attn_implementation == "sdpa":
         return mask

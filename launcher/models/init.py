@@ -1,7 +1,7 @@
 """Layers whose ``reset_parameters`` is the initialisation that the models here use.
 
-Every module that owns parameters re-initialises those, and no others, so that a rank can make the numbers of
-one module from a seed of its own.
+Every module that owns parameters re-initialises those and no others, so that a rank can draw the values of
+one module from that module's own seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Embedding(nn.Embedding):
 
 
 class Linear(nn.Linear):
-    """Bias-free. ``std``: of the normal distribution its weight starts from."""
+    """A linear layer without bias; ``std`` is the standard deviation of its initial weight."""
 
     def __init__(self, inputs: int, outputs: int, std: float = STD) -> None:
         self.std = std  # before the base class, whose constructor calls reset_parameters
@@ -28,7 +28,10 @@ class Linear(nn.Linear):
 
 
 class Conv(nn.Conv2d):
-    """Bias-free, square, padded to keep the size at stride 1; He et al. 2015 over the outputs."""
+    """A square convolution without bias, padded to keep the size at stride 1.
+
+    Its initialisation is that of He et al. 2015 over the outputs.
+    """
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, size, stride, padding=size // 2, bias=False)

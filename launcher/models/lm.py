@@ -16,9 +16,9 @@ from launcher.models.rope import angles, rotate
 
 
 class Attention(nn.Module):
-    """Causal, with rotary positions.
+    """Causal attention with rotary positions.
 
-    Heads are counted off the projections' width, so a rank may hold a part.
+    The number of heads is read from the projections' width, so a rank may have only a part of them.
     """
 
     def __init__(self, dim: int, heads: int, kv_heads: int, theta: float, std: float) -> None:
@@ -30,9 +30,9 @@ class Attention(nn.Module):
         self.o = Linear(heads * self.head, dim, std)
 
     def forward(self, x: Tensor, places: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
-        """``places`` and ``seen``: positions (batch, time), and what each attends to, of documents apart."""
+        """``places`` (batch, time) and ``seen`` are the positions and the mask of packed documents."""
         q, k, v = self._projected(x)
-        time = q.shape[2]  # not x's: a rank may hold a part of its time
+        time = q.shape[2]  # not x's: a rank may have only a part of x's time
         cos, sin = angles(time, self.head, self.theta, x)
         if places is not None:
             cos, sin = (F.embedding(places, t).unsqueeze(1) for t in (cos, sin))
@@ -41,14 +41,17 @@ class Attention(nn.Module):
     def piece(
         self, x: Tensor, start: int = 0, past: Sequence[tuple[Tensor, ...]] = ()
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Positions from ``start`` on, and their keys and values; ``past`` has those of earlier pieces."""
+        """Return the output and the keys and values of a piece of the sequence that begins at ``start``.
+
+        ``past`` has the keys and values of the earlier pieces.
+        """
         q, k, v = self._projected(x)
         time = q.shape[2]
         cos, sin = angles(time, self.head, self.theta, x, start=start)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         kept = k, v
 
-        # earlier pieces are seen whole, later positions of this one are not
+        # earlier pieces are visible as a whole, later positions of this piece are not
         seen = None
         if past:
             k, v = (torch.cat(ts, 2) for ts in zip(*past, kept, strict=True))
@@ -59,7 +62,7 @@ class Attention(nn.Module):
         return tuple(self._heads(proj(x)) for proj in (self.q, self.k, self.v))
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        """``seen`` is ``None`` for all that comes before."""
+        """``seen`` is ``None`` for causal attention."""
         out = attention(q, k, v, self.group, seen)
         y: Tensor = self.o(out.transpose(1, 2).flatten(2))
         return y
@@ -93,7 +96,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(s.dim, s.ffn_dim, std)
 
     def forward(self, x: Tensor, *packed: Tensor) -> Tensor:
-        """``packed``: as attention takes it, where documents are apart."""
+        """``packed`` has the positions and the mask of packed documents, as ``Attention`` takes them."""
         h: Tensor = x + self.attn(self.attn_norm(x), *packed)
         h = h + self.mlp(self.mlp_norm(h))
         return h
@@ -102,7 +105,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens (batch, time) -> logits (batch, time, vocabulary). ``settings`` has its defaults resolved.
 
-    ``documents`` (batch, time) numbers those that are to be apart: each gives the logits that it has alone.
+    ``documents`` (batch, time) has the number of each token's document: each document gets the logits that it
+    would get alone.
     """
 
     def __init__(self, settings: LanguageModel) -> None:

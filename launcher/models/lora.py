@@ -17,9 +17,9 @@ KEY = "model.lora.modules"
 
 
 class AdaptedLinear(nn.Linear):
-    """``base`` plus ``scale`` times ``lora_B`` of ``lora_A``, whose product begins with zero.
+    """Adds ``scale`` times ``lora_B`` times ``lora_A`` to ``base``; the product is zero at first.
 
-    It has the very weights of ``base`` under the names that they have there.
+    It has the same weights as ``base``, under the same names.
     """
 
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
@@ -37,12 +37,18 @@ class AdaptedLinear(nn.Linear):
         return F.linear(x, self.weight, self.bias) + self.launcher_lora(x, self.lora_A, self.lora_B)
 
     def launcher_lora(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """What an adapter of ``a`` and ``b`` adds; by this name it is known where weights are cut."""
+        """Return what the adapter of ``a`` and ``b`` adds.
+
+        Sharding recognises the method by this name.
+        """
         return self.scale * F.linear(F.linear(x, a), b)
 
 
 def adapt(model: nn.Module, lora: Lora) -> nn.Module:
-    """``model``, changed in place: nothing but its adapters learns. Raises ``RequestError``."""
+    """Replace linear modules of ``model`` in place by adapted ones; nothing but the adapters is trained.
+
+    Raises ``RequestError``.
+    """
     named = {n: m for n, m in model.named_modules(remove_duplicate=False) if n}
     asked = (lora.modules,) if isinstance(lora.modules, str) else lora.modules
     keys = tuple(_anywhere(key, named) for key in asked)
@@ -62,7 +68,7 @@ def adapt(model: nn.Module, lora: Lora) -> nn.Module:
 
 
 def _anywhere(key: str, named: Collection[str]) -> str:
-    """``key``, as a glob where it is the end of names only, as the ``target_modules`` of PEFT are."""
+    """Return ``key``, as a glob if it is only the end of names, as in the ``target_modules`` of PEFT."""
     ends = any(n.endswith(f".{key}") for n in named)
     return f"*.{key}" if ends and not is_glob(key) and key not in named else key
 
@@ -78,7 +84,7 @@ def _unknown(
 
 
 def _odd(found: dict[str, nn.Linear]) -> Iterator[Problem]:
-    """What is more than its weights, which would be lost."""
+    """Yield a problem for each module that is more than its weights, because the rest would be lost."""
     for name, m in found.items():
         own = {k for k, p in m._parameters.items() if p is not None} - {"weight", "bias"}
         own |= {*m._modules, *m._buffers}

@@ -8,7 +8,7 @@ from launcher.job.schema.components import AutoParallelMLP
 
 
 class Network(nn.Module):
-    """Anything (batch, ...) of ``features`` numbers a sample -> logits (batch, classes)."""
+    """Samples (batch, ...) of ``features`` values each -> logits (batch, classes)."""
 
     def __init__(self, settings: AutoParallelMLP) -> None:
         super().__init__()

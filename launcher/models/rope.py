@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 TABLES = 32
-"""Tables that a process keeps: one a length of sequence, or one a piece where sequences are cut."""
+"""Number of cached tables per process: one per sequence length, or one per piece of a cut sequence."""
 
 _LIBRARY = torch.library.Library("launcher", "DEF")
 _LIBRARY.define(
@@ -18,11 +18,11 @@ _LIBRARY.define(
 
 
 def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every (position, pair of ``head`` dims) from position ``start`` on.
+    """Return cosine and sine of every (position, pair of ``head`` dims) from position ``start`` on.
 
-    Worked out in float64: an angle of thousands has few digits left in float32, and logits are off by 1e-4
-    for it. Returned in float64 for float64 inputs, else in float32. Not to be changed in place: all layers
-    read the same table.
+    They are computed in float64: an angle of thousands has few digits left in float32, which changes logits
+    by 1e-4. They are returned in float64 for float64 inputs, else in float32. Do not change them in place:
+    all layers read the same table.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
@@ -35,7 +35,7 @@ def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> 
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn ``x`` (..., time, head): dim ``i`` pairs with dim ``i + head / 2``, as in Hugging Face's Llama."""
+    """Rotate ``x`` (..., time, head): dim ``i`` pairs with ``i + head / 2``, as in Hugging Face's Llama."""
     a, b = x.to(cos.dtype).chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
@@ -53,13 +53,13 @@ def _worked_out(
 def _table(
     start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The same, worked out once; a backward may keep it, also where it was first read without gradients."""
+    """Compute the table once; a backward may save it, also if it was first read without gradients."""
     with torch.inference_mode(False), torch.no_grad():
         return _worked_out(start, time, head, theta, dtype=dtype, device=device)
 
 
 def _watched(like: Tensor) -> bool:
-    """Whether what runs now is followed, or has no numbers: a tensor made meanwhile is nobody else's."""
+    """Whether ``like`` is traced or on meta: a table that is made then must not enter the cache."""
     return (
         type(like) is not Tensor
         or like.is_meta
@@ -73,9 +73,9 @@ def _watched(like: Tensor) -> bool:
 def _of_graph(
     start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """In a compiled graph: one operation, or the compiler would put it into every kernel that reads it.
+    """The operation in a compiled graph, as otherwise the compiler inlines it in every kernel that reads it.
 
-    A copy: the compiler may write something else into memory that a graph is done with.
+    It returns a copy, because the compiler may reuse the memory of tensors that a graph no longer needs.
     """
     made = _worked_out if device.type == "meta" else _table
     return torch.stack(made(start, time, head, theta, dtype=dtype, device=device))

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def build_loss(settings: schema.Loss, allow: tuple[str, ...] = (), device: torch.device = CPU) -> Loss:
-    """``allow``: packages that ``_target_`` may name. Raises ``RequestError``."""
+    """``allow`` lists the packages that ``_target_`` may name. Raises ``RequestError``."""
     match settings:
         case objectives.CrossEntropy():
             return ClassLoss(settings)
@@ -34,7 +34,10 @@ def build_metrics(
     token_bytes: Sequence[int] | None = None,
     device: torch.device = CPU,
 ) -> tuple[metrics.Metric, ...]:
-    """``loss`` says which targets count; ``token_bytes``: of each token, where the data knows it."""
+    """Build the metrics.
+
+    ``loss`` says which targets count. ``token_bytes`` has the bytes of each token, if the data has them.
+    """
     ignored = loss.ignore_index if isinstance(loss, objectives.CrossEntropy) else PLAIN.ignore_index
 
     def built(one: schema.Metric) -> metrics.Metric:

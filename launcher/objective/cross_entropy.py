@@ -1,4 +1,4 @@
-"""Cross entropy, of whole logits and of those whose classes are cut over ranks."""
+"""Cross entropy of full logits, and of logits whose classes are split over ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = CrossEntropy()
 
 
 class Parts(Protocol):
-    """Ranks that each have a part of the last dim, of equal size, in order."""
+    """The ranks that each have an equal part of the last dim, in order."""
 
     @property
     def size(self) -> int: ...
@@ -34,13 +34,13 @@ def cross_entropy(
     reduction: Literal["mean", "sum"] = "mean",
     settings: CrossEntropy = PLAIN,
 ) -> Tensor:
-    """Mean or sum over all positions that count, in nats, of logits against class numbers (samples, ...).
+    """Mean or sum over all counted positions, in nats, of logits against class numbers (samples, ...).
 
-    Logits are (samples, ..., classes), or as torch has it (samples, classes, ...); where both fit, the first.
+    Logits are (samples, ..., classes), or (samples, classes, ...) as in torch; if both fit, the first.
 
-    Worked out in float32 for half-precision logits, else in their own dtype. With ``parts``, ``output`` has
-    this rank's classes only, and every rank gets the whole loss. Where nothing counts, the sum and its
-    gradients are zero. Raises ``RunError`` for targets of another shape.
+    The loss is computed in float32 for half-precision logits, else in their own dtype. With ``parts``,
+    ``output`` has this rank's classes only, and every rank gets the full loss. If nothing counts, the sum and
+    its gradients are zero. Raises ``RunError`` if the shape of ``target`` does not fit.
     """
     wide, target = flat(output, target, parts)
     counted = target != settings.ignore_index
@@ -61,13 +61,16 @@ def cross_entropy(
 
 
 def flat(output: Tensor, target: Tensor, parts: Parts | None) -> tuple[Tensor, Tensor]:
-    """Logits in float32 at least, and class numbers; (positions, classes) where classes are the last dim."""
+    """Return logits in float32 at least, and class numbers.
+
+    Logits are (positions, classes) if classes are the last dim. Raises ``RunError`` if the shapes do not fit.
+    """
     dims = class_dims(output.shape, target.shape)
     if not dims or (parts is not None and dims[0] != output.dim() - 1):
         shapes = f"targets of shape {tuple(target.shape)} do not fit an output of shape {tuple(output.shape)}"
         raise RunError(shapes)
 
-    # classes as dim 1 are torch's own case; as the last, positions become one dim
+    # torch takes classes as dim 1; if they are the last dim, positions become one dim
     wide = output.to(torch.promote_types(output.dtype, torch.float32))
     if dims[0] != output.dim() - 1:
         return wide, target.long()
@@ -75,22 +78,22 @@ def flat(output: Tensor, target: Tensor, parts: Parts | None) -> tuple[Tensor, T
 
 
 class _OverParts(Function):
-    """The sum of the losses.
+    """The sum of the losses over ranks that each have a part of the classes.
 
-    The logits of one position are never all on one rank: only its largest, its sums and its target's
-    travel. A target that is no class of any rank makes the loss NaN, where torch would raise: nobody
-    waits for a GPU to know.
+    The logits of one position are never all on one rank: only its maximum, its sums and its target's logit
+    are communicated. A target that is no class of any rank makes the loss NaN, where torch would raise,
+    because a check would wait for the GPU.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, parts: Parts, settings: CrossEntropy) -> Tensor:
-        # of the class that is meant, where it is among this rank's
+        # of the target class, if it is among this rank's
         classes = parts.size * logits.shape[-1]
         low = parts.rank * logits.shape[-1]
         here = (target >= low) & (target < low + logits.shape[-1])
         column = torch.where(here, target - low, 0).unsqueeze(-1)
 
-        # sums over all ranks, of logits less the largest one
+        # sums over all ranks, of logits minus the largest one
         top = parts.top(logits.amax(-1))
         shifted = logits - top.unsqueeze(-1)
         powers = shifted.exp()
@@ -98,7 +101,7 @@ class _OverParts(Function):
         mine += [shifted.sum(-1)] if settings.label_smoothing else []
         total, meant, *every = parts.sum(torch.stack(mine))
 
-        # a share of the target is spread evenly over all classes
+        # label smoothing spreads a part of the target evenly over all classes
         logs = total.log()
         loss = logs - (1 - settings.label_smoothing) * meant
         if every:

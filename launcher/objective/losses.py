@@ -1,4 +1,4 @@
-"""The losses that have a name: their sum over a part of a batch, and what the global mean divides it by."""
+"""The built-in losses: their sum over a part of a batch, and the count that the global mean divides by."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ from launcher.objective.cross_entropy import PLAIN, Parts, cross_entropy
 
 
 class Loss(Protocol):
-    """Sums over all samples of a global batch, divided by the sum of their counts, are its loss.
+    """A loss of a global batch: the sum over all samples, divided by the sum of their counts.
 
-    So both must add up, over samples and, where sequences pass in pieces, over positions.
+    So both must be additive over samples and, where sequences pass in pieces, over positions.
     """
 
     def __call__(self, output: Any, target: Tensor, parts: Parts | None = None) -> Tensor:
-        """The sum over these samples, 0-d; ``parts``: ``output`` has this rank's part of its last dim."""
+        """Return the sum over these samples, 0-d.
+
+        With ``parts``, ``output`` has only this rank's part of its last dim.
+        """
 
     def count(self, target: Tensor) -> Tensor:
-        """What these samples count, 0-d float64: known before any forward, of the targets alone."""
+        """Return the count of these samples, 0-d float64, from the targets alone.
+
+        It is known before any forward.
+        """
 
     def problem(self) -> str:
-        """Why the last sums are NaN, where the loss itself knows; else nothing. Waits for the device."""
+        """Return why the last sums are NaN, or "" if the loss does not know. Waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,9 @@ class ClassLoss:
 
 @dataclass(frozen=True)
 class ElementLoss:
-    """A term an element: ``binary`` cross entropy of a logit, or the squared error.
+    """A loss with one term per element: ``binary`` cross entropy of a logit, or the squared error.
 
-    Worked out in float32 for outputs of half precision, else in their own dtype.
+    It is computed in float32 for half-precision outputs, else in their own dtype.
     """
 
     binary: bool
@@ -61,7 +67,7 @@ class ElementLoss:
         target = target.to(wide.dtype)
         if parts is not None:
             target = target.narrow(-1, parts.rank * wide.shape[-1], wide.shape[-1])
-        if wide.shape != target.shape:  # torch would stretch one to the other
+        if wide.shape != target.shape:  # torch would broadcast them
             shapes = f"targets of shape {tuple(target.shape)} and an output of shape {tuple(output.shape)}"
             raise RunError(f"{shapes}: the loss compares element with element")
 
@@ -79,7 +85,7 @@ class ElementLoss:
 
 
 class _OverParts(Function):
-    """The sum of the terms of all ranks, on each; each has the gradient of its own term."""
+    """Sums the terms of all ranks on each rank; each rank gets the gradient of its own term."""
 
     @staticmethod
     def forward(ctx: Any, term: Tensor, parts: Parts) -> Tensor:

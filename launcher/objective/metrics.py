@@ -1,4 +1,4 @@
-"""The metrics that have a name: sums and counts over a part of the samples, and what all of them come to."""
+"""The built-in metrics: sums and counts over a part of the samples, and the value over all of them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from launcher.objective.cross_entropy import Parts, cross_entropy, flat
 class Metric(Protocol):
     @property
     def name(self) -> str:
-        """Its key in ``metrics.jsonl``; of held-out samples behind ``val_``."""
+        """The key in ``metrics.jsonl``; for validation it has the prefix ``val_``."""
 
     def sums(self, output: Any, target: Tensor, parts: Parts | None = None) -> Tensor:
-        """Sum and count, (2,) float64; what they are over all samples is the same however these are cut."""
+        """Return sum and count, (2,) float64; both are additive, however the samples are split."""
 
     def value(self, total: float, count: float) -> float:
-        """Of all samples; ``count`` is not 0."""
+        """Return the value over all samples; ``count`` is not 0."""
 
 
 def values(metrics: Sequence[Metric], sums: Sequence[Sequence[float]], where: str) -> dict[str, float]:
-    """What each comes to, by its name, of a sum and a count of all samples; nothing where it counts none.
+    """Return the value of each metric by its name, from sums and counts over all samples.
 
-    Raises ``RunError`` for one that is NaN; ``where`` is the step.
+    A metric whose count is 0 has no value. Raises ``RunError`` if a value is NaN; ``where`` names the step.
     """
     found = {}
     for metric, (total, count) in zip(metrics, sums, strict=True):
@@ -46,9 +46,9 @@ def values(metrics: Sequence[Metric], sums: Sequence[Sequence[float]], where: st
 
 @dataclass(frozen=True)
 class TopK:
-    """The share of targets whose logit is among the ``k`` largest; of equal ones the first class is larger.
+    """The share of targets whose logit is among the ``k`` largest; of equal logits the first class wins.
 
-    NaN where a target is no class.
+    It is NaN if a target is no class.
     """
 
     name: str
@@ -62,13 +62,14 @@ class TopK:
         classes, low = size * logits.shape[dim], rank * logits.shape[dim]
         counted, known = target != self.ignored, (target >= 0) & (target < classes)
 
-        # the logit of each target, which one rank has
+        # the logit of each target, which only one rank has
         here = (target >= low) & (target < low + logits.shape[dim])
         column = torch.where(here, target - low, 0).unsqueeze(dim)
         meant = torch.where(here, logits.gather(dim, column).squeeze(dim), 0)
         meant = (meant if parts is None else parts.sum(meant)).unsqueeze(dim)
 
-        # how many are larger: all that are not known to be no larger, for a NaN is no answer
+        # how many logits are larger: all that are not known to be smaller or equal, because a NaN proves
+        # nothing
         shape = [-1 if d == dim else 1 for d in range(logits.dim())]
         numbers = torch.arange(low, low + logits.shape[dim], device=logits.device).view(shape)
         first = (logits == meant) & (numbers < target.unsqueeze(dim))
@@ -85,7 +86,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The exponential of the mean cross entropy, whatever ``loss`` adds to that."""
+    """The exponential of the mean cross entropy, without the terms that ``loss`` may add to it."""
 
     ignored: int
     name: str = "perplexity"
@@ -101,7 +102,10 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class BitsPerByte:
-    """Cross entropy in bits, a byte of text that the targets stand for; ``sizes``: bytes of each token."""
+    """Cross entropy in bits per byte of the text that the targets stand for.
+
+    ``sizes`` has the bytes of each token.
+    """
 
     ignored: int
     sizes: Tensor

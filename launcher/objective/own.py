@@ -1,4 +1,4 @@
-"""A loss or a metric of the user's own: called with an output and its targets, it gives a sum and a count."""
+"""A user-defined loss or metric: called with an output and its targets, it returns a sum and a count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ Pair = tuple[Tensor, Tensor]
 
 
 class OwnLoss:
-    """``instance(output, target)`` gives the pair, and ``instance.count(target)`` the count of it alone."""
+    """A user-defined loss.
+
+    ``instance(output, target)`` returns the sum and the count, and ``instance.count(target)`` the count
+    alone.
+    """
 
     def __init__(self, settings: Target, allow: tuple[str, ...], device: torch.device) -> None:
         key = "loss._target_"
@@ -36,13 +40,16 @@ class OwnLoss:
         assert parts is None, "the planner does not shard outputs for a loss of your own"
         total, count = self.pair(output, target)
 
-        # two counts that differ make the loss NaN: nobody waits for a GPU to know
+        # different counts make the loss NaN, because a check would wait for the GPU
         apart = (count - self.count(target)).abs()
         self._apart = apart if self._apart is None else self._apart + apart
         return torch.where(apart == 0, total, torch.nan)
 
     def pair(self, output: Output, target: Tensor) -> Pair:
-        """What the instance itself says. Raises ``RunError`` for what is none."""
+        """Return the sum and the count of the user's instance.
+
+        Raises ``RunError`` if it returns anything else.
+        """
         return pair(self._made, output, target, self._name)
 
     def count(self, target: Tensor) -> Tensor:
@@ -66,7 +73,7 @@ class OwnMetric:
         return torch.stack([total.double(), count])
 
     def pair(self, output: Output, target: Tensor) -> Pair:
-        """As a loss has it."""
+        """Return the sum and the count, as ``OwnLoss.pair`` does."""
         return pair(self._made, output, target, self._target)
 
     def value(self, total: float, count: float) -> float:
@@ -74,7 +81,7 @@ class OwnMetric:
 
 
 def made(settings: Target, allow: tuple[str, ...], key: str, device: torch.device) -> Any:
-    """An instance; of a module, its buffers are on ``device``. Raises ``RequestError``."""
+    """Build an instance; the buffers of a module are moved to ``device``. Raises ``RequestError``."""
     with owned(key, f"{settings.target}: cannot be built"):
         instance: Any = build(settings, allow, Callable, key=key)  # type: ignore[arg-type]
     if not isinstance(instance, nn.Module):
@@ -86,9 +93,9 @@ def made(settings: Target, allow: tuple[str, ...], key: str, device: torch.devic
 
 
 def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tensor, name: str) -> Pair:
-    """A sum and a count, 0-d, as they must be. Raises ``RunError``.
+    """Return the sum and the count that ``call`` returns, 0-d. Raises ``RunError`` if they are anything else.
 
-    It is given outputs in float32 at least, numbers to compare with in the same dtype.
+    ``call`` gets outputs in float32 at least, and floating-point targets in the same dtype.
     """
     wide = each(output, at_least_float32)
     near = next(t for t in tensors(wide) if t.is_floating_point())
@@ -104,7 +111,10 @@ def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tenso
 
 
 def number(found: object, what: str, near: Tensor) -> Tensor:
-    """As 0-d float64 on the device of ``near``. Raises ``RunError``."""
+    """Return ``found`` as 0-d float64 on the device of ``near``.
+
+    Raises ``RunError``; ``what`` names the value.
+    """
     if isinstance(found, Tensor) and not found.dim():
         return found.detach().to(near.device, torch.float64)
     if isinstance(found, Real):

@@ -1,4 +1,4 @@
-"""Tries a loss or a metric of the user's own on a few samples: what it says must add up."""
+"""Tries a user-defined loss or metric on a few samples: its sums and counts must be additive."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from launcher.objective.structure import Output, each, formed
 from launcher.plan.values.facts import TensorSpec
 
 FEW = 1 << 24
-"""Numbers of an output that are tried at most: a larger one is left to the run."""
+"""Most elements of an output to try; larger ones are left to the run."""
 CLOSE = 1e-9
-"""Relative: what is added up in another order differs by roundings of float64."""
+"""Relative tolerance: another order of additions changes the rounding of float64."""
 SAMPLES = 4
 
 Call = Callable[[Output, Tensor], tuple[Tensor, Tensor]]
@@ -24,9 +24,15 @@ Call = Callable[[Output, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Tried:
-    """``call`` gives a sum and a count; ``made``: of one sample the output, by ``keys`` where it is several.
+    """A loss or metric to try.
 
-    ``pieces``: of a sequence.
+    Attributes:
+        key: the setting that problems name.
+        name: the class that problems name.
+        call: returns a sum and a count.
+        made: the specs of one sample's outputs, named by ``keys`` if the model returns several.
+        targets: of all samples that are tried.
+        pieces: whether sequences pass in pieces, so that sums over positions must be additive too.
     """
 
     key: str
@@ -39,9 +45,9 @@ class Tried:
 
 
 def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Problem | None:
-    """What is wrong with it; ``count``: what a loss says of targets alone.
+    """Return what is wrong with ``tried``, if anything; ``count`` is the ``count(target)`` of a loss.
 
-    Raises ``RequestError`` where it cannot be called.
+    Raises ``RequestError`` if it cannot be called.
     """
     n = len(tried.targets)
     if n * sum(prod(t.shape) for t in tried.made) > FEW:
@@ -63,7 +69,7 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
 
 
 def _drawn(made: TensorSpec, n: int, stream: torch.Generator) -> Tensor:
-    """Of the first ``n`` samples: numbers from 0 to 1, whole ones are 0 or 1."""
+    """Draw outputs of ``n`` samples: floating-point values in [0, 1), and integers 0 or 1."""
     shape = (n, *made.shape)
     if made.dtype.startswith(("float", "bfloat")):
         return torch.rand(shape, generator=stream, dtype=torch.float64)
@@ -71,7 +77,7 @@ def _drawn(made: TensorSpec, n: int, stream: torch.Generator) -> Tensor:
 
 
 def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | None) -> Iterator[Problem]:
-    # of all samples
+    # over all samples
     trained = each(output, lambda t: _trained(t) if count is not None else t)
     total, counted = tried.call(trained, tried.targets)
     if count is not None:
@@ -83,7 +89,7 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
             text = f"it counts {counted.item():g} where its count(target) is {alone.item():g}"
             yield Problem(tried.key, f"{tried.name}: {text}; both must be the same")
 
-    # of parts of them
+    # over parts of them
     ways = [("samples", 0)] + ([("positions of a sequence", 1)] if tried.pieces else [])
     for what, dim in ways:
         if dim >= tried.targets.dim() or tried.targets.shape[dim] < 2:
@@ -103,7 +109,7 @@ def _trained(t: Tensor) -> Tensor:
 
 
 def _cuts(output: Output, targets: Tensor, dim: int) -> Iterator[list[tuple[Output, Tensor]]]:
-    """In two parts, in several ways: what counts for nothing may be all of a part."""
+    """Split the samples in two parts in several ways: a part may contain only targets that do not count."""
     size = targets.shape[dim]
     for first in sorted({1, size // 2, size - 1}):
         lengths = [first, size - first]

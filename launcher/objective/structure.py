@@ -12,7 +12,7 @@ Output: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
 
 def formed(output: Any, keys: Sequence[str | int]) -> Output:
-    """Tensors in the order of ``keys`` as the model has returned them; one tensor is as it is."""
+    """Return tensors in the order of ``keys`` as the model's tuple or dict; without keys, the one tensor."""
     if not keys:
         assert isinstance(output, Tensor)
         return output
@@ -28,7 +28,7 @@ def tensors(output: Output) -> tuple[Tensor, ...]:
 
 
 def each(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
-    """``change`` of every tensor."""
+    """Return ``output`` with ``change`` applied to every tensor."""
     if isinstance(output, Tensor):
         return change(output)
     if isinstance(output, dict):

@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern 2018), as torch has it, of tensors that ranks have pieces of."""
+"""Adafactor (Shazeer and Stern 2018), as in torch, for parameters of which ranks have pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from launcher.optim.whole_tensors import Pieces, add_up
 
 @dataclass(frozen=True)
 class _Update:
-    """One parameter in one step; ``square`` is the sum of its numbers' squares, this rank's at first."""
+    """One parameter in one step.
+
+    ``square`` is the sum of the squares of its values: of this rank's piece first, of the full tensor after
+    ``add_up``.
+    """
 
     p: nn.Parameter
     grad: Tensor
@@ -26,7 +30,7 @@ class _Update:
 
     @property
     def kept(self) -> float:
-        """Of a new number, what goes into the running means."""
+        """The weight of a new value in the running means."""
         return float(self.state["step"].item() ** self.group["beta2_decay"])
 
     @property
@@ -34,7 +38,10 @@ class _Update:
         return self.p.ndim > 1
 
     def direction(self, row_mean: Tensor | None) -> Tensor:
-        """Of this rank's piece, in root mean squares; ``row_mean``: of the whole ``row_var``."""
+        """Return the update of this rank's piece before scaling: the gradient over its root mean square.
+
+        ``row_mean`` is the mean of the full ``row_var``.
+        """
         least = self.group["eps"][0]
         if row_mean is None:
             variance = self.state["variance"].clone()
@@ -45,10 +52,11 @@ class _Update:
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Keeps the means of squares of each row and each column of a matrix, and of each number of a vector.
+    """Keeps the mean square of each row and column of a matrix, and of each element of a vector.
 
-    The rows are those of the last two dims. ``pieces`` says of each parameter what it is a piece of: row and
-    column means, and root mean squares, are those of the whole. ``eps``, ``d``, ``beta2_decay``: as torch's.
+    Rows and columns are those of the last two dims. ``pieces`` says for each parameter which full tensor it
+    is a piece of: row and column means, and root mean squares, are those of the full tensor. ``eps``, ``d``
+    and ``beta2_decay`` are those of torch.
     """
 
     def __init__(self, params: Iterable[Any], lr: float, pieces: Mapping[nn.Parameter, Pieces]) -> None:
@@ -57,7 +65,10 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """All parameters together, so that their sums travel together; updates are not kept meanwhile."""
+        """Update all parameters together, so that their sums share collectives.
+
+        Updates are computed twice rather than kept meanwhile.
+        """
         todo = list(self._begun())
         rows, columns = [], []
         terms: list[tuple[Pieces, Iterable[int] | None, Tensor]] = [(u.pieces, None, u.square) for u in todo]
@@ -74,14 +85,14 @@ class Adafactor(torch.optim.Optimizer):
             if not u.factored:
                 u.state["variance"].lerp_(u.grad * u.grad, u.kept)
 
-        # how large each update is
+        # the size of each update
         sizes = [_square(u.direction(means.get(u.p))) for u in todo]
         add_up((u.pieces, None, size) for u, size in zip(todo, sizes, strict=True))
         for u, size in zip(todo, sizes, strict=True):
             _apply(u, u.direction(means.get(u.p)), size)
 
     def _begun(self) -> Iterator[_Update]:
-        """What has a gradient, and numbers at all."""
+        """Yield the update of each parameter that has a gradient and is not empty."""
         for group in self.param_groups:
             for p in group["params"]:
                 pieces = self._pieces[p]
@@ -96,7 +107,7 @@ class Adafactor(torch.optim.Optimizer):
     def _averaged(
         self, todo: list[_Update], rows: list[Tensor], columns: list[Tensor]
     ) -> dict[Tensor, Tensor]:
-        """Takes the sums of squares into the running means; the mean of those of rows."""
+        """Update the running means from the sums of squares; return the mean of each column of row means."""
         sums = {}
         for u, row, column in zip(todo, rows, columns, strict=True):
             u.state["row_var"].lerp_(row.div_(u.pieces.shape[-1]), u.kept)
@@ -107,7 +118,7 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def _zeros(p: Tensor) -> dict[str, Tensor]:
-    """What is kept of a piece before the first step."""
+    """Return the state of a piece before the first step."""
     step = torch.tensor(0.0, dtype=torch.float32)
     if p.ndim > 1:
         row, column = p.new_zeros((*p.shape[:-1], 1)), p.new_zeros((*p.shape[:-2], 1, p.shape[-1]))
@@ -116,7 +127,7 @@ def _zeros(p: Tensor) -> dict[str, Tensor]:
 
 
 def _apply(u: _Update, update: Tensor, size: Tensor) -> None:
-    """``size``: the sum of the squares of the whole ``update``."""
+    """Apply ``update``; ``size`` is the sum of the squares of the full update."""
     numbers, lr = prod(u.pieces.shape), u.group["lr"]
     rate = min(float(lr), 1 / u.state["step"].item() ** 0.5)
     step = (u.square / numbers).sqrt().clamp(min=u.group["eps"][1]) * rate
@@ -127,12 +138,12 @@ def _apply(u: _Update, update: Tensor, size: Tensor) -> None:
 
 
 def _square(t: Tensor) -> Tensor:
-    """In fp64: a CPU adds a million squares in fp32 to no more than five digits."""
+    """Return the sum of squares in fp64: a CPU's sum of a million squares in fp32 has five correct digits."""
     norm: Tensor = torch.linalg.vector_norm(t, dtype=torch.float64)
     return norm.square()
 
 
 def _squares(t: Tensor, dim: int) -> Tensor:
-    """Their sum along ``dim``; none of the size of ``t`` is made."""
+    """Return the sum of squares along ``dim``, without a temporary of the size of ``t``."""
     norms: Tensor = torch.linalg.vector_norm(t, dim=dim, keepdim=True)
     return norms.square()

@@ -33,12 +33,12 @@ def build_optimizer(
     allow: tuple[str, ...] = (),
     pieces: Mapping[nn.Parameter, Pieces] | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer of ``params``, those to train on this rank; it idles where all stages are frozen.
+    """Build the optimizer of ``params``, this rank's trainable parameters.
 
-    ``pieces``: what those that are cut are pieces of, for updates that depend on the whole.
-    Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is
-    called with plain tensors in one list, this rank's pieces where they are cut, then its
-    arguments; it groups them itself.
+    It does nothing if all stages are frozen. ``pieces`` describes the full tensors of split parameters, for
+    updates that depend on the full tensor. Every group keeps its initial rate as ``initial_lr``. A
+    user-defined class is called with plain tensors in one list (this rank's pieces of split parameters), then
+    with its arguments; it forms its own groups.
     """
     if not params:
         params = [(IDLE, [("nothing", nn.Parameter(torch.empty(0)))])]
@@ -48,15 +48,15 @@ def build_optimizer(
 
 
 def keep_rates(optimizer: torch.optim.Optimizer) -> None:
-    """For ``scale_lr``."""
+    """Store each group's rate as ``initial_lr``, which ``scale_lr`` multiplies."""
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", float(group["lr"]))
 
 
 def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Set each group's rate to ``factor`` of its initial one; the first group's is returned."""
+    """Set each group's rate to ``factor`` times its initial rate, and return that of the first group."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):  # which the optimizer may have handed on
+        if isinstance(group["lr"], torch.Tensor):  # the optimizer may share the tensor, so change it in place
             group["lr"].fill_(group["initial_lr"] * factor)
         else:
             group["lr"] = group["initial_lr"] * factor
@@ -84,7 +84,7 @@ def _build(
 def _on_pieces(
     build: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], params: Grouped
 ) -> torch.optim.Optimizer:
-    """Of plain tensors, this rank's pieces where they are cut."""
+    """Build an optimizer of plain tensors: this rank's pieces of parameters that are split."""
     tensors = [p for _, p in flat(params)]
     return LocalShards(build, tensors) if any(isinstance(p, DTensor) for p in tensors) else build(tensors)
 
@@ -92,7 +92,7 @@ def _on_pieces(
 def build_own(
     settings: Target, allow: tuple[str, ...], tensors: Sequence[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """Of the user's class, as it is. Raises ``RequestError`` where its arguments do not fit."""
+    """Build the user's optimizer class. Raises ``RequestError`` if its arguments do not fit."""
     from launcher.job.targets import build, locate
 
     if "groups" in settings.arguments:
@@ -113,7 +113,7 @@ def _of_whole(
     pieces: Mapping[nn.Parameter, Pieces],
     tensors: Sequence[nn.Parameter],
 ) -> torch.optim.Optimizer:
-    """One whose updates depend on whole tensors."""
+    """Build an optimizer whose updates depend on full tensors."""
     found = groups(replaced(params, tensors))
     cut = zip(tensors, flat(params), strict=True)
     of = {t: pieces[p] if p in pieces else alone(t) for t, (_, p) in cut}
@@ -123,5 +123,5 @@ def _of_whole(
 
 
 def _sgd(found: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> torch.optim.SGD:
-    """foreach, for its fused kernel has no rule for DTensor."""
+    """Build SGD with foreach, because its fused kernel has no rule for DTensor."""
     return torch.optim.SGD(found, lr=lr, momentum=momentum, nesterov=nesterov, foreach=True)

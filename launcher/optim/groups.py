@@ -12,14 +12,13 @@ from launcher.plan.values.param_group import ParamGroup
 
 Named = Sequence[tuple[str, nn.Parameter]]
 Grouped = Sequence[tuple[ParamGroup, Named]]
-"""Those of this rank, by the groups of the plan."""
+"""This rank's parameters by the groups of the plan."""
 
 
 def groups(grouped: Grouped) -> list[dict[str, Any]]:
-    """As torch has them, named, in order of first appearance.
+    """Return groups as torch takes them, with names, in order of first appearance.
 
-    Each is of parameters that live alike (plain, or on one mesh of DTensors): fused and foreach kernels
-    refuse a mixture.
+    All parameters of a group are plain, or DTensors on one mesh: fused and foreach kernels refuse a mixture.
     """
     found: dict[Any, list[tuple[str, nn.Parameter]]] = {}
     settings: dict[Any, dict[str, Any]] = {}
@@ -32,11 +31,11 @@ def groups(grouped: Grouped) -> list[dict[str, Any]]:
 
 
 def flat(grouped: Grouped) -> list[tuple[str, nn.Parameter]]:
-    """Group after group."""
+    """Return the names and parameters of all groups, group after group."""
     return [pair for _, params in grouped for pair in params]
 
 
 def replaced(grouped: Grouped, tensors: Iterable[nn.Parameter]) -> Grouped:
-    """With ``tensors`` in place of those that ``flat`` gives, in its order."""
+    """Return ``grouped`` with ``tensors`` in place of its parameters, in the order of ``flat``."""
     left = iter(tensors)
     return [(group, [(name, next(left)) for name, _ in params]) for group, params in grouped]

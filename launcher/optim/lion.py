@@ -1,4 +1,4 @@
-"""Lion (Chen et al. 2023, arXiv 2302.06675): steps of one size, by the sign of a running mean."""
+"""Lion (Chen et al. 2023, arXiv 2302.06675): updates of one size, by the sign of a running mean."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class Lion(torch.optim.Optimizer):
-    """Elementwise. Keeps one tensor of each parameter, ``exp_avg``.
+    """An elementwise optimizer that keeps one tensor per parameter, ``exp_avg``.
 
-    ``betas``: how much of the mean is in what the sign is taken of, and how much of it stays.
+    The first of ``betas`` weighs the mean in the value whose sign is taken, the second in the new mean.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One parameter after the other, so that what it needs besides is of the size of one."""
+        """Update one parameter after the other, so that temporaries are of the size of one."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -31,7 +31,7 @@ class Lion(torch.optim.Optimizer):
                 if not state:
                     state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 tensors: Iterable[Tensor] = (p, p.grad, state["exp_avg"])
-                if p.is_complex():  # two numbers, each with a sign
+                if p.is_complex():  # real and imaginary part each have a sign
                     tensors = map(torch.view_as_real, tensors)
                 update(*tensors, lr=group["lr"], betas=group["betas"], weight_decay=group["weight_decay"])
 
@@ -39,7 +39,10 @@ class Lion(torch.optim.Optimizer):
 def update(
     p: Tensor, grad: Tensor, mean: Tensor, *, lr: float, betas: tuple[float, float], weight_decay: float
 ) -> None:
-    """Products are rounded before they are added: a sign would show a fused one."""
+    """Update ``p`` and ``mean`` in place.
+
+    Products are rounded before they are added, because the sign would show the difference of a fused one.
+    """
     now, kept = betas
     sign = mean.mul(now).add_(grad.mul(1 - now)).sign_()
     p.mul_(1 - lr * weight_decay).add_(sign, alpha=-lr)

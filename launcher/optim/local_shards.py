@@ -11,23 +11,26 @@ from torch.distributed.tensor import DTensor
 
 
 class LocalShards(torch.optim.Optimizer):
-    """``inner`` is given this rank's pieces: what it does to each number must not depend on the others.
+    """Gives ``inner`` this rank's pieces of the parameters; its update must be elementwise.
 
-    A class of the user's own need not know of DTensor, nor have operations that it has a rule for. The pieces
-    share memory with the parameters; gradients are handed over before a step.
+    A user-defined class need not know DTensor, nor be limited to operations that have a rule for it. The
+    pieces share memory with the parameters; gradients are passed to them before a step.
     """
 
     def __init__(
         self, build: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], params: Sequence[nn.Parameter]
     ) -> None:
-        """Not that of the base class: groups, state and hooks are those of ``inner``."""
+        """Build ``inner``.
+
+        The base class is not initialised, as groups, state and hooks are those of ``inner``.
+        """
         self._own = {p: _piece(p) for p in params}
         self.inner = build(list(self._own.values()))
         self.register_step_pre_hook = self.inner.register_step_pre_hook  # type: ignore[method-assign]
         self.register_step_post_hook = self.inner.register_step_post_hook  # type: ignore[method-assign]
 
     def own(self, p: Tensor) -> Tensor:
-        """The piece of ``p``, which is itself where it is not trained."""
+        """Return the piece of ``p``, or ``p`` itself if it is not trained."""
         return self._own.get(p, p)  # type: ignore[call-overload, no-any-return]
 
     @property
@@ -49,7 +52,7 @@ class LocalShards(torch.optim.Optimizer):
         with torch.no_grad():
             for p, piece in self._own.items():
                 held = _local(p.detach())
-                if piece.data_ptr() != held.data_ptr():  # it has put another tensor in its place
+                if piece.data_ptr() != held.data_ptr():  # the optimizer has replaced p.data
                     held.copy_(piece)
                     piece.data = held
 
@@ -71,7 +74,10 @@ def _local(t: Tensor) -> Tensor:
 
 
 def _grad(p: Tensor) -> Tensor | None:
-    """This rank's piece, laid out as the parameter is; after tensor parallelism its gradient may not be."""
+    """Return this rank's piece of the gradient, with the placements of the parameter.
+
+    After tensor parallelism the gradient may have others.
+    """
     g = p.grad
     if isinstance(g, DTensor) and isinstance(p, DTensor) and g.placements != p.placements:
         g = g.redistribute(placements=p.placements)

@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024), as torch has it, of matrices that ranks have pieces of; AdamW beside it."""
+"""Muon (Jordan et al. 2024), as in torch, for matrices of which ranks have pieces; AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from launcher.optim.whole_tensors import Pieces
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups whose ``use`` is muon keep one tensor of each matrix, ``momentum_buffer``; others are AdamW's.
+    """Updates groups whose ``use`` is muon by Muon, and the others by AdamW.
 
-    ``pieces`` says of each parameter what it is a piece of. Every rank gathers each matrix, one after the
-    other, in ``ns_dtype`` of its group, and works out the whole step.
+    Muon keeps one tensor per matrix, ``momentum_buffer``. ``pieces`` says for each parameter which full
+    tensor it is a piece of. Every rank gathers each matrix, one after the other, in ``ns_dtype`` of its
+    group, and computes the full update.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": settings.lr})
         self._settings, self._pieces = settings, pieces
 
-        # torch's own, of the same groups and with the same state
+        # torch's AdamW, with the same groups and the same state
         others = [group for group in self.param_groups if group.get("use") == "adamw"]
         self._adamw = torch.optim.AdamW(others, fused=True) if others else None
         if self._adamw is not None:
@@ -55,10 +56,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(g: Tensor, settings: Settings) -> Tensor:
-    """All singular values near 1, by the Newton-Schulz iteration; in the dtype of ``g``."""
+    """Return ``g`` with all singular values near 1, by the Newton-Schulz iteration in the dtype of ``g``."""
     a, b, c = settings.ns_coefficients
     x = g.T if g.shape[0] > g.shape[1] else g
-    x = x / x.norm().clamp(min=settings.eps)  # so that none is above 1
+    x = x / x.norm().clamp(min=settings.eps)  # so that no singular value is above 1
     for _ in range(settings.ns_steps):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -66,6 +67,9 @@ def orthogonalized(g: Tensor, settings: Settings) -> Tensor:
 
 
 def scale(shape: tuple[int, ...], how: str) -> float:
-    """Of the rate, for a matrix of that shape: by its ratio, or so that updates are as large as AdamW's."""
+    """Return the factor of the rate for a matrix of ``shape``.
+
+    "original" goes by the ratio of its dims; otherwise updates get the size of AdamW's.
+    """
     rows, columns = shape
     return sqrt(max(1.0, rows / columns)) if how == "original" else 0.2 * sqrt(max(rows, columns))

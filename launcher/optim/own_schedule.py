@@ -1,4 +1,4 @@
-"""A learning-rate schedule of the user's own: it is built, and tried at the steps of the run."""
+"""A user-defined learning-rate schedule: it is built, and tried at the steps of the run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from launcher.job.targets import build
 
 KEY = "schedule._target_"
 MOST = 1_000_000
-"""Steps that are tried; of a longer training so many, evenly up to the last."""
+"""Most steps that are tried; of a longer training this many, evenly spaced up to the last."""
 AGAIN = 1_000
-"""Steps that are tried a second time, in another order."""
+"""Most steps that are tried a second time, in another order."""
 
 
 def build_own(settings: Target, allow: tuple[str, ...]) -> Callable[[int], float]:
-    """An instance, called with the step (from 0). Raises ``RequestError``, and ``RunError`` when called."""
+    """Return a function of the step (from 0) that calls the user's instance.
+
+    Raises ``RequestError``; the function raises ``RunError`` if the value is no factor.
+    """
     made = _made(settings, allow)
 
     def factor(step: int) -> float:
@@ -33,9 +36,9 @@ def build_own(settings: Target, allow: tuple[str, ...]) -> Callable[[int], float
 
 
 def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | None:
-    """What is wrong with it at one of so many ``steps``.
+    """Return what is wrong with the schedule at one of the ``steps``, if anything.
 
-    Raises ``RequestError`` where it cannot be made or called.
+    Raises ``RequestError`` if it cannot be built or called.
     """
     tried = range(steps - 1, -1, -ceil(steps / MOST))[::-1]
     again = tried[:: -ceil(len(tried) / AGAIN)]
@@ -49,7 +52,7 @@ def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | N
         if step in again:
             found[step] = number
 
-    # a run that goes on begins with another step
+    # a run that resumes begins with another step
     other = _made(settings, allow)
     for step in again:
         with owned(KEY, f"{name}: it cannot be called with step {step} first"):
@@ -66,10 +69,10 @@ def _made(settings: Target, allow: tuple[str, ...]) -> Callable[[int], object]:
 
 
 def _number(value: object) -> float | None:
-    """The value, where it is a factor."""
+    """Return the value as a float if it is a factor: finite and at least 0."""
     try:
         number = float(value) if isinstance(value, Real) else nan
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an int beyond all floats
         return None
     return number if isfinite(number) and number >= 0 else None
 

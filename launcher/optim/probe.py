@@ -1,4 +1,4 @@
-"""Probes one of the user's own optimizers on small tensors: what does an update depend on?"""
+"""Tries a user-defined optimizer on small tensors, to learn what its updates depend on."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from launcher.optim.trial import Broken, Build, Observation, Shape, Trial, Trial
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3}
-"""Of the way that a number went: the same sums in another order end nearer together, other sums do not."""
+"""Tolerance as a share of the way that a value has moved.
+
+The same sums in another order differ by less, other sums by more.
+"""
 DTYPES = {"float64": (torch.float64,), "float32": (torch.float64, torch.float32)}
-"""What is tried for weights of a dtype: where a class can, fp64 tells more."""
+"""The dtypes to try for weights of a dtype: fp64 first, which tells more if the class supports it."""
 
 
 def probe(
     build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu", dtype: str = "float64"
 ) -> OptimizerTraits:
-    """What the class at ``name`` does to tensors of such ``shapes``.
+    """Return what the class at ``name`` does to tensors of ``shapes``.
 
-    ``build`` makes it for a list of tensors; ``device`` and ``dtype`` are those of the weights. Raises
-    ``RequestError`` when there is no such class, or its arguments do not fit.
+    ``build`` makes the optimizer of a list of tensors; ``device`` and ``dtype`` are those of the weights.
+    Raises ``RequestError`` if no such class exists, or its arguments do not fit.
     """
     why = ""
     with _apart():
@@ -42,7 +45,10 @@ def probe(
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Nothing of it is seen outside: ranks are forked later, when no thread may run and no device be used."""
+    """Isolate the trial: threads, random streams and devices are as before afterwards.
+
+    Ranks are forked later, when no thread may run and no device may be in use.
+    """
     threads, stream = torch.get_num_threads(), random.getstate()
     torch.set_num_threads(1)
 
@@ -56,7 +62,7 @@ def _apart() -> Iterator[None]:
 
 
 def _no_accelerator() -> AbstractContextManager[object]:
-    """Torch's optimizers ask for one, and start it, before they take a step on the CPU."""
+    """Hide the accelerator: torch's optimizers query and start it before they take a step on the CPU."""
     found = torch.accelerator.current_accelerator()
     if found is None:
         return nullcontext()
@@ -69,7 +75,7 @@ def _traits(trial: Trial, name: str) -> OptimizerTraits:
     if _alike(want, trial.starts) and any(g["initial_lr"] for g in seen.optimizer.param_groups):
         raise Broken("its step() changes no parameter")
 
-    # cut along the first dim, then along any
+    # split along the first dim, then along each other dim
     rows = _near(trial, seen, TrialCut(0))
     others = range(1, max(map(len, trial.shapes)))
 
@@ -91,7 +97,7 @@ def _traits(trial: Trial, name: str) -> OptimizerTraits:
 
 
 def _near(trial: Trial, seen: Observation, cut: TrialCut) -> bool:
-    """Whether the tensors end where they do when they are not cut."""
+    """Whether the tensors of a split run end where those of the unsplit run do."""
     try:
         return _close(trial.run(cut), seen)
     except Broken:
@@ -99,7 +105,7 @@ def _near(trial: Trial, seen: Observation, cut: TrialCut) -> bool:
 
 
 def _close(got: Sequence[Tensor], seen: Observation) -> bool:
-    """Number by number: beside one that went far, others may be wrong unseen."""
+    """Compare value by value: a large value must not hide a wrong one beside it."""
     for a, p, path in zip(got, seen.params, seen.paths, strict=True):
         want = p.detach()
         rounding = 500 * torch.finfo(want.dtype).eps * (want.abs() + path)
@@ -110,7 +116,7 @@ def _close(got: Sequence[Tensor], seen: Observation) -> bool:
 
 
 def _alike(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
-    """To the last bit."""
+    """Whether the tensors are bit-equal, except for NaN."""
     return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(a, b, strict=True))
 
 
@@ -123,14 +129,14 @@ def _works(trial: Trial) -> bool:
 
 
 def _draws(trial: Trial, want: Sequence[Tensor]) -> Literal["", "torch", "elsewhere"]:
-    """Whether the numbers change with the seed; if they do, whether torch's alone decides."""
+    """Whether the values change with the seed; if they do, whether torch's generator alone decides."""
     if _alike(trial.run(seed=1), want):
         return ""
     return "torch" if _alike(trial.run(seed=0), want) else "elsewhere"
 
 
 def _odd(seen: Observation) -> str:
-    """The first state of another shape than its parameter's that is no single number without dims."""
+    """Describe the first state that has neither its parameter's shape nor zero dims."""
     for p in seen.params:
         for key, t in pack(seen.optimizer, p).items():
             if t.ndim and t.shape != p.shape:
@@ -150,6 +156,6 @@ def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
 
 
 def _copies(seen: Observation) -> int:
-    """Tensors of a parameter's size for each parameter, on average."""
+    """Return the number of state tensors of a parameter's size per parameter, on average, rounded."""
     held = sum(t.numel() for p in seen.params for t in pack(seen.optimizer, p).values() if t.ndim)
     return round(held / max(sum(p.numel() for p in seen.params), 1))

@@ -19,7 +19,10 @@ from launcher.job.schema.schedules import (
 
 
 def factors(settings: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:
-    """At each optimizer step (from 0) of ``total``; ``allow``: packages ``_target_`` may name."""
+    """Return the function from an optimizer step (from 0) of ``total`` to its factor.
+
+    ``allow`` lists the packages that ``_target_`` may name.
+    """
     if not isinstance(settings, Target):
         return partial(factor, settings, total=total)
     from launcher.optim.own_schedule import build_own
@@ -28,10 +31,10 @@ def factors(settings: Schedule, total: int, allow: tuple[str, ...]) -> Callable[
 
 
 def factor(settings: NamedSchedule, step: int, total: int) -> float:
-    """For optimizer step ``step`` (from 0) of ``total``.
+    """Return the factor of optimizer step ``step`` (from 0) of ``total``.
 
-    ``warmup_steps`` rise evenly to 1, reached by the last of them; then from 1 down to
-    ``final`` at the last step, or towards it in each period where there are restarts.
+    The factor rises evenly over ``warmup_steps`` and reaches 1 at the last of them. Then it falls from 1 to
+    ``final`` at the last step, or towards it in each period of a schedule with restarts.
 
     >>> from launcher.job.schema.components import Linear
     >>> [factor(Linear(name="linear", warmup_steps=2), step, 7) for step in range(7)]
@@ -47,7 +50,7 @@ def factor(settings: NamedSchedule, step: int, total: int) -> float:
 
 
 def _left(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, step: int, total: int) -> float:
-    """How much is left, from 1 to 0, in step ``step`` of the ``total`` after warmup."""
+    """Return the part that is left, from 1 to 0, in step ``step`` of the ``total`` after warmup."""
     done = min(step / max(total - 1, 1), 1.0)
     match settings:
         case Cosine():
@@ -59,13 +62,16 @@ def _left(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, step: i
         case CosineRestarts(period_steps=period, period_multiplier=multiplier):
             return (1 + cos(pi * _of_period(step, period, multiplier))) / 2
         case WSD():
-            # what warmup leaves, where debug.limit cuts the training short
+            # no more than warmup leaves: debug.limit may cut the training short
             decay = min(settings.decay(total + settings.warmup_steps), total)
             return _stable(step - (total - decay) + 1, decay, settings.decay_shape)
 
 
 def _of_period(step: int, period: int, multiplier: int) -> float:
-    """How much of its period is behind ``step``; each is ``multiplier`` times as long as the one before."""
+    """Return the part of its period that ``step`` has behind it.
+
+    Each period is ``multiplier`` times as long as the one before.
+    """
     if multiplier == 1:
         return (step % period) / period
     while step >= period:
@@ -75,7 +81,10 @@ def _of_period(step: int, period: int, multiplier: int) -> float:
 
 
 def _stable(step: int, decay: int, shape: str) -> float:
-    """1 up to the ``decay`` steps, of which ``step`` (from 1) is one; 0 at the last."""
+    """Return 1 before the last ``decay`` steps, and in these a value that falls to 0 at the last of them.
+
+    ``step`` counts from 1 at the first of the ``decay`` steps.
+    """
     if step < 1 or decay < 1:
         return 1.0
     done = min(step / decay, 1.0)

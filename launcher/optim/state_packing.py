@@ -19,14 +19,14 @@ GROUP = "param_group"
 
 
 def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> dict[str, Tensor]:
-    """The state of a parameter as tensors by name.
+    """Return the state of a parameter as tensors by name.
 
-    Tensors as they are, which are the state itself; Python's numbers, ``None``, lists and tuples as
-    tensors without dims, whose names end in what they were: ``step/int``, ``history/list`` (its length)
-    and ``history/0/float``.
+    Tensors are returned as they are and share memory with the state. Python's numbers, ``None``, lists and
+    tuples become tensors without dims, whose names end in their type: ``step/int``, ``history/list`` (its
+    length) and ``history/0/float``.
 
-    ``counters``: values of the parameter's group that belong to the state too: ``param_group/k/int``. What is
-    none of these is left out: ``unpackable`` names it.
+    ``counters`` names values of the parameter's group that belong to the state too: ``param_group/k/int``.
+    Values of other types are left out: ``unpackable`` names them.
     """
     return {
         name: t
@@ -37,7 +37,7 @@ def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = 
 
 
 def unpackable(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> list[str]:
-    """``key of type type``, of what ``pack`` leaves out."""
+    """Return ``key of type type`` of each value that ``pack`` leaves out."""
     return [
         f"{key} of type {kind}"
         for key, value in _entries(optimizer, p, counters)
@@ -46,7 +46,7 @@ def unpackable(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[s
 
 
 def unpack(optimizer: torch.optim.Optimizer, p: Tensor, packed: Mapping[str, Tensor]) -> None:
-    """The state of ``p`` becomes what ``pack`` made ``packed`` of; so do those values of its group."""
+    """Restore the state of ``p``, and the values of its group, from the ``packed`` that ``pack`` returned."""
     at = _own(optimizer, p)
     found = _nested(packed)
     group = _group(optimizer, at)
@@ -58,13 +58,13 @@ def unpack(optimizer: torch.optim.Optimizer, p: Tensor, packed: Mapping[str, Ten
 
 
 def on_device(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
-    """Whether its step counters are where ``p`` is, as torch has it: for kernels that never ask the CPU."""
+    """Whether step counters are on the device of ``p``, as torch has them for kernels that need no CPU."""
     group = _group(optimizer, _own(optimizer, p))
     return bool(group.get("capturable") or group.get("fused"))
 
 
 def _own(optimizer: torch.optim.Optimizer, p: Tensor) -> Tensor:
-    """The tensor that the optimizer knows ``p`` by."""
+    """Return the tensor under which the optimizer knows ``p``."""
     return optimizer.own(p) if isinstance(optimizer, LocalShards) else p
 
 
@@ -83,7 +83,10 @@ def _entries(
 
 
 def _strange(key: Any, value: Any) -> str:
-    """The type of what has no place in a checkpoint, if any; a key becomes part of a tensor's name there."""
+    """Return the type of a value that checkpoints cannot store, or "".
+
+    A key becomes part of a tensor's name in the checkpoint.
+    """
     if not isinstance(key, str) or not key.removeprefix(f"{GROUP}/").isidentifier() or key == GROUP:
         return f"{type(value).__name__}, under a key that is no plain name"
     if type(value) in (list, tuple):
@@ -92,7 +95,7 @@ def _strange(key: Any, value: Any) -> str:
         kind = f"{type(value).__name__} ({value.layout}, {value.dtype})".replace("torch.", "")
         return "" if _plain(value) else kind
 
-    # Python's own, where an int64 holds it
+    # Python's own types, of which an int must fit an int64
     fits = type(value) is int and -(2**63) <= value < 2**63
     return "" if fits or value is None or type(value) in (bool, float) else type(value).__name__
 

@@ -1,4 +1,4 @@
-"""Runs one of the user's own optimizers on small tensors, whole or cut in two."""
+"""Runs a user-defined optimizer on small tensors, full or split in two."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Build = Callable[[list[nn.Parameter]], Optimizer]
 Shape = tuple[int, ...]
 
 STEPS, RESUMED = 24, 11
-"""How long it is tried, and after how many steps its state moves to another instance."""
+"""Number of steps of a trial, and the step at which its state moves to another instance."""
 SCALES = (1.0, 1e3, 1e-3, 30.0, 0.1)
-"""Of the gradients, step by step: a limit on a norm is passed, and is kept."""
+"""Factors of the gradients, step by step, so that some norms pass a limit and others do not."""
 SPIKES = {1: slice(0, 1), 4: slice(-1, None)}
 RATES = (1.0, 0.5, 0.25, 1.0)
 LONGEST = {1: 6000, 2: 136, 3: 24}
-"""A dim, by how many there are, else 8: some classes treat 128 rows, or 4096 numbers, unlike fewer."""
+"""Longest dim by the number of dims, else 8: some classes treat 128 rows, or 4096 values, unlike fewer."""
 OURS = frozenset({"params", "param_names", "lr", "initial_lr"})
 
 
 class Broken(Exception):
-    """Why the class cannot train."""
+    """Says why the class cannot train."""
 
 
 @dataclass(frozen=True)
 class TrialCut:
-    """Two pieces of every tensor along ``dim``: a third and the rest; if ``empty``, all and nothing."""
+    """Splits every tensor in two along ``dim``: a third and the rest; if ``empty``, all and nothing."""
 
     dim: int | None = None
     empty: bool = False
@@ -57,10 +57,10 @@ class TrialCut:
 
 @dataclass
 class Observation:
-    """What a run left: the tensors, the optimizer, and which values of its groups it changed itself.
+    """What a run left: the tensors, the optimizer, and the group values that the optimizer changed itself.
 
-    ``first``: the keys of its state after one step; ``paths``: how far each number went in all steps
-    together.
+    ``first`` has the keys of its state after one step; ``paths`` has the way that each value moved, summed
+    over all steps.
     """
 
     params: list[nn.Parameter]
@@ -71,7 +71,7 @@ class Observation:
 
 
 def small(shapes: Sequence[Shape]) -> list[Shape]:
-    """The largest and the smallest of each number of dims, made small; at least two tensors in all."""
+    """Return the largest and the smallest shape of each number of dims, made small; at least two shapes."""
     out: list[Shape] = []
     for dims in sorted({len(s) for s in shapes}, reverse=True):
         alike = sorted((s for s in shapes if len(s) == dims), key=prod)
@@ -82,7 +82,7 @@ def small(shapes: Sequence[Shape]) -> list[Shape]:
 
 @dataclass
 class Trial:
-    """``device`` is the one asked for, which is not the one tried on."""
+    """A trial of ``build`` on the CPU; ``device`` is the device of the run."""
 
     build: Build
     shapes: list[Shape]
@@ -95,10 +95,10 @@ class Trial:
         self.starts = [torch.randn(s, generator=g, dtype=self.dtype) for s in self.shapes]
 
     def gradients(self, step: int) -> list[Tensor]:
-        """Random numbers whose sizes tell beginning from end, steps and tensors apart.
+        """Return random gradients whose sizes differ between steps, tensors and positions.
 
-        Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in
-        its own way; now and then the first or the last number is far larger than the rest.
+        Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in its
+        own way; now and then the first or the last value is far larger than the rest.
         """
         g = torch.Generator().manual_seed(1 + step)
         out = []
@@ -123,7 +123,7 @@ class Trial:
         if wrong := _unusable(optimizer):
             raise Broken(wrong)
 
-        # as a run would have it
+        # as in a run
         keep_rates(optimizer)
         torchs = type(optimizer).__module__.startswith("torch.optim.")
         for group in optimizer.param_groups:
@@ -131,11 +131,11 @@ class Trial:
                 why = "capturable=True is for graphs of an accelerator, and torch takes no such step on CPUs"
                 raise Broken(f"{why}; set optim.capturable=false")
             if self.device != "cpu" and group.get("capturable"):
-                group["capturable"] = False  # which no CPU can
+                group["capturable"] = False  # no CPU supports it
         return params, optimizer
 
     def run(self, cut: TrialCut = TrialCut(), seed: int = 0) -> list[Tensor]:
-        """The tensors afterwards, cut and put together again."""
+        """Train tensors that are split by ``cut``, and return them joined again."""
         torch.manual_seed(seed)
         lengths = [len(cut.pieces(t)) for t in self.starts]
         params, optimizer = self.made([p for t in self.starts for p in cut.pieces(t)])
@@ -145,7 +145,7 @@ class Trial:
         return [cut.joined([next(left).detach() for _ in range(n)]) for n in lengths]
 
     def alone(self) -> list[Tensor]:
-        """Each tensor in an optimizer of its own."""
+        """Train each tensor in an optimizer of its own."""
         torch.manual_seed(0)
         made = [self.made([t]) for t in self.starts]
         for step in range(STEPS):
@@ -154,7 +154,7 @@ class Trial:
         return [p.detach() for params, _ in made for p in params]
 
     def observed(self) -> Observation:
-        """As ``run``, looking at the groups after every step."""
+        """Train as ``run`` does, and compare the groups after every step."""
         torch.manual_seed(0)
         params, optimizer = self.made(self.starts)
         before = [_values(g) for g in optimizer.param_groups]
@@ -167,7 +167,7 @@ class Trial:
             if step == 0:
                 first = keys(params, optimizer)
 
-            # how far each number went, and what of the groups is new
+            # how far each value moved, and which group values changed
             for path, p, old in zip(paths, params, were, strict=True):
                 path += (p.detach() - old).abs()
             for was, group in zip(before, optimizer.param_groups, strict=True):
@@ -176,7 +176,7 @@ class Trial:
         return Observation(params, optimizer, tuple(sorted(changed)), first=first, paths=paths)
 
     def resumed(self, counters: tuple[str, ...]) -> list[Tensor]:
-        """As ``run``, with the state handed to another instance on the way."""
+        """Train as ``run`` does, but move the state to another instance after ``RESUMED`` steps."""
         torch.manual_seed(0)
         params, optimizer = self.made(self.starts)
         for step in range(STEPS):
@@ -189,7 +189,7 @@ class Trial:
         return [p.detach() for p in params]
 
     def unused(self) -> None:
-        """The first tensor never has a gradient, the last does not always."""
+        """Train without a gradient of the first tensor, and once without one of the last."""
         params, optimizer = self.made(self.starts)
         for step in range(4):
             grads: list[Tensor | None] = [*self.gradients(step)]
@@ -202,7 +202,7 @@ class Trial:
 def advance(
     params: Sequence[nn.Parameter], optimizer: Optimizer, grads: Sequence[Tensor | None], step: int
 ) -> None:
-    """One step with gradients that are given, at the rate that a schedule sets."""
+    """Take one step with ``grads``, at the rate that a schedule sets. Raises ``Broken``."""
     for p, g in zip(params, grads, strict=True):
         p.grad = None if g is None else g.clone(memory_format=torch.contiguous_format)
     scale_lr(optimizer, RATES[step % len(RATES)])
@@ -228,12 +228,12 @@ def _members(optimizer: Optimizer) -> list[int]:
 
 
 def keys(params: Sequence[nn.Parameter], optimizer: Optimizer) -> tuple[str, ...]:
-    """Of the state of any of them."""
+    """Return the keys in the state of any of ``params``, sorted."""
     return tuple(sorted({key.split("/")[0] for p in params for key in pack(optimizer, p)}))
 
 
 def _unusable(optimizer: Optimizer) -> str:
-    """What can be told without a step."""
+    """Return why the optimizer cannot be used, as far as that is known without a step."""
     needed = [
         n for n, p in inspect.signature(optimizer.step).parameters.items()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
@@ -259,14 +259,17 @@ def _values(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(value: Any) -> Any:
-    """As it is now."""
+    """Return a copy of the value as it is now."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return [_kept(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Of two values that were kept; of other objects than numbers, nothing is known but which they are."""
+    """Compare two values from ``_kept``.
+
+    Objects other than numbers and strings are equal if they are identical.
+    """
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.equal(a, b)
     if isinstance(a, list) and isinstance(b, list):

@@ -1,4 +1,4 @@
-"""What a step needs to know of a whole tensor that ranks have pieces of: sums over it, or all of it."""
+"""Sums over a full tensor of which ranks have pieces, and the gathered tensor, for optimizer steps."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from launcher.plan.values.layout import Box, Layout
 
 @dataclass(frozen=True)
 class Pieces:
-    """A tensor laid out as ``layout``, of which ``rank`` has a piece.
+    """Describes the full tensor of ``layout``, of which ``rank`` has a piece.
 
-    ``groups``: for each axis that cuts it, the ranks that differ from this one along that axis only.
+    ``groups`` has, for each axis that splits it, the ranks that differ from this one along that axis only.
     """
 
     layout: Layout
@@ -27,21 +27,21 @@ class Pieces:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """The shape of the full tensor."""
         return self.layout.shape
 
     def axes(self, dims: Iterable[int] | None = None) -> tuple[str, ...]:
-        """Those that cut any of ``dims``, which may count from the end; of all without."""
+        """Return the axes that split any of ``dims`` (may count from the end), or any dim for ``None``."""
         split = self.layout.split
         return tuple(axis for d in (range(len(split)) if dims is None else dims) for axis in split[d])
 
     def whole(self, piece: Tensor) -> Tensor:
-        """All of a tensor laid out like this, ``piece`` of which is this rank's; every rank calls this."""
+        """Gather the full tensor of which ``piece`` is this rank's piece; every rank calls this."""
         axes = self.axes()
         if not axes:
             return piece
 
-        # each rank's numbers in as much room as the largest piece takes, axis after axis
+        # pad each rank's values to the size of the largest piece, and gather them axis after axis
         boxes = self._boxes(axes)
         room = max(_numbers(box) for box in boxes)
         flat = piece.new_zeros(room)
@@ -51,20 +51,20 @@ class Pieces:
             dist.all_gather([*found.chunk(self.layout.grid[axis])], flat, group=self.groups[axis])
             flat = found
 
-        # and where it belongs
+        # copy each piece to its place
         out = piece.new_empty(self.shape)
         for numbers, box in zip(flat.split(room) if room else (), boxes, strict=True):
             _at(out, box).copy_(numbers[: _numbers(box)].view(box.shape))
         return out
 
     def mine(self, whole: Tensor) -> Tensor:
-        """This rank's piece; shares memory."""
+        """Return this rank's piece of ``whole``; it shares memory."""
         box = self.layout.box(self.rank)
         assert box is not None, f"rank {self.rank} has nothing of {self.layout}"
         return _at(whole, box)
 
     def _boxes(self, axes: Sequence[str]) -> list[Box]:
-        """In the order in which gathering over ``axes`` finds them: the last one is outermost."""
+        """Return the boxes in the order that gathering over ``axes`` gives: the last axis is outermost."""
         grid, here = self.layout.grid, self.layout.grid.coords(self.rank)
         out = []
         for places in product(*(range(grid[axis]) for axis in reversed(axes))):
@@ -78,22 +78,25 @@ class Pieces:
 def pieces_of(
     layouts: Mapping[nn.Parameter, Layout], rank: int, groups: Mapping[str, dist.ProcessGroup]
 ) -> dict[nn.Parameter, Pieces]:
-    """Of each parameter of ``rank``; ``groups``: of every axis, the ranks that differ along it only."""
+    """Return the ``Pieces`` of each parameter of ``rank``.
+
+    ``groups`` has, for every axis, the ranks that differ from this one along it only.
+    """
     return {p: Pieces(layout, rank, groups) for p, layout in layouts.items()}
 
 
 def alone(t: Tensor) -> Pieces:
-    """Of a tensor that is whole on its rank."""
+    """Return the ``Pieces`` of a tensor that its rank has in full."""
     shape = tuple(t.shape)
     return Pieces(Layout(Grid(()), shape, ((),) * len(shape)), 0)
 
 
 @torch.no_grad()
 def add_up(terms: Iterable[tuple[Pieces, Iterable[int] | None, Tensor]]) -> None:
-    """Adds to each tensor what other ranks have of it, in place.
+    """Sum each tensor over the ranks that split its dims, in place.
 
-    A term is a sum over this rank's piece, along ``dims`` (all of them: ``None``). What goes over the same
-    axes travels together. Every rank with a piece calls this with as many terms, in one order.
+    A term is a sum over this rank's piece, along ``dims`` (``None`` for all). Terms over the same axes share
+    a collective. Every rank with a piece calls this with as many terms, in the same order.
     """
     together: dict[tuple[tuple[str, ...], torch.dtype], list[Tensor]] = {}
     groups: dict[str, dist.ProcessGroup] = {}

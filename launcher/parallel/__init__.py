@@ -17,7 +17,7 @@ _HOMES = {"parallelize": "api", "sync_pipeline_shared_parameters": "api", "param
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first asked for: a planner that reads a model must not import FSDP2."""
+    """Import names on first access: a planner that reads a model must not import FSDP2."""
     if name not in _HOMES:
         raise AttributeError(f"module 'launcher.parallel' has no attribute {name!r}")
     from importlib import import_module

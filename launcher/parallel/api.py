@@ -17,7 +17,10 @@ from launcher.plan.plan import Plan
 
 
 class Net(nn.Module):
-    """This rank's stages in ``stages``; ``live`` is what ``launcher.runtime``'s ``Pipeline`` trains."""
+    """A module with this rank's stages in ``stages``.
+
+    ``live`` is what the ``Pipeline`` of ``launcher.runtime`` trains.
+    """
 
     def __init__(self, live: ParallelModel) -> None:
         super().__init__()
@@ -25,7 +28,7 @@ class Net(nn.Module):
         self.live = live
 
     def forward(self, *inputs: Any) -> Any:
-        """The model itself when it is one stage. Raises ``RuntimeError`` for a pipeline."""
+        """Run the model if it is one stage. Raises ``RuntimeError`` for a pipeline."""
         count = len(self.live.plan.stages)
         if count > 1:
             runner = "launcher.runtime.training.pipeline.Pipeline(net.live, ...)"
@@ -33,7 +36,7 @@ class Net(nn.Module):
         return self.stages[0](*inputs)
 
     def copies(self) -> dict[str, tuple[Tensor, ...]]:
-        """Every parameter and buffer of the plan that is here, by first name: one tensor a copy."""
+        """Return this rank's parameters and buffers of the plan by first name: one tensor per copy."""
         out: dict[str, tuple[Tensor, ...]] = {}
         for part in self.live.parts:
             for p, _, t in part.named(self.live.plan.params):
@@ -43,18 +46,20 @@ class Net(nn.Module):
 
 
 def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
-    """This rank's share of ``model``, laid out by ``plan``. Every rank of the process group calls this.
+    """Return this rank's share of ``model``, laid out by ``plan``.
 
-    A function that builds the model starts it from ``plan.seed``, shard by shard; a module keeps the numbers
-    it has, and must not be used afterwards. Raises ``ValueError`` when the group has not as many ranks as the
-    plan, or the module has no numbers (meta device).
+    Every rank of the process group calls this.
+
+    A function that builds the model is initialised from ``plan.seed``, shard by shard. A module keeps its
+    values, and must not be used afterwards. Raises ``ValueError`` if the group and the plan differ in the
+    number of ranks, or if the module is on the meta device.
     """
     ranks, world = plan.sizes.grid.size, dist.get_world_size()
     if world != ranks:
         raise ValueError(f"plan: it has {ranks} ranks, the process group {world}")
     device = _device()
 
-    # the model on the meta device, and where its numbers come from
+    # the model on the meta device, and the source of its values
     if isinstance(model, nn.Module):
         whole = _numbers(model)
         _empty(model)
@@ -68,7 +73,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
 
 
 def _device() -> torch.device:
-    """That of the process group: the accelerator, where the group has collectives made for it."""
+    """Return the device of the process group: the accelerator, if the group has its default backend."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     own = None if kind is None else dist.Backend.default_device_backend_map.get(kind.type)
     if kind is None or own is None or f"{kind.type}:{own}" not in dist.get_backend_config().split(","):
@@ -86,7 +91,7 @@ def _numbers(model: nn.Module) -> fill.FullTensorOf:
 
 
 def _empty(model: nn.Module) -> None:
-    """Meta tensors in place of real ones. ``model.to("meta")`` would untie what is tied."""
+    """Replace real tensors by meta tensors in place; ``model.to("meta")`` would untie tied parameters."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for slots in (module._parameters, module._buffers):
@@ -101,9 +106,9 @@ def _empty(model: nn.Module) -> None:
 
 
 def sync_pipeline_shared_parameters(net: nn.Module) -> None:
-    """Make all copies of every shared parameter equal to the first stage's; of one stage there are none.
+    """Make all copies of every shared parameter equal to the first stage's; a single stage has none.
 
-    ``net`` is what ``parallelize`` gave, or a module around it. Every rank calls this. Raises
+    ``net`` is a model that ``parallelize`` returned, or a module around it. Every rank calls this. Raises
     ``TypeError`` for anything else.
     """
     if not isinstance(net, nn.Module):
@@ -117,5 +122,5 @@ def sync_pipeline_shared_parameters(net: nn.Module) -> None:
 
 
 def inside(net: nn.Module) -> Net | None:
-    """The first parallel model in ``net``, itself included."""
+    """Return the first parallel model in ``net``, itself included."""
     return next((m for m in net.modules() if isinstance(m, Net)), None)

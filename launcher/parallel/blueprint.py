@@ -19,10 +19,10 @@ from launcher.plan.values.facts import TensorSpec
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What one build starts from: ``model``, on the meta device, which it cuts into stages and lays out.
+    """The model on the meta device, which a build then splits into stages and lays out.
 
-    ``whole``: the numbers of its tensors; ``axis``: the tensor-parallel axis of its operators, which belongs
-    to no rank yet; ``tracer``: has traced its forward, if it runs in several stages.
+    ``whole`` returns the values of its tensors. ``axis`` is the tensor-parallel axis of its operators, which
+    belongs to no rank yet. ``tracer`` has traced its forward, if the model runs in several stages.
     """
 
     model: nn.Module
@@ -32,7 +32,7 @@ class Blueprint:
 
 
 def blueprint(model: nn.Module, whole: FullTensorOf, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Blueprint:
-    """The blueprint of ``model`` (on the meta device), which becomes what one rank of ``tp`` runs."""
+    """Return the blueprint of ``model`` (on the meta device), turned into what a rank of ``tp`` runs."""
     axis = spread(model, plan)
     install(model, plan.recomputed, axis)
     narrow_frozen(model, plan)

@@ -1,4 +1,4 @@
-"""Makes replicas equal: the first rank that holds a shard broadcasts it to the others that do."""
+"""Makes replicas equal: the first rank that has a shard broadcasts it to the others that have it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 
 AT_ONCE = 64 << 20
-"""Bytes of one collective; a larger tensor has one of its own."""
+"""Most bytes of one collective; a larger tensor gets a collective of its own."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What one rank took part in."""
+    """Counts what one rank has broadcast or received."""
 
     tensors: int
     collectives: int
@@ -34,20 +34,21 @@ class Sent:
 
 
 def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_rank: int = 0) -> Sent:
-    """Give every replica the numbers of the first rank that holds them; stages keep to themselves.
+    """Give every replica the values of the first rank that has them, within each stage.
 
-    ``layout`` is that of every parameter of the whole model, as ``{p.name: p.layout for p in plan.params}``,
-    or as a file has it: what ``launcher.checkpoint.build_searched_strategy`` reads, a ``Strategy``, its
-    entries, or the JSON of a file of ours. Every rank calls this with its own ``cur_rank`` and the lowest
-    rank of its stage, ``initial_rank``; anything else, a parameter that ``net`` lacks or has laid out in
-    another way, is a ``ValueError``. Raises ``RunError`` if afterwards two replicas differ.
+    ``layout`` has the layout of every parameter of the full model: ``{p.name: p.layout for p in
+    plan.params}``, or the content of a file: the result of ``launcher.checkpoint.build_searched_strategy``, a
+    ``Strategy``, its entries, or the JSON of a strategy file of ours. Every rank calls this with its own rank
+    as ``cur_rank`` and the lowest rank of its stage as ``initial_rank``. Raises ``ValueError`` for other
+    ranks, and for a parameter that ``net`` lacks or has in another layout. Raises ``RunError`` if two
+    replicas differ afterwards.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
     net = inside(net) or net
     layout = layouts(layout)
 
-    # the ranks are those of the layouts
+    # the layouts describe the ranks of this process group
     rank, world = dist.get_rank(), dist.get_world_size()
     if cur_rank != rank:
         raise ValueError(f"cur_rank: {cur_rank} is not the rank of this process, {rank}")
@@ -60,7 +61,7 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
             text = f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}"
             raise ValueError(f"{text}, {first}")
 
-    # what they lay out is here, and laid out so
+    # this rank has the tensors that the layouts place here
     held = _held(net)
     for name, lay in layout.items():
         if lay.holds(rank) and name not in held:
@@ -72,13 +73,13 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
 
 
 def _first_of_stage(grid: Grid, rank: int) -> int:
-    """Of the ranks of a stage the lowest; without stages that of all."""
+    """Return the lowest rank of the stage of ``rank``; without stages, of all ranks."""
     coords = grid.coords(rank)
     return grid.rank(**{axis: coords[axis] if axis == "pp" else 0 for axis in coords})
 
 
 def layouts(given: Any) -> dict[str, Layout]:
-    """By name, from any of the forms that ``parameter_broadcast`` takes. Raises ``TypeError`` for others."""
+    """Return layouts by name, from any form that ``parameter_broadcast`` takes. Raises ``TypeError``."""
     rows = getattr(given, "entries", given)
     grid = None
     if _is_file(rows):
@@ -95,14 +96,14 @@ def _grid(row: Mapping[str, Any]) -> Grid:
 
 
 def _is_file(rows: Any) -> bool:
-    """Whether it is the JSON of a strategy file of ours."""
+    """Whether ``rows`` is the JSON of a strategy file of ours."""
     if not isinstance(rows, Mapping):
         return False
     return all(isinstance(rows.get(part), Mapping) for part in ("tensors", "grid"))
 
 
 def _staged(layout: Layout) -> Layout:
-    """A tensor of every stage is one of each of them: they keep to themselves."""
+    """Return a layout in which every stage has its own copy, if the tensor is on all stages."""
     if "pp" not in layout.grid.sizes or "pp" in (*dict(layout.at), *layout.axes):
         return layout
     return replace(layout, at=(("pp", tuple(range(layout.grid["pp"]))), *layout.at))
@@ -122,7 +123,7 @@ def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
 
 
 def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
-    """Raises ``ValueError`` where replicas by ``layout`` hold different pieces: they would be lost."""
+    """Raise ``ValueError`` if replicas by ``layout`` have different pieces in ``net``: they would be lost."""
     own = {n: p.layout for p in net.live.plan.params for n in p.names}
     rank = dist.get_rank()
     for name, given in layout.items():
@@ -132,7 +133,7 @@ def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
 
 
 def _held(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
-    """All copies on this rank of every parameter and buffer, by first name and by its own."""
+    """Return this rank's copies of every parameter and buffer, by first name and by their own names."""
     own = {
         **dict(net.named_parameters(remove_duplicate=False)),
         **dict(net.named_buffers(remove_duplicate=False)),
@@ -143,9 +144,10 @@ def _held(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
 
 @torch.no_grad()
 def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) -> Sent:
-    """``held``: this rank's copies of each tensor; ``layout`` is the same on all ranks, which all call this.
+    """Broadcast each tensor to its replicas. All ranks call this with the same ``layout``.
 
-    Raises ``RunError`` naming the tensors that are not bit-equal afterwards, and the ranks.
+    ``held`` has this rank's copies of each tensor. Raises ``RunError``, which names the tensors that are not
+    bit-equal afterwards, and the ranks.
     """
     rank = dist.get_rank()
     tensors = collectives = nbytes = 0
@@ -156,7 +158,7 @@ def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) ->
         if group is None or dist.get_world_size(group) == 1:
             continue
 
-        # the first copy of each travels; this rank's others follow it
+        # the first copy of each is broadcast; this rank's other copies follow it
         for batch in _batches({n: local(held[n][0]) for n in names}):
             nbytes += _send(batch, group)
             collectives += 1
@@ -173,7 +175,7 @@ def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) ->
 
 
 def _alike(layout: Mapping[str, Layout]) -> dict[tuple[tuple[int, ...], ...], list[str]]:
-    """Names by the groups of ranks that have copies, in an order that is the same on every rank."""
+    """Return names by the groups of ranks that have copies, in the same order on every rank."""
     along: dict[tuple[Grid, tuple[str, ...]], list[str]] = {}
     for name, lay in layout.items():
         along.setdefault((lay.grid, _axes(lay)), []).append(name)
@@ -187,7 +189,7 @@ def _alike(layout: Mapping[str, Layout]) -> dict[tuple[tuple[int, ...], ...], li
 
 
 def _axes(layout: Layout) -> tuple[str, ...]:
-    """Along which there are copies."""
+    """Return the axes along which copies exist."""
     pinned = {axis for axis, _ in layout.at}
     return tuple(a for a, n in layout.grid.axes if n > 1 and a not in pinned and a not in layout.axes)
 
@@ -207,7 +209,10 @@ def _batches(tensors: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _send(batch: list[Tensor], group: dist.ProcessGroup) -> int:
-    """One broadcast of the bytes of all: gloo knows few dtypes, and -0.0 stays what it is."""
+    """Broadcast the bytes of the batch at once, as gloo supports few dtypes and -0.0 must stay -0.0.
+
+    Returns the number of bytes.
+    """
     flat = torch.cat([_bytes(t) for t in batch])
     dist.broadcast(flat, group_src=0, group=group)
     if dist.get_rank(group) > 0:
@@ -222,7 +227,7 @@ def _bytes(t: Tensor) -> Tensor:
 
 
 def _differing(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[str]:
-    """Names and ranks of what is not equal, by a 64-bit digest of each tensor."""
+    """Return the names and ranks of unequal tensors, by a 64-bit digest of each tensor."""
     own = {n: xxhash.xxh3_64_hexdigest(_bytes(t).cpu().numpy().tobytes()) for n, t in tensors.items()}
     bodies = byte_collectives.all_gather(json.dumps(own).encode(), group)
     every: list[dict[str, str]] = [json.loads(body) for body in bodies]

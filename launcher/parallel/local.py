@@ -16,7 +16,7 @@ def local(t: torch.Tensor) -> torch.Tensor:
 
 
 def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Ones and zeros, written on ``device``: the CPU would wait for the copy of a list."""
+    """Return ones and zeros, filled on ``device``: copying a list to it would make the CPU wait."""
     out = torch.ones(len(each), device=device, dtype=dtype)
     for i, one in enumerate(each):
         if not one:
@@ -25,14 +25,14 @@ def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> tor
 
 
 def to_host(t: torch.Tensor) -> torch.Tensor:
-    """``t`` on the CPU, which waits here for all that its device has to do before."""
+    """Return ``t`` on the CPU, which waits for all earlier work of its device."""
     return t.cpu()
 
 
 def grad(p: torch.Tensor) -> torch.Tensor | None:
-    """This rank's piece of the gradient, laid out as the parameter is. ``None`` when there is none.
+    """Return this rank's piece of the gradient, with the placements of the parameter, or ``None``.
 
-    After tensor parallelism a gradient's placement can differ from its parameter's.
+    After tensor parallelism a gradient's placements can differ from its parameter's.
     """
     g = p.grad
     if isinstance(g, DTensor) and isinstance(p, DTensor) and g.placements != p.placements:
@@ -41,7 +41,7 @@ def grad(p: torch.Tensor) -> torch.Tensor | None:
 
 
 def cut(full: torch.Tensor, box: Box) -> torch.Tensor:
-    """The part of ``full`` inside ``box``."""
+    """Return the part of ``full`` inside ``box``."""
     for dim, (a, b) in enumerate(zip(box.lo, box.hi, strict=True)):
         full = full.narrow(dim, a, b - a)
     return full

@@ -14,9 +14,10 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class Meshes:
-    """This rank's groups.
+    """This rank's process groups.
 
-    ``ties`` has one a row of pipeline ranks; ``dp`` and ``tp`` of one rank are ``None``.
+    ``ties`` has one per row of pipeline ranks that share a tensor. ``dp`` and ``tp`` are ``None`` if they
+    would have one rank.
     """
 
     rank: int
@@ -29,13 +30,13 @@ class Meshes:
 
     @property
     def shard(self) -> DeviceMesh:
-        """What FSDP2 takes: replicate x shard."""
+        """The mesh that FSDP2 takes: replicate x shard."""
         names = ("dp_replicate", "dp_shard") if self.grid["dp_replicate"] > 1 else ("dp_shard",)
         return self.mesh[names]
 
     @property
     def axes(self) -> dict[str, dist.ProcessGroup]:
-        """The group of ranks that differ from this one along each axis that has several."""
+        """The group of ranks that differ from this one along each axis of several ranks."""
         return {axis: self.mesh.get_group(axis) for axis, n in self.grid.axes if n > 1}
 
     @property
@@ -44,9 +45,12 @@ class Meshes:
 
 
 def build(grid: Grid, device: str, tied: Iterable[Tie], apart: bool = False) -> Meshes:
-    """Every rank calls this with the same arguments: groups are made by all, in one order, none twice.
+    """Make all groups.
 
-    ``apart``: no pipeline has the group of the whole world for its own, which may have another timeout.
+    Every rank calls this with the same arguments: all ranks make each group, in one order.
+
+    ``apart``: the pipeline gets its own group even if it spans the world, whose group may have another
+    timeout.
     """
     rank = dist.get_rank()
     sizes = {axis: n for axis, n in grid.axes if n > 1 or axis == "pp"}  # making a group costs 10 ms
@@ -76,7 +80,7 @@ def build(grid: Grid, device: str, tied: Iterable[Tie], apart: bool = False) -> 
 
 
 def mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:
-    """One group a distinct row; the one that has ``rank`` in it."""
+    """Make one group per distinct row, and return the one that contains ``rank``."""
     own = None
     for ranks in dict.fromkeys(rows):
         group = dist.new_group(list(ranks))

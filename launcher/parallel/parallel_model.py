@@ -1,4 +1,4 @@
-"""Carries out a plan on a model: cut into stages, sharded, filled, tied and checked, a call each."""
+"""Carries out a plan on a model: splits it into stages, shards, fills, ties and checks it."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class ParallelModel:
     weights: list[Weights] = field(default_factory=list)
 
     def train(self) -> None:
-        """Training mode, as ``model.train()`` of the whole model gives it to the modules that are here."""
+        """Set training mode, as ``model.train()`` of the full model sets it for the modules of this rank."""
         self.modes.switch((p.module for p in self.parts), training=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode, and training mode again, as a loop does before and after a validation."""
+        """Set evaluation mode, and training mode on exit, as a loop does around a validation."""
         self.modes.switch((p.module for p in self.parts), training=False)
         try:
             yield
@@ -75,13 +75,13 @@ class ParallelModel:
             self.train()
 
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
-        """This rank's tensors, the first copy of each, in the plan's order."""
-        later_first = reversed(self.parts)  # so that the first copy is the one that stays
+        """Return this rank's tensors, the first copy of each, in the plan's order."""
+        later_first = reversed(self.parts)  # so that the first copy overwrites later ones
         found = {p.name: (p, t) for part in later_first for p, _, t in part.named(self.plan.params)}
         return [found[p.name] for p in self.plan.params if p.name in found]
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """Every copy of every trainable parameter, for the optimizer.
+        """Return every copy of every trainable parameter, for the optimizer.
 
         A second copy's name ends in ``@stage``.
         """
@@ -106,7 +106,7 @@ class ParallelModel:
         return frozenset(p.name for p in self.plan.params)
 
     def param_groups(self) -> list[tuple[ParamGroup, list[tuple[str, nn.Parameter]]]]:
-        """What ``trainable`` has of each of the plan's groups; those that have nothing here are left out."""
+        """Return the trainable parameters by the plan's groups, without those that are empty on this rank."""
         at = {name: i for i, group in enumerate(self.plan.param_groups) for name in group.names}
         found: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for name, p in self.trainable():
@@ -114,17 +114,17 @@ class ParallelModel:
         return [(self.plan.param_groups[i], found[i]) for i in sorted(found)]
 
     def layouts(self) -> dict[nn.Parameter, Layout]:
-        """Where the pieces are of each parameter that ``trainable`` has."""
+        """Return the layout of each trainable parameter."""
         placed = {p.name: p.layout for p in self.plan.params}
         return {p: placed[self.first_name(name)] for name, p in self.trainable()}
 
     def first_name(self, name: str) -> str:
-        """The plan's name of what ``trainable`` calls ``name``; names of modules may have an @ too."""
+        """Return the plan's name of a parameter of ``trainable``; names of modules may contain an @ too."""
         return name if name in self._names else name.rpartition("@")[0]
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around every forward and backward: weights are gathered, in the dtype of the computation."""
+        """Enter around every forward and backward: weights are gathered, in the dtype of the computation."""
         self.prefetch.start()
         for weights in self.weights:
             weights.gather()
@@ -138,7 +138,7 @@ class ParallelModel:
                 weights.drop()
 
     def reduce(self) -> None:
-        """After the last backward of a step: finish the sums that no schedule action did."""
+        """Finish, after the last backward of a step, the sums that no schedule action did."""
         for order in self.reductions:
             order.end()
         for weights in self.weights:
@@ -152,11 +152,11 @@ class ParallelModel:
 
 
 def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.device) -> ParallelModel:
-    """Turn the model of a blueprint into this rank's stages, with its numbers in place.
+    """Turn the model of a blueprint into this rank's stages, with values in place.
 
-    The blueprint is used up.
+    The blueprint must not be used afterwards.
     """
-    # this rank's stages, still without numbers
+    # this rank's stages, still without values
     drawn.axis.join(meshes.coords["tp"], meshes.tp)
     modes = Modes.of(drawn.model)
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
@@ -165,7 +165,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
 
     cut_parameters(parts, plan)
 
-    # their parameters become this rank's shards, and get their numbers; graphs are without what FSDP2 does
+    # parameters become this rank's shards and get their values; graphs exclude FSDP2's work
     distribute(parts, plan, meshes)
     compiled = compile_modules(parts, plan.compilation, drawn.axis)
     for part in parts:
@@ -175,7 +175,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
 
     weights = run_sharded(parts, plan, stage_groups(plan, meshes), device)
 
-    # what keeps copies equal: gradients summed over replicas and tp, and over the stages that share a tensor
+    # what keeps copies equal: sums of gradients over replicas and tp, and over stages that share a tensor
     buckets = []
     for part in parts:
         buckets += [*fuse(part, plan, meshes), *sums(part, plan, meshes)]

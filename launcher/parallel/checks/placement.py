@@ -25,10 +25,10 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
             box = placed.layout.box(rank)
             assert box is not None, f"rank {rank} holds {name}, which the plan puts on stages {placed.stages}"
 
-            # the same part of the whole; where nothing is, its place says nothing
+            # the same part of the full tensor; the place of an empty piece does not matter
             got = where(t)
             same = got == box or (got.empty and box.empty)
-            if plan.sharding is not None:  # nothing tells a part's place but its shape
+            if plan.sharding is not None:  # a part's place is known from nothing but its shape
                 same = got.shape == box.shape
             assert same, f"rank {rank} holds {got} of {name}, planned {box}"
 
@@ -43,7 +43,10 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
 
 
 def where(t: torch.Tensor) -> Box:
-    """The part of the whole tensor that is here: where torch's cutting puts it, of its own size."""
+    """Return the box of the full tensor that this rank has.
+
+    It begins where torch's chunking puts it, and has the size of the local tensor.
+    """
     if not isinstance(t, DTensor):
         return Box((0,) * t.dim(), tuple(t.shape))
     at = t.device_mesh.get_coordinate()
@@ -51,7 +54,7 @@ def where(t: torch.Tensor) -> Box:
     lo, size = [0] * t.dim(), list(t.shape)
     strided = [isinstance(place, _StridedShard) for place in t.placements]
 
-    # FSDP2, whose cuts are the strided ones, cuts what tp has cut before
+    # FSDP2, whose placements are the strided ones, splits what tp has split before
     for axis in sorted(range(len(t.placements)), key=lambda a: strided[a]):
         place = t.placements[axis]
         if isinstance(place, Shard | _StridedShard):

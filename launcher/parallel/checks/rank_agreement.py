@@ -1,4 +1,4 @@
-"""Checks that all ranks built and traced the same model: hashes of strings, so orders of sets, may differ."""
+"""Checks that all ranks built and traced the same model: string hashes, so orders of sets, may differ."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ CURE = "sort it there, or start all ranks with the same PYTHONHASHSEED"
 
 
 def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
-    """Every rank calls this.
+    """Compare the traced code and the initial tensors of all ranks. Every rank calls this.
 
-    Raises ``RunError`` where weights would start from other numbers, or stages not fit.
+    Raises ``RunError`` if weights would start from different values, or stages would not fit together.
     """
-    # one digest a rank: nearly always they are equal
+    # one digest per rank: nearly always they are equal
     code = parts[0].code
     made = whole.texts() if isinstance(whole, InitialTensors) else {}
     digest = hashlib.blake2b(repr((code, sorted(made.items()))).encode()).hexdigest()
     if len(set(_gathered(digest))) == 1:
         return
 
-    # where they differ first
+    # the first difference
     lines, *others = _gathered(code)
     for rank, theirs in enumerate(others, 1):
         for one, other in zip_longest(lines, theirs, fillvalue="nothing"):
@@ -42,7 +42,7 @@ def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
 
 
 def _same_numbers(made: dict[str, str], whole: FullTensorOf) -> None:
-    """Tensors made in different ways may still have the same numbers: one rank has found a cache, say."""
+    """Compare the values of tensors made in different ways: one rank may have used a cache."""
     every = _gathered(made)
     names = sorted({n for texts in every for n in texts})
     doubtful = [n for n in names if len({texts.get(n) for texts in every}) > 1]
@@ -60,5 +60,5 @@ def _digest(whole: FullTensorOf, name: str) -> str:
 
 
 def _gathered(mine: Any) -> list[Any]:
-    """Of all ranks, as JSON has it."""
+    """Return the value of every rank, through JSON."""
     return [json.loads(body) for body in byte_collectives.all_gather(json.dumps(mine).encode())]

@@ -30,7 +30,7 @@ from launcher.plan.values.operations import Operations, Product, total
 
 
 class _MetaMeter(MemoryMeter):
-    """Counts meta tensors, but no gradients of parameters: those are planned by themselves."""
+    """Counts meta tensors, except gradients of parameters, which the plan counts separately."""
 
     kind = "meta"
     run = staticmethod(meta_cache.run)
@@ -44,7 +44,7 @@ class _MetaMeter(MemoryMeter):
         self.entered = False
 
     def keep(self, t: torch.Tensor) -> torch.Tensor:
-        """For hooks on what autograd saves."""
+        """Note a tensor that autograd saves, for saved-tensor hooks."""
         return self.fusion.keep(t) if self.entered else t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,7 +62,7 @@ class _MetaMeter(MemoryMeter):
 
 
 class _Running(ExitStack):
-    """A forward on meta, as the planner runs it."""
+    """Enters the modes in which the planner runs a forward on meta."""
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -73,20 +73,20 @@ class _Running(ExitStack):
 
 @dataclass(frozen=True)
 class Measured:
-    """A backward, and the kernels of the forward before it."""
+    """The measured backward, and the operations of the forward before it."""
 
     backward: Backward
     forward: Operations
 
 
 class BackwardMeter:
-    """Measures the backward of modules; equal ones once."""
+    """Measures the backward of modules, and of equal ones only once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Measured | None] = {}
 
     def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
-        """For a call with ``args`` and ``kwargs``; ``None`` when it cannot be tried."""
+        """Measure the backward of a call with ``args`` and ``kwargs``; ``None`` if it cannot be run."""
         given = tree_leaves((args, kwargs))
         regions = (m.forward.recomputed for m in _regions(module))
         key = (
@@ -102,18 +102,18 @@ class BackwardMeter:
 
 
 def _kind(value: Any) -> Any:
-    """All of an argument that what it costs depends on."""
+    """Return everything in an argument that its cost depends on."""
     return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else repr(value)
 
 
 def _regions(module: nn.Module) -> list[Any]:
-    """The modules in it that run again."""
+    """Return the submodules that are recomputed."""
     return [m for m in module.modules() if hasattr(m.forward, "recomputed")]
 
 
 @contextmanager
 def _counting(again: _Again, params: list[nn.Parameter]) -> Iterator[None]:
-    """``again`` is told of what runs again; afterwards ``params`` have no gradients."""
+    """Report recomputed forwards to ``again``; afterwards ``params`` have no gradients."""
     before = AGAIN.set(again.around)
     try:
         yield
@@ -124,18 +124,18 @@ def _counting(again: _Again, params: list[nn.Parameter]) -> Iterator[None]:
 
 
 def _learning(made: Any) -> list[torch.Tensor]:
-    """The tensors in what a forward has made that a backward starts from; the rest is let go."""
+    """Return the outputs of a forward that a backward starts from; the rest can be freed."""
     return [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
 def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
-        module = copied(module).to("meta")  # a part of a model that looks at data
+        module = copied(module).to("meta")  # a part of a model that reads values
     params = [p for p in module.parameters() if p.requires_grad]
     regions = _regions(module)
     twice: tuple[str, ...] = ()
 
-    # outside of whoever watches the forward; the meter sees only what is held beyond it
+    # outside the modes that trace the forward; the meter sees only what this call allocates
     meter = _MetaMeter(params)
     with _disable_current_modes(), SavedHooks(meter.keep), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
@@ -146,14 +146,14 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
                 whole = _saved(module, args, kwargs) if regions else 0
                 state = [(m, held(m), _streams(m)) for m in regions]
 
-                # its forward, and what that changes although it will run again
+                # the forward, and the state that it changes although it is recomputed
                 with meter, torch.enable_grad():
                     meter.entered = True
                     with deferred.running(tree_leaves((args, kwargs))):
                         out = _learning(module(*args, **kwargs))
                     twice = tuple(n for s in state for n in _changed(*s))
 
-                    # its backward, measured from what the forward holds
+                    # the backward, measured from what the forward keeps
                     before, ended, fused = meter.now, meter.operations.mark(), meter.fusion.mark()
                     made_again = 0 if regions else meter.fusion.made_again(fused, out)
                     meter.peak = meter.summed = before
@@ -162,7 +162,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
             unlike = tuple(m.forward.recomputed.module for m in regions)
             return Measured(Backward(twice=twice, unlike=unlike), Operations())
         except (RuntimeError, NotImplementedError):
-            # it looks at data, or has no backward
+            # it reads values, or has no backward
             return Measured(Backward(twice=twice), Operations()) if twice else None
 
     everything, later = meter.operations.since(0), meter.operations.since(ended)
@@ -182,7 +182,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
 
 
 def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) -> Iterator[str]:
-    """The Python attributes of a module that are others now, and the random generators that it keeps."""
+    """Yield the Python attributes of a module that have changed, and the changed random generators in it."""
     forward: Any = region.forward
     name = forward.recomputed.module
     yield from (f"{name}.{attribute}" for attribute, _ in changed(before, held(region)))
@@ -190,7 +190,7 @@ def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) 
 
 
 def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:
-    """Bytes in use after a forward that keeps all that its backward needs."""
+    """Return the bytes in use after a forward that keeps all that its backward needs."""
     meter = _MetaMeter([])
     token = PLAIN.set(True)
     try:
@@ -204,7 +204,7 @@ def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:
 
 
 class _Again(Dispatch):
-    """Counts the flops of forwards that run again."""
+    """Counts the flops of recomputed forwards."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -218,16 +218,16 @@ class _Again(Dispatch):
 
     @contextmanager
     def around(self, sent: Callable[[], Sent]) -> Iterator[None]:
-        """While a module runs again; ``sent``: over tp, afterwards."""
+        """Count while a module is recomputed; ``sent`` returns what it sent over tp, afterwards."""
         try:
-            with self, torch.device("meta"), FusedKernels():  # torch has left these modes for the backward
+            with self, torch.device("meta"), FusedKernels():  # torch left these modes for the backward
                 yield
         finally:
             self.sent += sent()
 
 
 def _streams(module: nn.Module) -> dict[str, bytes]:
-    """The states of the random generators that modules keep."""
+    """Return the states of the random generators among the attributes of modules."""
     return {
         f"{path}.{name}".lstrip("."): value.get_state().numpy().tobytes()
         for path, m in module.named_modules()
@@ -237,7 +237,7 @@ def _streams(module: nn.Module) -> dict[str, bytes]:
 
 
 class _Deferred(Deferral):
-    """Runs everything as it is, and counts what a split backward would put off.
+    """Runs everything unchanged, and counts what a split backward would defer.
 
     The gradient of an output is as large as the output.
     """
@@ -250,7 +250,7 @@ class _Deferred(Deferral):
 
     @property
     def kept(self) -> int:
-        """Bytes: inputs, each storage once, and gradients of outputs."""
+        """The bytes of inputs, each storage once, and of gradients of outputs."""
         return sum(self.taken.values()) + self.outputs
 
     def apply(self, call: MatmulCall, leaf: nn.Parameter, turned: bool) -> Any:
@@ -265,7 +265,7 @@ class _Deferred(Deferral):
 
 
 def product(func: Any, args: Any, kwargs: Any) -> Backward:
-    """For a function that the glue calls with meta tensors."""
+    """Return the cost of a function that the glue calls with meta tensors."""
     if func not in FORMS:
         return Backward()
     seen = _Deferred()

@@ -19,7 +19,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 
 
 class _Flops(Dispatch):
-    """Adds up the flops of matrix products and convolutions, as torch's counter, without module hooks."""
+    """Adds up the flops of products, convolutions and attention, as torch's counter, without module hooks."""
 
     def __init__(self, hooks: SavedHooks, keep: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Flops(Dispatch):
 
         out = meta_cache.run(func, args, kwargs)
 
-        # what it keeps where no hook sees that, what it writes, and what it costs
+        # what it keeps if no hook sees that, what it writes, and what it costs
         if self.hooks.aside:
             for t in tensors((args, kwargs, out)):
                 self.keep(t)
@@ -60,7 +60,7 @@ class _Flops(Dispatch):
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Of one ATen operation: matrix products, convolutions and attention count, as in torch's own counter."""
+    """Return the flops of one ATen operation, as torch's counter: of products, convolutions and attention."""
     if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
         return _attention(*(t.shape for t in args[:3]))
     count = flop_registry.get(func._overloadpacket)
@@ -68,7 +68,7 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
-    """Of (batch, heads, length, width).
+    """Return the flops of attention for shapes (batch, heads, length, width).
 
     Keys and values may have fewer heads, which torch counts only since 2.13.
     """
@@ -78,29 +78,30 @@ def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
 class Meter:
     """Counts while entered; ``flops`` and ``saved`` (bytes) are running totals.
 
-    A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``kept``:
-    all of them, these too; ``written``: the storages that operations have changed in place. Under
-    torch.func.grad, where torch does not say what is saved, all that goes through an operation is.
+    A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``kept``
+    has all saved storages, including those of ``own``; ``written`` has the storages that operations have
+    changed in place. Under torch.func.grad, where torch does not report what is saved, every tensor that
+    passes through an operation counts as saved.
     """
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
         self.saved = 0
         self.kept: set[int] = set()
         self._seen: set[int] = set()
-        self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
+        self._alive: list[torch.Tensor] = []  # the address of a freed storage could be reused by another
         self._hooks = SavedHooks(self._keep)
         self._flops = _Flops(self._hooks, self._keep)
         self._fused = FusedKernels()
         self.own(own)
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Parameters and buffers: they do not count."""
+        """Exclude parameters and buffers from the count."""
         for t in tensors:
             self._seen.add(t.untyped_storage()._cdata)
             self._alive.append(t)
 
     def mark(self) -> Callable[[], None]:
-        """What brings the totals back to what they are now."""
+        """Return a function that resets the totals to their present values."""
         saved, flops, began = self.saved, self._flops.total, self.operations.mark()
 
         def back() -> None:
@@ -115,7 +116,7 @@ class Meter:
 
     @property
     def disagree(self) -> tuple[str, ...]:
-        """Operations on tensors of several dtypes that only the meta device carries out."""
+        """Operations on tensors of several dtypes that only the meta device supports."""
         return tuple(self._flops.disagree)
 
     def tell(self, seen: Callable[[Any], None]) -> None:

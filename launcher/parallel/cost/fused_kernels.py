@@ -1,4 +1,4 @@
-"""Attention and norms on meta tensors cost what fused kernels do: torch takes them to pieces there."""
+"""Costs attention and norms on meta tensors as fused kernels, because torch decomposes them there."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ RMS_NORM = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
 
 @dataclass(frozen=True)
 class Fused:
-    """For what the device that is planned for has one kernel: ``attention``, and ``norms`` (RMSNorm).
+    """Says which fused kernels the planned device has: ``attention``, and ``norms`` (RMSNorm).
 
-    ``wide``: its attention drops out, too, and reads keys and values of fewer heads, as CUDA's does.
+    ``wide``: its attention supports dropout, and fewer key and value heads than query heads, as CUDA's does.
     """
 
     attention: bool = True
@@ -43,7 +43,7 @@ def counted_as(fused: Fused) -> Iterator[None]:
 
 
 class FusedKernels(TorchFunctionMode):
-    """While entered, what fused kernels do on meta tensors keeps for backward what it does on devices."""
+    """While entered, fused operations on meta tensors save for backward what they save on devices."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -59,9 +59,10 @@ class FusedKernels(TorchFunctionMode):
 def _rms_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> torch.Tensor | None:
-    """By the kernel of LayerNorm, which reads and keeps as much but for a mean of each row.
+    """Use the kernel of LayerNorm, which reads and saves as much, except for one mean per row.
 
-    ``None`` where CUDA takes it to pieces too: a weight of another dtype.
+    ``None`` for a weight of another dtype, where CUDA decomposes the norm too, and for tensors that are not
+    on meta.
     """
     if not isinstance(input, torch.Tensor) or input.device.type != "meta":
         return None
@@ -81,8 +82,8 @@ def _attention(
     is_causal: bool = False,
     **more: Any,
 ) -> torch.Tensor | None:
-    """``None`` where real devices have no fused kernel either, and for what is not on meta."""
-    # what the kernel takes
+    """Return ``None`` if real devices have no fused kernel either, or the tensors are not on meta."""
+    # what the kernel supports
     if not all(_takes(t) for t in (q, k, v)) or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return None
     if not _fused.get().wide and (dropout_p > 0 or more.get("enable_gqa")):
@@ -90,7 +91,7 @@ def _attention(
     if attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4)):
         return None
 
-    # a mask of booleans becomes 0 or -inf to add, as torch does it
+    # a boolean mask becomes 0 or -inf to add, as in torch
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -100,5 +101,5 @@ def _attention(
 
 
 def _takes(t: Any) -> bool:
-    """Whether it is on meta, with batch, heads, length and width."""
+    """Whether ``t`` is on meta and has dims batch, heads, length and width."""
     return isinstance(t, torch.Tensor) and t.device.type == "meta" and t.dim() == 4

@@ -1,4 +1,4 @@
-"""Notes what a compiler spares of a module's operations on meta tensors: bytes that pass between them."""
+"""Notes the memory traffic between a module's operations that a compiler saves by fusing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.plan.values.operations import Operations
 
 aten = torch.ops.aten
 BARRIERS = frozenset({*PRODUCTS, FLASH, FLASH_BACKWARD, aten.convolution, aten.convolution_backward})
-"""Kernels of libraries: what they take and return is in memory."""
+"""Library kernels, whose inputs and outputs are in memory."""
 JOINED = frozenset({
     aten._to_copy, aten.copy, aten.copy_, aten.clone, aten.cat, aten.stack, aten.arange, aten.zeros,
     aten.ones, aten.zeros_like, aten.ones_like, aten.full, aten.full_like, aten.new_zeros, aten.new_ones,
@@ -24,14 +24,17 @@ JOINED = frozenset({
     aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
     aten.select_backward, aten.slice_backward, aten.tril, aten.triu, aten.embedding,
 })  # fmt: skip
-"""What is put into one kernel with its neighbours, besides what is pointwise."""
+"""Operations that a compiler fuses with their neighbours, besides pointwise ones."""
 OWN = ("library", "other")
-"""Kinds that run by themselves."""
+"""Kinds of operations that are not fused."""
 
 
 @dataclass(frozen=True)
 class _Operation:
-    """``kind``: "library", "joined", "other", or "free", which runs nothing; bytes of storages by number."""
+    """One operation; ``reads`` and ``makes`` have bytes by the number of the storage.
+
+    ``kind`` is "library", "joined", "other", or "free", which runs nothing.
+    """
 
     kind: str
     reads: dict[int, int]
@@ -40,7 +43,7 @@ class _Operation:
 
 
 class FusionMeter:
-    """What has been seen of a module, in the order of the operations."""
+    """The operations of a module, in order."""
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
         self._numbers: dict[int, int] = {}
@@ -50,7 +53,7 @@ class FusionMeter:
         self._own = {self._number(t) for t in own}
 
     def _new(self, t: torch.Tensor) -> int:
-        """A storage that has just been made: its address may have been another's."""
+        """Number a new storage, whose address may have belonged to a freed one."""
         self._count += 1
         self._numbers[t.untyped_storage()._cdata] = self._count
         return self._count
@@ -63,12 +66,12 @@ class FusionMeter:
         return len(self._seen)
 
     def keep(self, t: torch.Tensor) -> torch.Tensor:
-        """It is saved for the backward."""
+        """Note that ``t`` is saved for the backward."""
         self._kept[self._number(t)] = t.untyped_storage().nbytes()
         return t
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """One operation, and what it returned."""
+        """Note one operation and what it returned."""
         given = list(tensors((args, kwargs)))
         reads = {self._number(t): _nbytes(t) for t in given}
         known = {t.untyped_storage()._cdata for t in given}
@@ -81,7 +84,7 @@ class FusionMeter:
             self._seen.append(_Operation(_kind(func), reads, makes, cost.moved))
 
     def spared(self, start: int, end: int | None = None) -> Operations:
-        """Bytes and kernels of a stretch that are no more where a compiler joins its operations."""
+        """Return the bytes and kernels between two marks that a compiler saves by fusing operations."""
         seen = self._seen[start:end]
         left = sum(_run(*run) for run in _runs(seen)) + sum(o.moved for o in seen if o.kind == "other")
         kernels = sum(o.kind in OWN for o in seen) + sum(1 for _ in _runs(seen))
@@ -89,9 +92,10 @@ class FusionMeter:
         return Operations(moved=max(0, moved - left), kernels=max(0, len(seen) - kernels))
 
     def made_again(self, end: int, out: Iterable[torch.Tensor]) -> int:
-        """Bytes saved by the forward, up to ``end``, that a compiled backward makes again from others.
+        """Return the bytes saved by the forward, up to ``end``, that a compiled backward recomputes instead.
 
-        They are results of joined operations that no library's kernel takes, of tensors that are saved.
+        They are results of fused operations that no library kernel takes, and that follow from other saved
+        tensors.
         """
         seen = self._seen[:end]
         makers = {n: o for o in reversed(seen) for n in o.makes.keys() - o.reads.keys()}
@@ -108,7 +112,7 @@ class FusionMeter:
 def _follows(
     n: int, makers: dict[int, _Operation], there: set[int], droppable: Callable[[int], bool]
 ) -> bool:
-    """Whether joined operations make storage ``n`` of what is ``there``."""
+    """Whether fused operations compute storage ``n`` from those in ``there``."""
     todo, done = [*makers[n].reads], {n}
     while todo:
         m = todo.pop()
@@ -125,7 +129,7 @@ Run = tuple[list[_Operation], Sequence[_Operation]]
 
 
 def _runs(seen: Sequence[_Operation]) -> Iterator[Run]:
-    """Joined operations between two others, and all operations around them."""
+    """Yield each run of fused operations between two others, with all operations."""
     run: list[_Operation] = []
     for o in (*seen, None):
         if o is not None and o.kind == "joined":
@@ -136,7 +140,11 @@ def _runs(seen: Sequence[_Operation]) -> Iterator[Run]:
 
 
 def _run(run: list[_Operation], seen: Sequence[_Operation]) -> int:
-    """Bytes of one: each tensor from elsewhere is read once, each that others take, or nobody, is written."""
+    """Return the bytes that a run moves.
+
+    Each tensor from outside is read once. Each result that others read, or that the run itself does not, is
+    written once.
+    """
     mine = {id(o) for o in run}
     made = {n: b for o in run for n, b in o.makes.items()}
     read = {n: b for o in run for n, b in o.reads.items() if n not in made}
@@ -156,5 +164,5 @@ def _kind(func: Any) -> str:
 
 
 def _nbytes(t: torch.Tensor) -> int:
-    """What is read of it, once: of what is stretched only what there is."""
+    """Return the bytes that one read of ``t`` moves: no more than its storage has, if it is expanded."""
     return min(t.numel() * t.dtype.itemsize, t.untyped_storage().nbytes())

@@ -16,22 +16,22 @@ ONE = {
     "grid_sampler_2d": (0, 1), "grid_sampler_3d": (0, 1), "_embedding_bag": (0, 6),
     "_embedding_bag_forward_only": (0, 6),
 }  # fmt: skip
-"""The arguments that must agree."""
+"""The positions of the arguments that must have one dtype."""
 
 NORMS = {"native_layer_norm": (0, 2, 3), "native_group_norm": (0, 1, 2), "native_batch_norm": (0, 1, 2)}
-"""The same, but what is normed may be narrower."""
+"""The same for norms, whose input may be narrower than their parameters."""
 
 NARROW = (torch.float16, torch.bfloat16)
 
 
 def disagreement(func: Any, args: Sequence[Any]) -> str:
-    """What a real kernel of ``func`` would refuse, and where in the user's code; "" for nothing."""
+    """Return what a real kernel of ``func`` would refuse, and the line of the user's code; "" for nothing."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
     at = ONE.get(name) or NORMS.get(name)
     if at is None:
         return ""
 
-    # the dtypes that it gets; a norm takes wider parameters than what is normed
+    # the dtypes of its arguments; parameters of a norm may be wider than its input
     found = [args[i].dtype for i in at if i < len(args) and isinstance(args[i], torch.Tensor)]
     if name in NORMS and found[0] in NARROW:
         found = found[1:]
@@ -45,6 +45,6 @@ def disagreement(func: Any, args: Sequence[Any]) -> str:
 
 
 def _autocast() -> bool:
-    """Whether it is on around the operation, which runs below it: only the depth of nesting tells there."""
+    """Whether autocast is on around the operation, which runs below it: only the nesting depth shows it."""
     torch.autocast_increment_nesting()
     return bool(torch.autocast_decrement_nesting())

@@ -14,11 +14,11 @@ from launcher.parallel.dispatch.pytree import tree_leaves
 
 
 class MemoryMeter(Dispatch):
-    """``peak``: most bytes held at the end of any operation while entered.
+    """Records in ``peak`` the most bytes in use at the end of any operation while entered.
 
-    Counts every storage once, at its size then: FSDP2 empties and refills storages without an
-    operation. What an operation needs inside is not seen; for CUDA ask the allocator. ``before`` are
-    tensors that are there already.
+    Counts every storage once, at its current size, because FSDP2 empties and refills storages without an
+    operation. Memory that an operation needs inside is not counted; for CUDA use the allocator's statistics.
+    ``before`` has the tensors that exist already.
     """
 
     kind = "real"
@@ -33,7 +33,7 @@ class MemoryMeter(Dispatch):
 
     @property
     def now(self) -> int:
-        """Bytes held at this moment."""
+        """Bytes in use now."""
         storages = [ref() for ref in list(self._alive.values())]
         return sum(s.nbytes() for s in storages if s is not None)
 
@@ -48,7 +48,7 @@ class MemoryMeter(Dispatch):
         return out
 
     def settle(self) -> None:
-        """Before a new peak counts."""
+        """Called before a new peak counts: a subclass may wait until other threads have freed memory."""
 
     def _see(self, t: torch.Tensor) -> None:
         inner = getattr(t, "_local_tensor", t)

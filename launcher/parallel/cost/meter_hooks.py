@@ -1,4 +1,4 @@
-"""What a forward that runs again tells those who plan: what it keeps, and when it runs."""
+"""What a recomputed forward reports to the planner: what it keeps, and when it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 KEEPING: ContextVar[Callable[[torch.Tensor], Any] | None] = ContextVar("keeping", default=None)
-"""Is told of a tensor that is kept for a backward without autograd's knowledge."""
+"""A callback for each tensor that is kept for a backward without autograd's knowledge."""
 
 Sent = list[tuple[str, int]]
 """Collectives: a kind, and its bytes."""
@@ -18,7 +18,7 @@ Sent = list[tuple[str, int]]
 AGAIN: ContextVar[Callable[[Callable[[], Sent]], AbstractContextManager[Any]] | None] = ContextVar(
     "again", default=None
 )
-"""Makes what is entered around a forward that runs again; it may ask what that has sent."""
+"""Makes the context that is entered around a recomputed forward; its argument returns what that has sent."""
 
 PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
-"""Whether forwards run as they would if nothing ran again."""
+"""Whether forwards run as if nothing were recomputed."""

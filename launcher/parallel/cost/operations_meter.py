@@ -1,4 +1,4 @@
-"""Notes what each operation on meta tensors would have a device do."""
+"""Notes the work that each operation on meta tensors would be on a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
 BACKWARD = 2.5
-"""Flops of a flash attention's backward for one of its forward: five products for two."""
+"""Flops of a flash attention's backward per flop of its forward: five products for two."""
 PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm})
 FREE = frozenset({
     aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.lift_fresh,
@@ -22,31 +22,31 @@ FREE = frozenset({
 
 
 class OperationsMeter:
-    """What has been seen, from any ``mark`` on."""
+    """The operations since any ``mark``."""
 
     def __init__(self) -> None:
         self._seen: list[Operations] = []
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """One operation, and what it returned."""
+        """Note one operation and what it returned."""
         found = operations_of(func, args, kwargs, out)
         if found is not None:
             self._seen.append(found)
 
     def mark(self) -> int:
-        """For ``since`` and ``forget``."""
+        """Return a mark for ``since`` and ``forget``."""
         return len(self._seen)
 
     def since(self, mark: int) -> Operations:
         return total(self._seen[mark:])
 
     def forget(self, mark: int) -> None:
-        """All since then."""
+        """Drop all operations since ``mark``."""
         del self._seen[mark:]
 
 
 def operations_of(func: Any, args: Any, kwargs: Any, out: Any) -> Operations | None:
-    """``None`` where no kernel runs: of views, and of memory that nothing is written to."""
+    """Return the work of one operation, or ``None`` for views and unwritten memory, which run no kernel."""
     packet = func._overloadpacket
     if packet in FREE or _view(func):
         return None
@@ -68,13 +68,13 @@ def operations_of(func: Any, args: Any, kwargs: Any, out: Any) -> Operations | N
 
 @cache
 def _view(func: Any) -> bool:
-    """Whether it returns a part of what it is given, without writing anything."""
+    """Whether ``func`` returns a view of its arguments, and writes nothing."""
     returned = [r.alias_info for r in func._schema.returns]
     return bool(returned) and all(a is not None and not a.is_write for a in returned)
 
 
 def _attention(q: torch.Tensor, k: torch.Tensor, causal: bool) -> int:
-    """Flops of two products for (batch, heads, length, width), half of them where it is causal."""
+    """Return the flops of two products for (batch, heads, length, width), or half of them if causal."""
     batch, heads, length, width = q.shape
     flops = 4 * batch * heads * length * k.shape[2] * width
     return flops // 2 if causal else flops
@@ -85,7 +85,7 @@ def _causal(args: Any, kwargs: Any, at: int) -> bool:
 
 
 def _convolution(packet: Any, args: Any, out: Any) -> Operations:
-    """As the product that it is: of each position's neighbourhood with the weight."""
+    """Return a convolution as a matrix product: of each position's neighbourhood with the weight."""
     if packet is aten.convolution:
         x, weight = args[:2]
         places, times = out.numel() // out.shape[1], 1

@@ -1,4 +1,4 @@
-"""Saved-tensor hooks that step aside for torch.func.grad, which refuses to run under any."""
+"""Saved-tensor hooks that can be suspended for torch.func.grad, which refuses to run under any."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from launcher.parallel.cost.meter_hooks import KEEPING
 
 
 class SavedHooks:
-    """``keep`` gets every tensor that is saved while this is entered, and what it returns is saved instead.
+    """Passes every saved tensor to ``keep`` while entered, and saves what that returns instead.
 
-    ``aside``: they have stepped aside, for code whose saved tensors no hook may see.
+    ``aside`` is true while the hooks are suspended, for code that allows no hooks on saved tensors.
     """
 
     def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -42,7 +42,10 @@ class SavedHooks:
 
     @contextmanager
     def _disabling(self, error_message: str) -> Iterator[None]:
-        """As torch's own, which raises where there are hooks, but for these and those entered before."""
+        """Suspend these hooks, and any ``SavedHooks`` entered before, around torch's function.
+
+        That raises if there are hooks, so it still does for any others.
+        """
         if self.aside or not self._on_top():
             with self._disable(error_message):
                 yield
@@ -63,6 +66,6 @@ class SavedHooks:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _on_top(self) -> bool:
-        """Whether nobody has entered others since."""
+        """Whether no other hooks were entered since."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         return top is not None and top[1] is self._use

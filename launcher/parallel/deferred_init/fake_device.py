@@ -1,4 +1,4 @@
-"""Makes meta tensors say that they are on the CPU, so that a constructor runs as in a plain build."""
+"""Makes meta tensors report the CPU as their device, so that a constructor runs as in a plain build."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _getter(name: str) -> Any:
 
 
 def _asks_meta(func: Any, kwargs: Any) -> bool:
-    """Whether somebody wants a new tensor on the meta device, by name or by the context they are in."""
+    """Whether the caller wants a new tensor on the meta device, by argument or by context."""
     asked = kwargs.get("device")
     if asked is None and func in _device._device_constructors():
         asked = getattr(_device, "CURRENT_DEVICE", None)
@@ -35,7 +35,7 @@ def _asks_meta(func: Any, kwargs: Any) -> bool:
 
 
 def _places(at: Any) -> Any:
-    """An index as it is written, with a tensor in the place of each list or array of numbers."""
+    """Return an index with a tensor in place of each list or array of numbers."""
     if isinstance(at, tuple):
         return tuple(map(_places, at))
     if isinstance(at, np.ndarray):
@@ -45,31 +45,31 @@ def _places(at: Any) -> Any:
 
 
 class FakeDevice(TorchFunctionMode):
-    """Answers for meta tensors what they would say on the CPU. What the tape cannot know makes it fail."""
+    """Answers for meta tensors what they would say on the CPU; fails the tape if it cannot know."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self.tape = tape
         self.acts: dict[Any, Callable[..., Any]] = {
-            # where it is
+            # its device
             _getter("device"): lambda t: torch.device("cpu"),
             _getter("is_meta"): lambda t: False,
             _getter("is_cpu"): lambda t: True,
             T.get_device: lambda t: -1,
-            # to go there is to stay
+            # moves to the CPU return the tensor itself
             T.cpu: lambda t, *_, **__: t,
             T.type: self._type,
             T.to: self._to,
-            # its numbers
+            # its values
             T.tolist: lambda t: tape.look(t).tolist(),
             T.numpy: lambda t, *_, **__: tape.show(t),
             T.__array__: lambda t, *args, **kwargs: tape.show(t).__array__(*args, **kwargs),
             T.new_tensor: self._new,
             T.data.__set__: self._data,  # type: ignore[attr-defined]
-            # lists of places: torch would make a tensor of them without telling
+            # index lists: torch would make a tensor of them without a dispatch
             T.__getitem__: lambda t, at: t[_places(at)],
             T.__setitem__: lambda t, at, value: t.__setitem__(_places(at), value),
-            # its memory, which is not there
+            # its memory, which does not exist
             **{func: self._memory(func) for func in MEMORY},
         }
 
@@ -79,12 +79,12 @@ class FakeDevice(TorchFunctionMode):
         if act is not None and isinstance(args[0], T) and self._ours(args[0], func):
             return act(*args, **kwargs)
 
-        # a new tensor on the meta device is one that the constructor itself wants there
+        # the constructor itself asks for a tensor on the meta device
         self.tape.asked_meta = _asks_meta(func, kwargs)
         if "device" in kwargs and isinstance(kwargs.get("out"), T) and kwargs["out"].is_meta:
             kwargs = kwargs | {"device": torch.device("meta")}
 
-        # who looks at numbers inside gets them from the tape
+        # functions that read values inside get them from the tape
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -95,7 +95,7 @@ class FakeDevice(TorchFunctionMode):
             self.tape.asked_meta = False
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a function says that looks at numbers inside (``torch.allclose``)."""
+        """Run a function that reads values inside (``torch.allclose``), and return its result."""
         args, kwargs = tree_map_only(T, self.tape.look, (args, kwargs))
         with self.tape.paused():
             out = func(*args, **kwargs)
@@ -114,12 +114,13 @@ class FakeDevice(TorchFunctionMode):
         return out.replace("meta.", "") if isinstance(out, str) else out
 
     def _to(self, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """``to("cpu")`` returns the tensor itself, as it does for one that is there."""
+        """Return the tensor itself for ``to("cpu")``, as for a tensor that is there."""
         asked = [a for a in (*args[:1], kwargs.get("device")) if isinstance(a, str | torch.device)]
         if any(torch.device(a).type == "meta" for a in asked):
             self.tape.fail("moves a tensor to the meta device")
 
-        # the CPU is the meta device to us; the first argument may be a dtype, or a tensor to be like
+        # the CPU is the meta device here; the first argument may be a dtype, or a tensor to copy the device
+        # from
         if asked and torch.device(asked[0]).type == "cpu":
             meta = torch.device("meta")
             args = tuple(meta if a is asked[0] else a for a in args)
@@ -128,14 +129,14 @@ class FakeDevice(TorchFunctionMode):
         return t.to(*args, **kwargs)
 
     def _new(self, t: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
-        """``new_tensor``, which on the meta device drops the numbers."""
+        """Run ``new_tensor``, which on the meta device would drop the values."""
         kwargs = {"dtype": t.dtype} | {k: v for k, v in kwargs.items() if v is not None and k != "device"}
         if isinstance(data, T):
             data = data.detach().tolist()
         return torch.tensor(data, **kwargs)
 
     def _data(self, t: torch.Tensor, value: torch.Tensor) -> None:
-        """A tensor takes over numbers: they go where it is."""
+        """Assign ``t.data``: the new values move to the device of ``t``."""
         if t.is_meta and not value.is_meta:
             value = self.tape.constant(value)
         elif value.is_meta and not t.is_meta:

@@ -1,4 +1,4 @@
-"""Gives every tensor of a stage its numbers at step 0, the same in every layout."""
+"""Gives every tensor of a stage its values at step 0, the same in every layout."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from launcher.plan.plan import Plan
 from launcher.plan.values.facts import DTYPE
 
 FullTensorOf = Callable[[str], torch.Tensor]
-"""The whole tensor of a first name, on the CPU."""
+"""Returns the full tensor of a first name, on the CPU."""
 
 SOME = 1000
-"""Numbers of a tensor that tell it from one that was made elsewhere in a random stream."""
+"""Leading values of a tensor that identify it: another place in a random stream gives others."""
 
 
 @dataclass(frozen=True)
 class InitialTensors:
-    """Where the numbers of a model come from: ``tape``, one tensor at a time, or ``real``, all at once.
+    """The source of a model's values: ``tape`` makes one tensor at a time, ``real`` has all at once.
 
-    ``names``: the tensors on the meta device; ``build`` makes the ``real`` ones when they are asked for.
+    ``names`` has the tensors on the meta device; ``build`` makes the ``real`` ones on first use.
     """
 
     tape: Tape
@@ -50,16 +50,16 @@ class InitialTensors:
         return replay(self.tape.log, self.names[name], name, self.tape.seed)
 
     def texts(self) -> dict[str, str]:
-        """How each tensor is made, in words that are the same in every process that does the same."""
+        """Describe how each tensor is made; processes that do the same return the same words."""
         if self.tape.why:
             return {n: str(t.detach().reshape(-1)[:SOME].tolist()) for n, t in self.real.items()}
         return origins(self.names, self.tape)
 
 
 def from_constructor(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, InitialTensors]:
-    """The model on the meta device, and where its numbers come from.
+    """Return the model on the meta device, and the source of its values.
 
-    With deferred init one tensor at a time is made; else the model is built once, whole, from the seed.
+    With deferred init, one tensor at a time is made; otherwise the full model is built once, from the seed.
     """
     dtype = dtype_of(DTYPE[plan.precision])
 
@@ -74,7 +74,7 @@ def from_constructor(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Mod
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer under every name."""
+    """Return every parameter and buffer under every name."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -85,7 +85,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def fill(parts: list[StagePart], plan: Plan, rank: int, device: torch.device, whole: FullTensorOf) -> None:
     """Allocate this rank's pieces and fill them.
 
-    A tensor is never whole in memory for longer than its own making.
+    A full tensor exists in memory only while it is made.
     """
     made: dict[str, torch.Tensor] = {}
     kept = {n for p in plan.params for n in p.names if p.buffer}
@@ -93,20 +93,20 @@ def fill(parts: list[StagePart], plan: Plan, rank: int, device: torch.device, wh
         _allocate(part.module, device)
         _share(part, plan, made)
 
-        # what the plan lays out: this rank's box of it
+        # tensors that the plan lays out: this rank's box of each
         for placed, _, t in part.named(plan.params):
             box = placed.layout.box(rank)
             assert box is not None
             local(t).copy_(cut(whole(placed.name), box))
 
-        # other buffers are whole on every rank
+        # other buffers are full on every rank
         for name, b in part.module.named_buffers(remove_duplicate=False):
             if name not in kept:
                 b.copy_(whole(name))
 
 
 def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:
-    """A whole parameter of several stages of this rank is one tensor, that of the first."""
+    """Make an unsharded parameter of several stages of this rank one tensor, that of the first stage."""
     named = tensors(part.module)
     for placed, name, t in part.named(plan.params):
         if placed.sharded or placed.buffer or made.setdefault(placed.name, t) is t:
@@ -117,7 +117,10 @@ def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Real memory for every tensor. ``to_empty`` alone would make two of a tensor that has two names."""
+    """Allocate real memory for every tensor.
+
+    ``to_empty`` alone would make two of a tensor that has two names.
+    """
     names: dict[int, list[str]] = {}
     for name, t in tensors(module).items():
         names.setdefault(id(t), []).append(name)
@@ -132,7 +135,7 @@ def _allocate(module: nn.Module, device: torch.device) -> None:
             home: dict[str, Any] = inner._parameters if attr in inner._parameters else inner._buffers
             home[attr] = tensors(module)[first]
 
-    # one with hooks is the object that it was
+    # a parameter with hooks stays the same object
     for before, same in hooked:
         keep(before, module.get_parameter(same[0]))
         for name in same:

@@ -1,4 +1,4 @@
-"""The tape of a constructor that runs on meta tensors: its operations, and the numbers it asks to see."""
+"""The tape of a constructor that runs on meta tensors: its operations, and the values that it reads."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 @dataclass
 class ConstantTensor:
-    """Numbers that no operation made.
+    """Values that no operation made.
 
-    ``sum`` tells whether somebody else than torch has changed them since.
+    ``sum`` is a checksum: it shows whether code outside torch has changed them since.
     """
 
     value: torch.Tensor
@@ -61,17 +61,17 @@ class ConstantTensor:
         return crc32(memoryview(flat.numpy()))  # type: ignore[arg-type]
 
     def own(self) -> None:
-        """Keep a copy, for somebody is about to change them."""
+        """Keep a copy of the values, because an operation is about to change them."""
         self.value = self.value.clone()
 
 
 class Tape(Dispatch):
-    """Enter it around a constructor.
+    """Records a constructor that runs while the tape is entered.
 
-    ``why`` it cannot be recorded, if anything: then the tape is worth nothing. ``off``: storages of tensors
-    that the constructor itself wants on the meta device, as it does while ``asked_meta``. ``past``: tapes of
-    earlier constructions, which may have left tensors in a cache. ``shared``, ``computed`` and ``marks`` are
-    what ``references`` found.
+    ``why`` says why it cannot be recorded, if so; the tape is useless then. ``off`` has the storages of
+    tensors that the constructor itself puts on the meta device, as it does while ``asked_meta``. ``past`` has
+    the tapes of earlier constructions, which may have left tensors in a cache. ``shared``, ``computed`` and
+    ``marks`` are results of ``model_state.references``.
     """
 
     past: ClassVar[list[Tape]] = []
@@ -82,7 +82,7 @@ class Tape(Dispatch):
         self.seed = seed
         self.why = ""
 
-        # of the tensors that it has made
+        # about the tensors that it has made
         self.off: set[int] = set()
         self.shared: tuple[tuple[str, ...], ...] = ()
         self.computed: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Tape(Dispatch):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs is no part of the constructor."""
+        """Run code that is no part of the constructor."""
         self._pause += 1
         try:
             with torch._C.DisableTorchFunction():
@@ -120,11 +120,11 @@ class Tape(Dispatch):
         if real and self._on_numbers(func, args, kwargs):
             return self._run(func, args, kwargs)
 
-        # what runs on the meta device and is kept on the tape
+        # operations that run on the meta device and are recorded
         args, kwargs = tree_map_only(torch.Tensor, self._known, (args, kwargs))
         away = self._placed(func, args, kwargs)
         draw, args, kwargs = self._drawn(func, args, kwargs, away)
-        in_place = _random(func) and name_of(func).endswith("_")  # where a meta tensor has nothing to fill
+        in_place = _random(func) and name_of(func).endswith("_")  # a meta tensor has no memory to fill
         try:
             out = args[0] if in_place else func(*args, **kwargs)
         except NotImplementedError:
@@ -135,7 +135,7 @@ class Tape(Dispatch):
         return out
 
     def _known(self, t: torch.Tensor) -> torch.Tensor:
-        """``t``, or what stands for it if it has numbers."""
+        """Return ``t``, or the meta tensor that stands for it if it has values."""
         if not t.is_meta:
             return self.constant(t)
         if key(t) not in self.log.touched and key(t) not in self.off:
@@ -145,19 +145,19 @@ class Tape(Dispatch):
         return t
 
     def remember(self, t: torch.Tensor) -> None:
-        """Take over the numbers of a tensor that an earlier construction made, if one did."""
+        """Record the values of a tensor that an earlier construction made, if one did."""
         value = remembered(t)
         if value is not None:
             self.log.add(Op(ConstantTensor(value), makes=(t.detach(),)))
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, draw: Draw | None) -> None:
-        # what it reads, and what it writes: all of it, or a part
+        # the storages that it reads and those that it writes, in full or in part
         ins = {key(t) for t in tensors((args, kwargs))}
         written = _written(func, args, kwargs)
         if self._seen & {key(t) for t in written}:
             self.fail("changes a tensor after numpy has seen it")
 
-        # of what it writes, that which it fills; of what it reads, that of which only the shape counts
+        # of the writes, those that it fills; of the reads, those of which only the shape counts
         others = {key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)}
         name = name_of(func)
         makes = tuple(None if key(t) in ins else t.detach() for t in tensors(out))  # its shape may change
@@ -181,14 +181,14 @@ class Tape(Dispatch):
         self.log.add(op)
 
     def _placed(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether the result belongs to the meta device, as the constructor sees it. Changes ``kwargs``."""
+        """Whether the result is on the meta device for the constructor. Changes ``kwargs``."""
         asked = kwargs.get("device")
         gone = any(key(t) in self.off for t in tensors((args, kwargs)))
         takes_device = any(name == "device" for name, _ in _arguments(func))
         if not takes_device or (asked is None and tensors(args)):
             return gone
 
-        # it says where its result is to be
+        # the call names a device
         asked = CPU if asked is None else torch.device(asked)
         if asked.type not in ("cpu", "meta"):
             self.fail(f"puts tensors on {asked}")
@@ -199,9 +199,9 @@ class Tape(Dispatch):
         return asked.type == "meta" and (self.asked_meta or gone)
 
     def _drawn(self, func: Any, args: Any, kwargs: Any, away: bool = False) -> tuple[Draw | None, Any, Any]:
-        """The draw of a random operation, and its arguments without a generator, whose state is in the draw.
+        """Return the draw of a random operation, and its arguments without the generator.
 
-        On the meta device (``away``) nothing is drawn.
+        The draw has the generator's state. On the meta device (``away``) nothing is drawn.
         """
         if not _random(func):
             return None, args, kwargs
@@ -214,14 +214,14 @@ class Tape(Dispatch):
         return self._streams.draw(used[0] if used else None), args, kwargs
 
     def _on_numbers(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether an operation with real tensors runs as it is: all are real, or it changes a real one."""
+        """Whether an operation runs on real tensors: if all are real, or it changes a real one."""
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
             return False
         changes = any(not t.is_meta for t in _written(func, args, kwargs))
         return changes or all(not t.is_meta for t in tensors((args, kwargs)))
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """On real tensors, with the numbers of those that are not."""
+        """Run an operation on real tensors, with the values of those that are not."""
         for t in _written(func, args, kwargs):
             for constant in self._lent.pop(key(t), ()):
                 constant.own()
@@ -241,7 +241,7 @@ class Tape(Dispatch):
         return out
 
     def _by_numbers(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
-        """Runs with numbers an operation that meta tensors do not support."""
+        """Run an operation that meta tensors do not support, with values."""
         given = tensors((args, kwargs))
         real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in given}
         looked, named = tree_map_only(torch.Tensor, lambda t: real[id(t)], (args, kwargs))
@@ -249,14 +249,14 @@ class Tape(Dispatch):
             named["device"] = CPU
         out = self._really(func, looked, named, draw)
 
-        # on meta again: what it has changed, and what it returns
+        # back to meta: what it has changed, and what it returns
         for t in _written(func, args, kwargs):
             self._dispatch(aten.copy_.default, (t, self.constant(real[id(t)])), {})
         back = {id(real[id(t)]): t for t in given}
         return tree_map_only(torch.Tensor, lambda t: back[id(t)] if id(t) in back else self.constant(t), out)
 
     def one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
-        """``func(target, *args)`` fills ``target`` in place with random numbers."""
+        """Record ``func(target, *args)``, which fills ``target`` with random values, as one operation."""
         with self.paused():
             self._one(func, target, args, kwargs)
 
@@ -266,7 +266,7 @@ class Tape(Dispatch):
             self._really(func, (target, *args), kwargs, draw)
             return
 
-        # a part of a tensor keeps what it had around it
+        # a view keeps the values around it
         at = frozenset({key(target)})
         whole = at if _whole(target) else frozenset()
         op = Op(
@@ -282,7 +282,7 @@ class Tape(Dispatch):
         self.log.add(op)
 
     def constant(self, value: torch.Tensor) -> torch.Tensor:
-        """A meta tensor that stands for ``value``, whose numbers are known."""
+        """Return a meta tensor that stands for ``value``, whose values are known."""
         held = ConstantTensor(value.detach())
         held.sum = held.checksum()
         self._lent.setdefault(key(value), []).append(held)
@@ -291,24 +291,24 @@ class Tape(Dispatch):
         return meta
 
     def look(self, t: torch.Tensor) -> torch.Tensor:
-        """The numbers of ``t`` now, that the constructor wants to see."""
+        """Return the values that ``t`` has now, for a constructor that reads them."""
         with self.paused():
             return t if not t.is_meta else replay(self.log, t, "a value", self.seed)
 
     def show(self, t: torch.Tensor) -> Any:
-        """``t`` for numpy, which must not write there, nor look again after somebody did."""
+        """Return ``t`` as a read-only numpy array; later changes of ``t`` fail the tape."""
         self._seen.add(key(t))
         array = self.look(t).numpy()
         array.flags.writeable = False
         return array
 
     def fail(self, why: str) -> None:
-        """Raises ``NotReplayable``; what it says holds also where the constructor catches that."""
+        """Set ``why`` and raise ``NotReplayable``; ``why`` stays if the constructor catches the error."""
         self.why = self.why or why
         raise NotReplayable(why)
 
     def finish(self, model: nn.Module) -> None:
-        """After the constructor: every tensor is known, and nobody has changed what torch has not seen."""
+        """Check, after the constructor, that every tensor is known and no array was changed outside torch."""
         for name, t in (*model.named_parameters(), *model.named_buffers()):
             self._known(t)
             if key(t) not in self.log.touched and key(t) not in self.off:
@@ -318,7 +318,7 @@ class Tape(Dispatch):
 
 
 class PlainDraws(Tape):
-    """Enter it around a construction in memory: each draw is the one that a recording gives its tensor."""
+    """Gives each draw of a construction in memory the values that a recording gives its tensor."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -333,7 +333,7 @@ class PlainDraws(Tape):
 
 
 def remembered(t: torch.Tensor) -> torch.Tensor | None:
-    """The numbers of a meta tensor that an earlier construction made."""
+    """Return the values of a meta tensor that an earlier construction made, or ``None``."""
     for tape in reversed(Tape.past):
         if key(t) in tape.log.touched and key(t) not in tape.off and _whole(t):
             return tape.look(t)
@@ -345,12 +345,12 @@ def name_of(func: Any) -> str:
 
 
 def _random(func: Any) -> bool:
-    """Also of a function of several operations, which has no tags."""
+    """Whether ``func`` is random; a function of several operations, which has no tags, counts as random."""
     return torch.Tag.nondeterministic_seeded in getattr(func, "tags", (torch.Tag.nondeterministic_seeded,))
 
 
 def _whole(t: torch.Tensor) -> bool:
-    """Whether ``t`` has every byte of its storage, each once."""
+    """Whether ``t`` covers every byte of its storage, each once."""
     size = 1
     for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
         if stride != size:
@@ -361,12 +361,15 @@ def _whole(t: torch.Tensor) -> bool:
 
 @cache
 def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
-    """Each argument of the schema, and whether it is changed: torch makes them anew each time it is asked."""
+    """Return each argument of the schema, and whether it is written.
+
+    The result is cached, as torch rebuilds them each time.
+    """
     return tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in func._schema.arguments)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that an operation changes."""
+    """Return the tensors that an operation changes."""
     out = []
     for n, (name, write) in enumerate(_arguments(func)):
         if write:

@@ -1,4 +1,4 @@
-"""Compares what is replayed of a constructor with what a plain construction makes of the same draws."""
+"""Compares the replay of a constructor with a plain construction that uses the same draws."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from launcher.parallel.deferred_init.record import build_with_draws
 from launcher.parallel.deferred_init.replay import replay
 
 SMALL = 1 << 20
-"""Numbers of a model that is compared whenever it is planned; a larger one is compared by ``certify``."""
+"""Most elements of a model to compare on every plan; ``certify`` compares larger ones."""
 ROUNDINGS = 64
-"""Kernels for other strides add up in another order."""
+"""Tolerance in roundings: kernels for other strides add up in another order."""
 
 Build = Callable[[], nn.Module]
 
 
 def differing(build: Build, model: nn.Module, tape: Tape) -> str:
-    """Why a small ``model``, which ``record`` made, is not built from its tape; "" where it can be."""
+    """Return why a small ``model`` of ``record`` cannot be built from its tape, or "" if it can."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if tape.why or sum(t.numel() for t in named.values()) > SMALL:
         return ""
@@ -32,14 +32,14 @@ def differing(build: Build, model: nn.Module, tape: Tape) -> str:
 
 
 def plain_tensors(build: Build, seed: int) -> dict[str, Tensor]:
-    """Every tensor of a plain construction, by first name, without those that are on the meta device."""
+    """Return every tensor of a plain construction, by first name, except those on the meta device."""
     model = build_with_draws(build, seed)
     named = (*model.named_parameters(), *model.named_buffers())
     return {n: t for n, t in named if not t.is_meta}
 
 
 def unlike(made: Iterator[tuple[str, Tensor]], plain: Mapping[str, Tensor]) -> Iterator[str]:
-    """The names of tensors that are not those of ``plain``, up to roundings."""
+    """Yield the names of tensors that differ from those of ``plain`` by more than rounding."""
     for name, t in made:
         if not same(t, plain[name]):
             yield name
@@ -47,7 +47,7 @@ def unlike(made: Iterator[tuple[str, Tensor]], plain: Mapping[str, Tensor]) -> I
 
 @torch.no_grad()
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same numbers, up to a few roundings of the largest."""
+    """Whether two tensors have the same values, up to ``ROUNDINGS`` roundings of the largest."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not (b.is_floating_point() or b.is_complex()):

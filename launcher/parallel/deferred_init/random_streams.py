@@ -1,4 +1,4 @@
-"""Says which draw of which random stream each random operation of a constructor is."""
+"""Identifies which draw of which random stream each random operation of a constructor is."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 
 
 def stream(seed: int, name: str) -> int:
-    """The seed of a random stream of its own: 63 bits of blake2b."""
+    """Return the seed of the random stream of ``name``: 63 bits of blake2b."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch, ``random`` and numpy draw from ``seed``, as after ``manual_seed``; then from where they were.
+    """Seed torch, ``random`` and numpy, as ``manual_seed`` does, and restore their states afterwards.
 
-    Only torch's generator of the CPU: a GPU's must not be touched by a process that will fork.
+    Of torch only the generator of the CPU is seeded: a process that will fork must not touch a GPU's.
     """
-    numpy = getattr(sys.modules.get("numpy"), "random", None)  # which numpy imports when it is first used
+    numpy = getattr(sys.modules.get("numpy"), "random", None)  # numpy imports it when it is first used
     python = random.getstate()
     legacy = numpy.get_state() if numpy else None
 
@@ -42,9 +42,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Seeded:
-    """A stream that the constructor seeded itself: its numbers are those, one draw after the other.
+    """A stream that the constructor seeded itself: its draws follow one another.
 
-    ``states`` before the draws so far known, ``places`` of the operations that draw.
+    ``states`` has the states before the draws known so far, ``places`` the places of the operations that
+    draw.
     """
 
     states: dict[int, torch.Tensor]
@@ -60,19 +61,18 @@ class Draw:
 
 
 class Streams:
-    """Follows the states of generators, which a recorded draw moves by one number for them to be told apart.
+    """Follows the states of generators, which each recorded draw advances by one number to tell them apart.
 
-    So ``manual_seed``, generators, ``fork_rng`` and states that are set back mean what they mean in a plain
-    build.
+    So ``manual_seed``, generators, ``fork_rng`` and restored states mean what they mean in a plain build.
     """
 
     def __init__(self, seed: int) -> None:
         self._any: dict[bytes, Draw] = {_print(torch.Generator().manual_seed(seed)): Draw(None, 0)}
         self._next: dict[tuple[int, bytes], Draw] = {}
-        self._kept: list[torch.Generator] = []  # an id is another's once it is gone
+        self._kept: list[torch.Generator] = []  # a freed generator's id could be reused
 
     def draw(self, generator: torch.Generator | None) -> Draw:
-        """The next draw from ``generator``, the default one for ``None``."""
+        """Return the next draw from ``generator``; ``None`` is the default one."""
         generator = torch.default_generator if generator is None else generator
         now = _print(generator)
         draw = self._next.get((id(generator), now)) or self._any.get(now)

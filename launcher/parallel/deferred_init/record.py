@@ -1,11 +1,11 @@
 """Records how a constructor makes its tensors, so that any one of them can be made again by itself.
 
-The constructor runs on meta tensors that say they are on the CPU: its code takes the branches of a plain
-``Model()``, but no memory is taken. The tape keeps every operation; ``replay`` repeats, in real memory, just
-those that one tensor needs. Promised: each tensor is what the operations of a plain build make of it. Numbers
-that are not random, and those that the constructor seeds itself, are the same to the bit; the others have the
-same distribution, from a random stream a draw, derived from the run's seed: a tensor has the same numbers
-whichever rank makes it, in whatever order.
+The constructor runs on meta tensors that report the CPU as their device: its code takes the branches of a
+plain ``Model()``, but no memory is allocated. The tape keeps every operation; ``replay`` repeats, in real
+memory, only those that one tensor needs. Each tensor is what the operations of a plain build make of it.
+Values that are not random, and those that the constructor seeds itself, are the same to the bit. The others
+have the same distribution: each draw has its own random stream, derived from the run's seed, so a tensor has
+the same values whichever rank makes it, in whatever order.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from launcher.parallel.model_state.references import OWN, computed, forget, mark
 
 @contextmanager
 def _patched(tape: Tape) -> Iterator[None]:
-    """``nn.init.trunc_normal_`` draws again until all fit: taped as one operation.
+    """Record ``nn.init.trunc_normal_``, which draws again until all values fit, as one operation.
 
-    Files are read as they are, and modules imported: what they hold is there for others too.
+    Files are loaded and modules imported unrecorded, because their content stays for other code.
     """
     truncated = nn.init._no_grad_trunc_normal_
 
@@ -64,11 +64,11 @@ def _patched(tape: Tape) -> Iterator[None]:
 
 
 def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Tape]:
-    """Build with a tape running. The model's tensors are meta tensors.
+    """Build the model, with a tape running. The model's tensors are meta tensors.
 
-    A constructor that cannot be recorded runs with numbers (``build_in_memory``), and the tape says ``why``.
+    A constructor that cannot be recorded runs in memory, and the tape says ``why``.
     """
-    # without numbers
+    # without values
     tape = Tape(seed)
     try:
         with seeded(seed), _plain_device(), tape, FakeDevice(tape), _patched(tape):
@@ -77,7 +77,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
         tape.finish(model)
     except RequestError:
         raise
-    except Exception as error:  # by what the record lacks, or else the plain build raises it too
+    except Exception as error:  # from a gap of the recording; any other error the plain build raises too
         tape.why = tape.why or f"cannot be recorded: {type(error).__name__}: {' '.join(str(error).split())}"
 
     # a later construction may find tensors of this one in a cache
@@ -85,7 +85,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
     Tape.past.append(tape)
     forget()
 
-    # or with them
+    # or with values
     if tape.why:
         with seeded(seed), _plain_device():
             model = in_training(build)
@@ -94,7 +94,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
 
 
 def _checked(model: nn.Module, tape: Tape) -> nn.Module:
-    """``owned``; the tape keeps what is lost when tensors are replaced."""
+    """Return ``owned(model)``; the tape keeps the facts that replacing tensors loses."""
     refuse(strangers(model))
     tape.computed, tape.marks = computed(model), marks(model)
     model = owned(model)
@@ -103,12 +103,12 @@ def _checked(model: nn.Module, tape: Tape) -> nn.Module:
 
 
 def _plain_device() -> AbstractContextManager[Any]:
-    """The CPU as the default device, where it is another."""
+    """Return a context with the CPU as the default device, if another is the default."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The model with its numbers, all of it, in memory: as after ``torch.manual_seed(seed)``."""
+    """Return the full model with its values, in memory: as after ``torch.manual_seed(seed)``."""
     with seeded(seed), _plain_device():
         model = owned(in_training(build))
     for module in model.modules():
@@ -124,9 +124,9 @@ def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def build_with_draws(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The model with its numbers, built in memory by the operations themselves.
+    """Return the model with its values, built in memory by the operations themselves.
 
-    Each draw is that of a recording from the same seed, so what is replayed must be equal to it.
+    Each draw is that of a recording from the same seed, so a replay must give the same values.
     """
     tape = PlainDraws(seed)
     with seeded(seed), _plain_device(), tape, _patched(tape):
@@ -134,17 +134,17 @@ def build_with_draws(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def unknown(model: nn.Module, tape: Tape) -> list[str]:
-    """Names of tensors the tape cannot make again."""
+    """Return the names of tensors that the tape cannot make again."""
     named = (*model.named_parameters(), *model.named_buffers())
     return [n for n, t in named if tape.why or key(t) not in tape.log.touched or key(t) in tape.off]
 
 
 def owned(model: nn.Module) -> nn.Module:
-    """Plain attributes that are tensors become buffers outside the state dict: so they get numbers, a device.
+    """Turn attributes that are tensors into non-persistent buffers, so that they get values and a device.
 
     Raises ``RequestError`` for tensors that cannot be placed.
     """
-    # tensors of modules, as they are
+    # parameters and buffers, as they are
     for name, t in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(t):
             text = f"{name} has no shape before the first forward; give its module the size of its input"
@@ -154,7 +154,7 @@ def owned(model: nn.Module) -> nn.Module:
             text = f"{name} is {kind}; only dense tensors can be laid out: keep its parts"
             raise RequestError((Problem("model", text),))
 
-    # and of plain attributes
+    # tensors in plain attributes
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
             if name in OWN or isinstance(value, nn.Parameter):
@@ -173,7 +173,7 @@ def owned(model: nn.Module) -> nn.Module:
 
 
 def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
-    """``model`` with meta tensors for those that have numbers, which the tape keeps as they are."""
+    """Replace the tensors of ``model`` that have values by meta tensors; the tape keeps the values."""
     twins: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
@@ -187,7 +187,10 @@ def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
 
 
 def _twin(t: torch.Tensor, tape: Tape) -> torch.Tensor:
-    """The meta tensor that stands for ``t``: ``t`` itself, without its numbers, if it has hooks to keep."""
+    """Return the meta tensor that stands for ``t``.
+
+    If it has hooks, that is ``t`` itself, without its values.
+    """
     twin = tape.constant(t)
     if not isinstance(t, nn.Parameter):
         return twin

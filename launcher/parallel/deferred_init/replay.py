@@ -15,16 +15,22 @@ from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 
 
 class NotReplayable(ValueError):
-    """A tensor whose numbers no recorded operation makes. The message names it and says why."""
+    """Raised for a tensor whose values no recorded operation makes. The message names it and says why."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """``func(*args, **kwargs)``, with the storages that it needs and those that it changes.
+    """A recorded call ``func(*args, **kwargs)``, with the storages that it needs and changes.
 
-    ``reads``: whose numbers it sees; ``shapes``: of which it needs no number, as what it fills and what it is
-    ``like``; ``fills``: those of ``writes`` of which nothing is left; ``makes``: what it returns, ``None``
-    for what was there; ``blank``: it makes memory that nobody wrote. ``dtype`` was the default one.
+    Attributes:
+        reads: storages whose values it reads.
+        shapes: storages of which it needs no values, such as those that it fills or takes a shape from.
+        writes: storages that it changes.
+        fills: the storages of ``writes`` of which no old value remains.
+        makes: its results, with ``None`` for tensors that existed before.
+        draw: its place in a random stream, if it is random.
+        blank: whether it allocates memory without writing it.
+        dtype: the default dtype at the time.
     """
 
     func: Any
@@ -47,7 +53,7 @@ class Op:
 
 @dataclass
 class Log:
-    """Operations in order, and the places of those that made or changed each storage."""
+    """The operations in order, and the places of those that made or changed each storage."""
 
     ops: list[Op] = field(default_factory=list)
     touched: dict[int, list[int]] = field(default_factory=dict)
@@ -61,7 +67,10 @@ class Log:
         self.ops.append(op)
 
     def doubtful(self) -> set[int]:
-        """Storages that may keep memory that nobody wrote: what fills only a part, ``replay`` must tell."""
+        """Return the storages that may contain unwritten memory.
+
+        ``replay`` decides about those filled in part.
+        """
         bad: set[int] = set()
         for op in self.ops:
             if op.blank or op.reads & bad:
@@ -71,7 +80,10 @@ class Log:
         return bad
 
     def origin(self, todo: Sequence[tuple[int, int]], name: str) -> list[int]:
-        """The places of the operations that numbers come from, in order: of storages, each before a place."""
+        """Return, in order, the places of the operations that compute the values of ``todo``.
+
+        ``todo`` has pairs of a storage and a place: the values that the storage has before that place.
+        """
         chosen: set[int] = set()
         todo = list(todo)
         while todo:
@@ -84,7 +96,7 @@ class Log:
         return sorted(chosen)
 
     def _past(self, at: int, before: int, name: str) -> list[int]:
-        """Who made ``at`` and changed it before a place, from the last one on that filled it."""
+        """Return the places that made ``at`` or changed it before a place, from the last fill on."""
         places = self.touched.get(at, [])
         places = places[: bisect_left(places, before)]
         if not places:
@@ -94,20 +106,20 @@ class Log:
 
 
 def key(t: torch.Tensor) -> int:
-    """The storage behind ``t``."""
+    """Return the key of the storage behind ``t``."""
     return int(t.untyped_storage()._cdata)
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors among the leaves of ``tree``."""
+    """Return the tensors among the leaves of ``tree``."""
     return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | None = None) -> torch.Tensor:
-    """``target`` with its numbers, whole, on the CPU.
+    """Return the full ``target`` with its values, on the CPU.
 
-    Two tensors made from one draw agree. With ``fill`` memory that nobody writes has that byte everywhere,
-    else it has what there is. Raises ``NotReplayable``.
+    Two tensors made from one draw agree. With ``fill``, every byte of unwritten memory has that value;
+    otherwise it is undefined. Raises ``NotReplayable``.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         places = log.origin([(key(target), len(log.ops))], name)
@@ -115,7 +127,7 @@ def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | Non
 
 
 def start(log: Log, draw: Draw, seed: int) -> None:
-    """Put the default generator where ``draw`` begins."""
+    """Set the default generator to the state at which ``draw`` begins."""
     if draw.root is None:
         torch.default_generator.manual_seed(stream(seed, str(draw.at)))
         return
@@ -127,14 +139,14 @@ def start(log: Log, draw: Draw, seed: int) -> None:
 
 
 def _with(log: Log, place: int) -> list[int]:
-    """The operation at ``place`` after those that it needs."""
+    """Return the operation at ``place`` after those that it needs."""
     op = log.ops[place]
     made = [(s, log.touched[s][0] + 1) for s in op.shapes if s in log.touched]
     return [*log.origin([*((r, place) for r in op.reads), *made], "a draw"), place]
 
 
 def _run(log: Log, places: Sequence[int], seed: int, fill: int | None) -> dict[int, torch.Tensor]:
-    """What is in each storage after the operations at ``places``."""
+    """Return the content of each storage after the operations at ``places``."""
     real: dict[int, torch.Tensor] = {}
     with default_dtype(torch.get_default_dtype()):
         for place in places:
@@ -153,7 +165,7 @@ def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
         kwargs["device"] = torch.device("cpu")
     out = op.func(*args, **kwargs)
 
-    # what it has made
+    # keep its results
     if not op.makes:
         return
     for made, t in zip(op.makes, tensors(out), strict=True):
@@ -164,10 +176,10 @@ def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
 
 
 def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
-    """``t`` in memory as it was recorded: later views are taken by the recording's strides and offsets.
+    """Return ``t`` with the memory layout that was recorded, which later views rely on.
 
-    Kernels of the CPU (LAPACK, fft) may lay a result out in another way than those of the meta device say.
-    Raises ``NotReplayable`` where no layout in memory makes them the same.
+    Kernels of the CPU (LAPACK, fft) may lay a result out differently from those of the meta device. Raises
+    ``NotReplayable`` if shape or dtype differ, because no memory layout makes them equal then.
     """
     if t.shape != recorded.shape or t.dtype != recorded.dtype:
         was, now = (f"{str(a.dtype).removeprefix('torch.')} {list(a.shape)}" for a in (recorded, t))
@@ -182,9 +194,9 @@ def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
 
 
 def _there(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
-    """``t`` with its numbers: the same bytes, read as ``t`` reads them.
+    """Return ``t`` with its values: the same bytes, read as ``t`` reads them.
 
-    A view may be of another dtype (``.real``, ``.view(torch.int32)``), conjugated or negative.
+    A view may have another dtype (``.real``, ``.view(torch.int32)``), or be conjugated or negative.
     """
     at = real.get(key(t))
     if at is None:

@@ -1,4 +1,4 @@
-"""Finds tensors that a constructor leaves to chance: uninitialised memory, numbers that no seed decides."""
+"""Finds tensors that a constructor leaves undefined: uninitialised memory, values that no seed determines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILLS = (0x41, 0x42)  # as bytes of a float of any width neither tiny nor huge
 
 
 def problems(build: Build, model: nn.Module, tape: Tape) -> list[Problem]:
-    """What is wrong with the numbers of ``model``, which ``record`` made with ``build`` and ``tape``."""
+    """Return what is wrong with the values of ``model``, which ``record`` made of ``build`` on ``tape``."""
     if tape.why:
         return _whole(build, tape.seed)
     bare = [n for n, t in _named(model) if key(t) in tape.off]
@@ -31,7 +31,7 @@ def problems(build: Build, model: nn.Module, tape: Tape) -> list[Problem]:
 
 
 def _whole(build: Build, seed: int) -> list[Problem]:
-    """The same for a model that no tape can record, from three constructions."""
+    """Return the problems of a model that no tape can record, from three constructions."""
     first, again, other = (_digests(build, seed, fill) for fill in (FILLS[0], *FILLS))
     bare = [n for n, digest in first.items() if not digest]
     loose = [n for n in first if first[n] != again.get(n)]
@@ -60,12 +60,12 @@ def _bare(name: str) -> Problem:
 
 
 def _unwritten(tape: Tape, name: str, t: torch.Tensor) -> bool:
-    """Whether ``t`` is other when unwritten memory is."""
+    """Whether ``t`` depends on the content of unwritten memory."""
     if t.numel() == 0 or key(t) not in tape.log.doubtful():
         return False
     try:
         one, two = (replay(tape.log, t, name, tape.seed, fill=fill) for fill in FILLS)
-    except (RuntimeError, IndexError):  # an index that nobody wrote
+    except (RuntimeError, IndexError):  # an index that nothing wrote
         return True
     return _bytes(one) != _bytes(two)
 
@@ -76,7 +76,7 @@ def _bytes(t: torch.Tensor) -> bytes:
 
 
 class _Filled(Dispatch):
-    """Memory that nobody wrote yet has ``fill`` in every byte."""
+    """Fills newly allocated memory with ``fill`` in every byte."""
 
     def __init__(self, fill: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ def _digests(build: Build, seed: int, fill: int) -> dict[str, bytes]:
 
 
 def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
-    """Names of tensors that a second construction makes in another way."""
+    """Return the names of tensors to which a second construction gives other values."""
     builds = ((model, tape), record(build, tape.seed))
     first, second = (origins(dict(_named(m)), t) for m, t in builds)
     differ = [n for n in {**first, **second} if first.get(n) != second.get(n)]
@@ -104,13 +104,16 @@ def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
 
 
 def _numbers(name: str, model: nn.Module, tape: Tape) -> bytes:
-    """A digest: a construction that finds the cache of another comes to its numbers in a different way."""
+    """Return a digest of a tensor's values.
+
+    A construction that uses the cache of another records other operations, but must get the same values.
+    """
     t = dict(_named(model)).get(name)
     return b"" if t is None else _bytes(replay(tape.log, t, name, tape.seed))
 
 
 def origins(tensors: Mapping[str, torch.Tensor], tape: Tape) -> dict[str, str]:
-    """How each tensor is made, without a trace of where in memory: by name."""
+    """Describe by name how each tensor is made, without addresses in memory."""
     texts = _texts(tape.log)
     out = {}
     for name, t in tensors.items():
@@ -120,7 +123,7 @@ def origins(tensors: Mapping[str, torch.Tensor], tape: Tape) -> dict[str, str]:
 
 
 def _texts(log: Log) -> list[str]:
-    """A digest of each operation and of those that it needs."""
+    """Return a digest of each operation and of those that it needs."""
     texts: list[str] = []
     for place, op in enumerate(log.ops):
         storages = sorted(op.reads, key=lambda s: log.touched.get(s, [0])[0])

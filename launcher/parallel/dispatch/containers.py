@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 Path = tuple[tuple[str, Any], ...]
-"""From the outside to a tensor: ``("item", key)`` or ``("attribute", name)`` a step."""
+"""The steps from a container to a tensor: each is ``("item", key)`` or ``("attribute", name)``."""
 
 
 def inside(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Every tensor in ``value`` with its path; objects that are no container are not looked into."""
+    """Yield every tensor in ``value`` with its path, in lists, tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -30,12 +30,12 @@ def inside(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """Those of ``inside``."""
+    """Return the tensors of ``inside``."""
     return [t for _, t in inside(value)]
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """``value`` with another tensor for each of its tensors; what holds none is itself."""
+    """Return ``value`` with each of its tensors changed; values without tensors are returned as they are."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if not tensors(value):
@@ -47,7 +47,10 @@ def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def contents(a: Any) -> tuple[Any, dict[str, Any]]:
-    """What ``remade`` calls the class of a container with; the first is ``None`` where nobody knows."""
+    """Return the arguments with which ``remade`` rebuilds a container.
+
+    The first is ``None`` if that is unknown.
+    """
     if isinstance(a, tuple) and hasattr(a, "_fields"):
         return tuple(a), {}
     if isinstance(a, tuple | list):
@@ -60,7 +63,10 @@ def contents(a: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def filled(value: Any, objects: bool = False) -> Callable[[], bool]:
-    """Tells whether a list or dictionary in ``value`` has changed since; with ``objects``, or a dataclass."""
+    """Return a function that tells whether a list or mapping in ``value`` has changed.
+
+    With ``objects``, dataclasses count too.
+    """
     before = [(some, _held(some)) for some in _changeable(value, objects)]
 
     def changed() -> bool:
@@ -93,7 +99,7 @@ def _object(value: Any) -> bool:
 
 
 def pick(value: Any, path: Path) -> Any:
-    """What lies at ``path``."""
+    """Return the object at ``path``."""
     for kind, key in path:
         value = getitem(value, key) if kind == "item" else getattr(value, key)
     return value
@@ -101,7 +107,7 @@ def pick(value: Any, path: Path) -> Any:
 
 @dataclass(frozen=True)
 class NamedFunction:
-    """A function that fx can write into code, whatever it is made of."""
+    """Any callable under a ``name`` that fx can write into code."""
 
     func: Callable[..., Any]
     name: str
@@ -116,7 +122,7 @@ class NamedFunction:
 
 @dataclass(frozen=True, eq=False)
 class ConstantFunction:
-    """Hands over one and the same object."""
+    """A function that always returns the same object."""
 
     value: Any
 
@@ -130,12 +136,12 @@ class ConstantFunction:
 
 
 def remade(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """A container of ``kind``: of items in order, or by name."""
+    """Return a container of ``kind``, with items in order or by name."""
     if issubclass(kind, tuple | list) and not hasattr(kind, "_fields"):
         return kind(args)
     return kind(*args, **kwargs)
 
 
 def here() -> torch.device:
-    """Stands in a graph for the device of the rank that runs it; the stage that is built knows which."""
+    """Return the device, in a graph, of the rank that runs it; the stage that is built replaces the call."""
     return torch.device("meta")

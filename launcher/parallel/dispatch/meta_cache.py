@@ -1,4 +1,4 @@
-"""Caches the shapes that operations on meta tensors return: torch's Python takes a millisecond a layer."""
+"""Caches the shapes that operations on meta tensors return: computing them takes a millisecond per layer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _known: dict[Any, Spec | tuple[Spec, ...]] = {}
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
-    """``func(*args, **kwargs)``; tensors without numbers come from memory where the same was done before.
+    """Return ``func(*args, **kwargs)``; meta tensors come from the cache if the same call was made before.
 
-    Only of operations whose results are new tensors, each with memory of its own.
+    Only operations whose results are new tensors, each with its own memory, are cached.
     """
     key = None if _opaque(func) else _key(func, args, kwargs)
     if key is None:
@@ -46,13 +46,16 @@ def _made(spec: Any) -> torch.Tensor:
 
 @cache
 def _opaque(func: Any) -> bool:
-    """Whether it changes or returns a part of what it is given; nobody knows what a user's own goes by."""
+    """Whether ``func`` writes to or returns a view of its arguments, or is no ATen operation.
+
+    The results of a user-defined operation may depend on anything.
+    """
     returned = any(r.alias_info is not None for r in func._schema.returns)
     return returned or func._schema.is_mutable or func.namespace != "aten"
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """All that the shapes of the result depend on; ``None`` where there is more to it."""
+    """Return everything that the shapes of the result depend on, or ``None`` if that is not known."""
     if torch._C._functorch.maybe_current_level() is not None:
         return None
     found = [func, torch.get_default_dtype()]
@@ -62,7 +65,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _add(found: list[Any], value: Any) -> bool:
-    """Add all that ``value`` is, a tensor as its shape, a number with its type; ``False``: nobody can say."""
+    """Add ``value`` to the key: a tensor as its shape, a number with its type. ``False`` if it has no key."""
     kind = type(value)
     if kind in KINDS:
         if not value.is_meta or value.layout is not torch.strided:
@@ -72,7 +75,7 @@ def _add(found: list[Any], value: Any) -> bool:
         found.append((value.shape, value.stride(), value.dtype, value.storage_offset()))
         return True
 
-    # plain values, by type too: 1, 1.0 and True are equal
+    # plain values, with their types: 1, 1.0 and True are equal
     if kind in VALUES:
         found.append((kind, value))
         return True
@@ -88,7 +91,7 @@ def _add(found: list[Any], value: Any) -> bool:
 
 
 def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
-    """The shapes of ``out``; none unless each of its tensors is new and alone in its memory."""
+    """Return the specs of ``out``, or nothing unless each of its tensors is new and alone in its memory."""
     made = (out,) if type(out) is torch.Tensor else out
     if type(made) is not tuple or not made or not all(map(_bare, made)):
         return ()
@@ -101,12 +104,12 @@ def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _bare(t: Any) -> bool:
-    """Whether it is a dense tensor without numbers, of no subclass."""
+    """Whether ``t`` is a dense meta tensor, of no subclass."""
     return type(t) is torch.Tensor and t.is_meta and t.layout is torch.strided
 
 
 def _odd(t: torch.Tensor) -> bool:
-    """Whether ``empty_strided`` makes another one."""
+    """Whether ``empty_strided`` makes a tensor that differs from ``t``."""
     like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=META)
     same = t.storage_offset() == 0 and t.untyped_storage().nbytes() == like.untyped_storage().nbytes()
     return not same or t.is_conj() or t.is_neg() or t.requires_grad

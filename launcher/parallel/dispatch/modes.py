@@ -13,7 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Dispatch(TorchDispatchMode):
-    """Never compiled; saying so spares the import of torch._dynamo, a second of every plan."""
+    """A dispatch mode that is never compiled.
+
+    Saying so avoids the import of torch._dynamo, a second per plan.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -21,9 +24,10 @@ class Dispatch(TorchDispatchMode):
 
 
 def in_training(build: Callable[[], nn.Module]) -> nn.Module:
-    """A new model as a loop begins with it: after ``model.train()``, whatever its maker left.
+    """Return a new model as a training loop begins with it: after ``model.train()``.
 
-    And after ``model.to(device)``, where modules do something of their own then, as keep a buffer in float32.
+    ``model.to(device)`` has its effects too, for modules that override ``_apply``, such as to keep a buffer
+    in float32.
     """
     model = build()
     if any(not type(m)._apply.__module__.startswith("torch.") for m in model.modules()):
@@ -33,7 +37,7 @@ def in_training(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator draws random numbers: attention may, and does not where nothing is dropped."""
+    """Whether an operator draws random numbers; attention does so only with dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for n, a in enumerate(func._schema.arguments):
@@ -43,24 +47,25 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Whether it is a module of torch whose only draw is the dropout that it can be told to leave out."""
+    """Whether ``module`` is one of torch's whose only draw is dropout, which can be turned off."""
     known = isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention)
     return known and type(module).forward.__module__.startswith("torch.")
 
 
 @dataclass(frozen=True)
 class Modes:
-    """What ``train()`` and ``eval()`` of a whole model make of each module: its flag in each of the two.
+    """The flags of each module after ``train()`` and after ``eval()`` of the full model.
 
-    A module may override ``train`` to keep a part in evaluation mode. Where it is cut into stages nobody can
-    call its own ``train`` any more: its parts have theirs called, and then the flags that it gave them.
+    A module may override ``train`` to keep a part in evaluation mode. Once it is split into stages, its own
+    ``train`` can no longer be called: ``switch`` calls that of its parts, and then sets the flags that it
+    gave them.
     """
 
     flags: tuple[tuple[nn.Module, bool, bool], ...]
 
     @classmethod
     def of(cls, model: nn.Module) -> Modes:
-        """Leaves ``model`` in training mode."""
+        """Read the flags of ``model``; leaves it in training mode."""
         modules = tuple(model.modules())
         model.eval()
         evaluating = [m.training for m in modules]
@@ -68,7 +73,7 @@ class Modes:
         return cls(tuple((m, m.training, e) for m, e in zip(modules, evaluating, strict=True)))
 
     def switch(self, parts: Iterable[nn.Module], training: bool) -> None:
-        """What ``model.train(training)`` does to the ``parts`` of the model that are here."""
+        """Do to ``parts`` of the model what ``model.train(training)`` does."""
         for part in parts:
             part.train(training)
         for module, trains, evaluates in self.flags:
@@ -77,7 +82,7 @@ class Modes:
 
 @contextmanager
 def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Whole models that are tried are in evaluation mode, afterwards each module in the one it was in."""
+    """Put full models in evaluation mode; afterwards each module gets its previous mode again."""
     models = tuple(models)
     was = [(m, m.training) for model in models for m in model.modules()]
     for model in models:
@@ -91,7 +96,7 @@ def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New floating tensors have ``dtype``."""
+    """Give new floating-point tensors ``dtype``."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

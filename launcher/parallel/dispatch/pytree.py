@@ -11,11 +11,11 @@ from torch.utils import _pytree
 PLAIN = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
 )
-"""Classes of leaves."""
+"""Common classes of leaves."""
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """All that is no container, in order."""
+    """Return all values that are no containers, in order."""
     out: list[Any] = []
     _gather(tree, out)
     return out
@@ -36,7 +36,7 @@ def _gather(value: Any, out: list[Any]) -> None:
 
 
 def tree_map_only(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
-    """``tree`` made again, with ``change`` done to the leaves that are of ``kind``."""
+    """Return a copy of ``tree`` with ``change`` applied to the leaves of class ``kind``."""
     mine = type(tree)
     if mine in PLAIN:
         return change(tree) if isinstance(tree, kind) else tree

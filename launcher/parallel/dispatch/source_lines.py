@@ -1,4 +1,4 @@
-"""File and line of the user's code that an error comes from, or that is running."""
+"""The file and line of the user's code that raised an error, or that is running."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import traceback
 import torch
 
 OUTSIDE = (torch.__file__.rpartition("__init__")[0], __file__.rpartition("parallel")[0])
-"""Code that is not the user's."""
+"""Paths of code that is not the user's."""
 
 
 def of_error(error: BaseException) -> str:
-    """File and line that ``error`` comes from; "" where none is the user's."""
+    """Return the user's file and line that raised ``error``, or "" if there is none."""
     return _last(traceback.extract_tb(error.__traceback__))
 
 
 def of_now() -> str:
-    """File and line that is being run."""
+    """Return the user's file and line that is running, or ""."""
     return _last(traceback.extract_stack())
 
 

@@ -27,9 +27,9 @@ IN_NO_BACKWARD = -1
 
 @dataclass(frozen=True)
 class MatmulCall:
-    """One product as the user wrote it.
+    """One matrix product as the user wrote it.
 
-    ``across``: the weight maps its columns to its rows, as that of a linear.
+    ``across``: the weight maps its columns to its rows, as in a linear.
     """
 
     run: Callable[..., Tensor]
@@ -43,7 +43,7 @@ class MatmulCall:
 class Product:
     """A gradient of ``weight`` still to be computed: ``left`` transposed times ``right``, over their rows.
 
-    ``versions`` are those of both when the first half was done.
+    ``versions`` are the versions of both when the first half was done.
     """
 
     weight: nn.Parameter
@@ -57,7 +57,10 @@ class Product:
 
     @torch.no_grad()
     def add(self) -> None:
-        """To the gradient of the weight, as autograd does: a tensor of its own, laid out as the weight is."""
+        """Add the product to the weight's gradient, as autograd does.
+
+        A new gradient gets the strides of the weight.
+        """
         if (self.left._version, self.right._version) != self.versions:
             what = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place"
             why = "after its backward, whose second half needs it"
@@ -69,17 +72,18 @@ class Product:
             self.weight.grad = grad.to(self.weight.grad_dtype or grad.dtype)
         elif local(there).layout == torch.strided and there.dtype == left.dtype:
             local(there).addmm_(left.t(), right)
-        elif local(there).layout == torch.strided:  # FSDP2 sums in a wider one
+        elif local(there).layout == torch.strided:  # FSDP2 sums in a wider dtype
             local(there).add_(local(_gradient(self.weight, left, right)))
-        else:  # of an embedding that is tied, and sparse
+        else:  # a sparse gradient of a tied embedding
             self.weight.grad = there + _gradient(self.weight, left, right)
 
 
 class Deferral(TorchFunctionMode):
-    """Around the forwards of a stage. While ``deferring``, a backward leaves these weight gradients out.
+    """Defers weight gradients of a stage: while ``deferring``, a backward leaves them out.
 
-    Only that one backward does, and of products only; the user's own ``autograd.grad`` in a forward, a
-    backward inside a backward and a second derivative are done at once and whole.
+    It is entered around the forwards of the stage. Only the backward from the roots of ``deferring`` is
+    split, and only matrix products are deferred. ``autograd.grad`` in a forward of the user, a backward
+    inside a backward and a second derivative are computed at once and in full.
     """
 
     def __init__(self) -> None:
@@ -90,14 +94,18 @@ class Deferral(TorchFunctionMode):
 
     @contextmanager
     def running(self, inputs: Iterable[Any]) -> Iterator[None]:
-        """A forward of ``inputs``. What else autograd does not know may be changed before its second half."""
+        """Run a forward of ``inputs``.
+
+        Only products of ``inputs`` and of tensors with a gradient are deferred: anything else may be changed
+        in place before the second half, without autograd's knowledge.
+        """
         self.inputs = frozenset(_storage(t) for t in inputs if isinstance(t, Tensor))
         with self:
             yield
 
     @contextmanager
     def deferring(self, roots: Iterable[Tensor | GradientEdge]) -> Iterator[list[Product]]:
-        """What the backward that starts at ``roots`` meanwhile leaves to be done."""
+        """Yield the queue of products that the backward from ``roots`` leaves for the second half."""
         queue = self.queue = list[Product]()
         edges = [t if isinstance(t, GradientEdge) else get_gradient_edge(t) for t in roots if _learns(t)]
         hooks = [edge.node.register_prehook(self._begin) for edge in edges]
@@ -112,7 +120,7 @@ class Deferral(TorchFunctionMode):
         self._task = torch._C._current_graph_task_id()
 
     def later(self) -> list[Product] | None:
-        """The queue, if the backward that now runs is to leave its products there."""
+        """Return the queue if the backward that runs now defers its products, else ``None``."""
         mine = self.queue is not None and torch._C._current_graph_task_id() == self._task
         return self.queue if mine and not torch.is_grad_enabled() else None
 
@@ -127,12 +135,12 @@ class Deferral(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def apply(self, call: MatmulCall, leaf: nn.Parameter, turned: bool) -> Any:
-        """The product; ``turned``: its weight is the transpose of ``leaf``."""
+        """Compute the product of ``call``; ``turned``: its weight is the transpose of ``leaf``."""
         use = _Use(call, turned, self)
         return _Product.apply(call.x, leaf, call.bias, use)  # type: ignore[no-untyped-call]
 
     def _fits(self, call: MatmulCall) -> bool:
-        """Whether a product is one that autograd would treat as we do."""
+        """Whether our product behaves as autograd's would."""
         x = call.x
         given = [x] if call.bias is None else [x, call.bias]
         if not isinstance(call.weight, Tensor) or call.weight.layout != torch.strided:
@@ -157,7 +165,7 @@ def _storage(t: Tensor) -> int:
 
 
 def transformed() -> bool:
-    """Whether more than plain autograd is at work: autocast, torch.func, the compiler."""
+    """Whether more than plain autograd is active: autocast, torch.func, the compiler."""
     return (
         torch._C._is_any_autocast_enabled()
         or torch._C._are_functorch_transforms_active()
@@ -168,13 +176,13 @@ def transformed() -> bool:
 
 
 def _checkpointed() -> bool:
-    """What runs again in the backward, where this mode does not, is to save the same tensors again."""
+    """Whether a checkpoint is active: its recomputation, without this mode, must save the same tensors."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return bool(hooks) and hooks[0].__module__ == checkpoint.__name__
 
 
 def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
-    """The parameter that ``weight`` is, or is the transpose (then ``True``) or this rank's piece of."""
+    """Return the parameter that ``weight`` is, or whose transpose (then ``True``) or local piece it is."""
     fn = weight.grad_fn
     turned = fn is not None and fn.name() in TRANSPOSES
     leaf: Any = weight if fn is None else getattr(fn.next_functions[0][0], "variable", None)
@@ -190,25 +198,28 @@ def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
 
 @dataclass(frozen=True)
 class Rounding:
-    """A hook on a weight: a wider gradient loses the bits that ``dtype`` has not, and stays as wide."""
+    """A hook on a weight that rounds a wider gradient to ``dtype`` and returns it in its own, wider dtype."""
 
     dtype: torch.dtype
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
-        if grad is None or grad.dtype == self.dtype:  # none where all of it waits
+        if grad is None or grad.dtype == self.dtype:  # None if all of it is deferred
             return grad
         return grad.to(self.dtype).to(grad.dtype)
 
 
 def _hooked(leaf: nn.Parameter) -> bool:
-    """Hooks are to see the whole gradient, once; products are rounded as they are."""
+    """Whether ``leaf`` has hooks other than ``Rounding``: those must see the full gradient, once.
+
+    Products have the rounding of their dtype already.
+    """
     hooks = (leaf._backward_hooks or {}).values()
     return bool(leaf._post_accumulate_grad_hooks) or any(not isinstance(h, Rounding) for h in hooks)
 
 
 @dataclass(frozen=True)
 class _Use:
-    """How a call uses its leaf: ``turned`` as ``Deferral.apply`` has it; ``to`` may take the gradient."""
+    """How a call uses its leaf: ``turned`` as in ``Deferral.apply``; ``to`` may take the gradient."""
 
     call: MatmulCall
     turned: bool
@@ -216,11 +227,11 @@ class _Use:
 
 
 class _Product(Function):
-    """The very operation of a call, of a ``leaf`` that is its weight or (``turned``) the transpose of it."""
+    """Runs the operation of a call on ``leaf``, which is its weight or (``turned``) the transpose of it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, leaf: Tensor, bias: Tensor | None, use: _Use) -> Any:
-        # for the backward; hooks on what is saved may hand back another leaf, whose gradient nobody would see
+        # for the backward; hooks on saved tensors may return another leaf, whose gradient would be lost
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, leaf)
         ctx.leaf = leaf
@@ -228,7 +239,7 @@ class _Product(Function):
         ctx.to = use.to
         ctx.bias = None if bias is None else bias.shape
 
-        # a view out of a Function could not be changed in place
+        # a view that a Function returns could not be changed in place
         weight = local(leaf)
         out = use.call.run(x, weight.t() if use.turned else weight, bias)
         return torch.ops.aten._unsafe_view(out, out.shape)
@@ -240,12 +251,12 @@ class _Product(Function):
         x, saved = ctx.saved_tensors
         to_x = to_leaf = to_bias = None
 
-        # first half: what goes further back
+        # first half: the gradient that flows further back
         if ctx.needs_input_grad[0]:
             weight = local(saved)
             to_x = grad @ (weight if ctx.across else weight.t())
 
-        # of the weight: now, or for the second half
+        # the weight's gradient: now, or in the second half
         if ctx.needs_input_grad[1]:
             left, right = (grad, x) if ctx.across else (x, grad)
             queue = ctx.to.later()
@@ -260,11 +271,11 @@ class _Product(Function):
 
 
 def _rows(t: Tensor) -> Tensor:
-    return t.flatten(0, -2) if t.dim() > 1 else t[None]  # reshape(-1, 0) would not know how many
+    return t.flatten(0, -2) if t.dim() > 1 else t[None]  # reshape(-1, 0) is ambiguous
 
 
 def _gradient(leaf: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Laid out as the leaf is."""
+    """Return the gradient with the strides, and the placements, of ``leaf``."""
     grad = (right.t() @ left).t() if local(leaf).t().is_contiguous() else left.t() @ right
     if not isinstance(leaf, DTensor):
         return grad
@@ -300,4 +311,4 @@ FORMS: dict[Any, Callable[[Any, Any], MatmulCall | None]] = {
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _matmul),
     **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
 }
-"""How each function is called that multiplies with a weight."""
+"""Parses the arguments of each function that multiplies by a weight."""

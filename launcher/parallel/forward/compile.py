@@ -1,4 +1,4 @@
-"""The forward of a module that torch compiles."""
+"""Compiles the forwards of modules, and the loss, with torch.compile."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _log = logging.getLogger(__name__)
 
 
 def backends() -> tuple[str, ...]:
-    """The compilers of this torch, and those that installed packages bring, by name."""
+    """Return the names of torch's compiler backends, and of those that installed packages add."""
     from torch._dynamo import list_backends  # takes a second
 
     return tuple(list_backends(exclude_tags=()))
 
 
 def compile_modules(parts: Iterable[StagePart], plan: Compilation | None, axis: Axis) -> CompileTimes | None:
-    """Give each module of ``parts`` that is to be compiled the forward that is, around all that it has.
+    """Replace the forward of each module in ``parts`` that the plan compiles by a compiled one.
 
-    FSDP2 hooks modules, not forwards: what it gathers and reduces stays outside of every graph.
+    FSDP2 hooks modules, not forwards: its gathers and reductions stay outside of every graph.
     """
     if plan is None:
         return None
-    from launcher.parallel.forward.compile_times import CompileTimes  # imports what takes a second
+    from launcher.parallel.forward.compile_times import CompileTimes  # the import takes a second
 
-    # by its first name, for a module may have two
+    # under the first name, as a module may have two
     chosen: dict[nn.Module, str] = {}
     for part in parts:
         for name, module in _modules(part, plan).items():
@@ -59,7 +59,10 @@ def compile_modules(parts: Iterable[StagePart], plan: Compilation | None, axis: 
 
 
 def _modules(part: StagePart, plan: Compilation) -> dict[str, nn.Module]:
-    """Those that ``part`` runs: what a stage hangs its modules under has a name there too."""
+    """Return the modules to compile that ``part`` runs.
+
+    Modules that only contain those of a stage have a name there too, but are not run.
+    """
     if plan.modules == (STAGE,):
         return {STAGE: part.module}
     here = dict(part.module.named_modules(remove_duplicate=False))
@@ -68,25 +71,25 @@ def _modules(part: StagePart, plan: Compilation) -> dict[str, nn.Module]:
 
 
 def _configure(modules: int, axis: Axis) -> None:
-    """Settings of torch for the whole process."""
+    """Set torch's options for the whole process."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 
     for name, value in tracing(modules, axis.size).items():
         setattr(dynamo, name, value)
-    inductor.fallback_random = True  # dropout draws what it draws in eager code
+    inductor.fallback_random = True  # dropout draws the same values as in eager code
 
 
 def tracing(modules: int, tp: int) -> dict[str, Any]:
-    """Settings of torch for the tracing of so many modules, whose operators are cut over ``tp`` ranks."""
+    """Return torch's options for tracing this many modules, whose operators are split over ``tp`` ranks."""
     from torch._dynamo import config
 
-    # blocks of one class share a list of graphs, and may all be unlike
+    # blocks of one class share a list of graphs, and may all differ
     limit = config.recompile_limit + modules
     total = config.accumulated_recompile_limit + modules * limit
     found: dict[str, Any] = {"recompile_limit": limit, "accumulated_recompile_limit": total}
 
-    # what operators that run again leave on the axis is for the next one in the same run
+    # recomputed operators leave results on the axis for the next operator in the same run
     if tp > 1:
         found["skip_fwd_side_effects_in_bwd_under_checkpoint"] = True
     return found
@@ -95,7 +98,7 @@ def tracing(modules: int, tp: int) -> dict[str, Any]:
 def _compiled(
     module: nn.Module, name: str, plan: Compilation, times: CompileTimes, axis: Axis
 ) -> Callable[..., Any]:
-    """What stands in for the forward of ``module``."""
+    """Return the compiled forward of ``module``."""
     outer = module.forward
     compiled = _graph(traceable(module), plan)
     if isinstance(outer, RecomputedForward) and not outer.recomputed.keep:
@@ -114,14 +117,15 @@ def _graph(run: Callable[..., Any], plan: Compilation) -> Callable[..., Any]:
 def compile_loss(
     loss: Callable[..., Any], plan: Compilation, times: CompileTimes, axis: Axis
 ) -> Callable[..., Any]:
-    """``loss`` of one micro batch as one graph: no copy of its logits in float32 is written."""
+    """Compile ``loss`` of one micro batch as one graph, which writes no float32 copy of its logits."""
     return CompiledForward(LOSS, loss, _graph(loss, plan), plan, times, axis)
 
 
 def traceable(module: nn.Module) -> Callable[..., Any]:
-    """The forward of ``module`` as torch compiles it, with those inside of it that run again.
+    """Return the forward of ``module`` as torch compiles it, with its recomputed submodules.
 
-    One that runs again as a whole runs its graph again; what is kept is chosen among the graph's operations.
+    If the module itself is recomputed, its graph is recomputed as a whole; the results to keep are chosen
+    among the graph's operations.
     """
     for inner in module.modules():
         inside = vars(inner).get("forward")
@@ -135,7 +139,7 @@ def traceable(module: nn.Module) -> Callable[..., Any]:
 
 @dataclass
 class CompiledForward:
-    """A compiled forward, around the ``plain`` one; without gradients, as in a validation, that one runs."""
+    """A compiled forward around the ``plain`` one; if gradients are off, as in validation, ``plain`` runs."""
 
     name: str
     plain: Callable[..., Any]
@@ -150,7 +154,7 @@ class CompiledForward:
             return self.plain(*args, **kwargs)
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
-        self.axis.last = None  # what a graph finds there is a part of its guards
+        self.axis.last = None  # its content would become a part of the graph's guards
         try:
             with self.times.of(self.name):
                 return self.compiled(*args, **kwargs)
@@ -165,7 +169,7 @@ class CompiledForward:
         return self.plain(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return deepcopy(self.plain, memo)  # the graph is that of the module that was compiled
+        return deepcopy(self.plain, memo)  # the graph belongs to the module that was compiled
 
     def _failed(self, error: Exception) -> str:
         text = f"train.compile: {self.plan.backend} cannot compile {self.name or 'a stage'}: {cause(error)}"
@@ -176,7 +180,7 @@ class CompiledForward:
 
 @dataclass(frozen=True)
 class _Either:
-    """The forward of a module that runs again, inside of a compiled one."""
+    """The forward of a recomputed module inside a compiled one."""
 
     plain: RecomputedForward
     traced: Callable[..., Any]
@@ -190,9 +194,9 @@ class _Either:
 
 
 def _again(forward: RecomputedForward) -> Callable[..., Any]:
-    """The same in a form that torch compiles: the graph of the backward begins with what is run again.
+    """Return a recomputed forward that torch can compile: the graph of the backward begins with it.
 
-    What ``RecomputedForward`` guards against, inputs that are changed in place, a graph does not know.
+    A graph does not have the checks of ``RecomputedForward`` for inputs that are changed in place.
     """
     plain, keep = forward.plain, forward.recomputed.keep
     if forward.axis.size > 1 and not forward.recomputed.comm:
@@ -212,6 +216,6 @@ def _again(forward: RecomputedForward) -> Callable[..., Any]:
 
 
 def cause(error: BaseException) -> str:
-    """The first line, and the next one where that only leads to it."""
+    """Return the first line of the message, and the next one if the first ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

@@ -1,4 +1,4 @@
-"""How long torch compiled each module: forwards as they are first called, backwards as they first run."""
+"""Measures how long torch compiles each module: forwards in the first call, backwards in the first run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class CompileTimes:
-    """Of the modules of one model, by name, in seconds; ``graphs`` counts what was compiled for each.
+    """Compile times of one model's modules by name, in seconds; ``graphs`` counts what was compiled for each.
 
-    torch has one list of those whom it tells: of several models in one process each counts what is compiled
-    while its own modules run, and their backwards.
+    torch has one list of callbacks: of several models in one process, each counts what is compiled while its
+    own modules run, and their backwards.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class CompileTimes:
 
     @contextmanager
     def of(self, module: str) -> Iterator[None]:
-        """Around a call of ``module``."""
+        """Attribute compilations to ``module`` while it is called."""
         self.called.add(module)
         around, self._running = self._running, module
         try:
@@ -57,7 +57,7 @@ class CompileTimes:
         _log.debug("compiled %s in %.2f s (%s)", module, seconds, compilation.callback_trigger.name.lower())
 
     def told(self) -> str:
-        """A line of what has been compiled so far."""
+        """Return a line about what has been compiled so far."""
         each = ", ".join(f"{module or 'the stage'} {n:.1f} s" for module, n in self.seconds.items())
         text = f"{many(sum(self.graphs.values()), 'graph')} in {sum(self.seconds.values()):.1f} s"
         alike = len(self.called - self.seconds.keys())

@@ -1,4 +1,4 @@
-"""The last stage of a model that returns several tensors hands them on one by one."""
+"""Makes the last stage of a model with several outputs return them as a flat tuple."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.plan.plan import Plan
 
 
 def flatten(parts: Sequence[StagePart], plan: Plan) -> None:
-    """In the order of ``plan.output_keys``."""
+    """Register a hook on the last stage, which returns its tensors in the order of ``plan.output_keys``."""
     if not plan.output_keys:
         return
 

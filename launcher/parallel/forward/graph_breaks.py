@@ -1,4 +1,4 @@
-"""What torch cannot make one graph of, found on meta tensors before anything runs."""
+"""Finds the modules that torch cannot compile as one graph, on meta tensors before anything runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 def graph_breaks(
     model: nn.Module, plan: Compilation, modules: Iterable[str], inputs: Sequence[torch.Tensor], tp: int
 ) -> dict[str, str]:
-    """Those of ``modules`` that are no one graph in a forward of ``inputs``, and why.
+    """Return the ``modules`` that are not one graph in a forward of ``inputs``, and why.
 
-    Operators are cut over ``tp`` ranks. ``model`` is used up.
+    Operators are split over ``tp`` ranks. ``model`` must not be used afterwards.
     """
     from torch import _dynamo as dynamo
 
@@ -30,13 +30,13 @@ def graph_breaks(
     for name, forward in tried.items():
         vars(model.get_submodule(name))["forward"] = forward
 
-    # what torch warns of while it traces is its own affair
+    # torch's warnings while it traces are not for the user
     with dynamo.config.patch(**tracing(len(tried), tp)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with torch.device("meta"):  # what it makes itself, too
+            with torch.device("meta"):  # also for tensors that the forward creates
                 model(*inputs)
-        except Exception as error:  # it needs memory, or a mode: the first step will tell
+        except Exception as error:  # it needs memory, or a mode: the first step will show it
             _log.debug("what torch can compile is not known before the first step: %s", error)
     dynamo.reset()
     return {name: forward.why for name, forward in tried.items() if forward.why}
@@ -44,7 +44,7 @@ def graph_breaks(
 
 @dataclass
 class _Tried:
-    """A forward whose first call is traced; ``why`` it is no graph, if it is none."""
+    """A forward whose first call is traced; ``why`` says why it is not one graph."""
 
     plain: Callable[..., Any]
     plan: Compilation

@@ -1,9 +1,9 @@
-"""Keeps results of operations for a forward that runs again, call by call, without looking at each operation.
+"""Keeps results of operations for a recomputed forward, per function call, without a look at each operation.
 
-Torch's own way looks at every operation twice, in Python; on a GPU that takes longer than running all of
-them again. Here a mode sees the functions that the forward calls. One whose result is to be kept runs as
-ever, but of its arguments autograd keeps only where they will be found once the forward has run again. Then
-the function is not called: its result is there.
+Torch's own way intercepts every operation twice, in Python; on a GPU that takes longer than running all of
+them again. Here a function mode sees the functions that the forward calls. A function whose result is kept
+runs as usual, but autograd saves its arguments only as references, which are resolved once the forward has
+run again. In that second run the function is not called: its kept result is returned.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """The functions whose result may be that of one operation; none of them changes anything, or draws.
 
-All kinds have some but those of ``BY_OPERATION``.
+Every kind that can be kept is listed, except those of ``BY_OPERATION``.
 """
 PLAIN = (Tensor, nn.Parameter)
 SMALL = 64
-"""Bytes of numbers that a kernel keeps besides its result, as a seed."""
+"""Bytes of small tensors that a kernel saves besides its result, such as a seed."""
 
 
 @dataclass
 class Calls:
-    """What is known of the calls of one module that runs again.
+    """What is known of the calls of one recomputed module.
 
-    ``by_operation``: why its results are kept operation by operation, as torch does it; "" if they are not.
+    ``by_operation`` says why its results are kept operation by operation, as torch does; "" if they are not.
     """
 
     watched: bool = False
@@ -68,9 +68,9 @@ class Calls:
 def contexts(
     name: str, kinds: tuple[str, ...], calls: Calls, refused: Callable[[str], Exception]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Around the forward of module ``name``, and around its run in the backward.
+    """Return the contexts around the forward of module ``name``, and around its run in the backward.
 
-    Raises what ``refused`` makes where a result that is kept is changed in place.
+    They raise the exception that ``refused`` makes if a kept result is changed in place.
     """
     kept: list[_Call] = []
     functions = frozenset(f for kind in kinds for f in FUNCTIONS[kind])
@@ -87,7 +87,7 @@ def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
 
 @contextmanager
 def _watching(name: str, first: _First, calls: Calls) -> Iterator[None]:
-    """The first forward: do all operations that are to be kept run in functions that are known here?"""
+    """Check in the first forward whether all operations to keep run in functions that are known here."""
     missed = _Missed(first)
     with missed:
         yield
@@ -99,7 +99,7 @@ def _watching(name: str, first: _First, calls: Calls) -> Iterator[None]:
 
 
 class _Missed(Dispatch):
-    """Collects the operations that are to be kept and run in no call that is."""
+    """Collects the operations to keep that run outside of a kept call."""
 
     def __init__(self, first: _First) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -114,9 +114,14 @@ class _Missed(Dispatch):
 
 @dataclass
 class _Call:
-    """One call in the order of the forward; ``value``: its result, if it ``keeps`` that, until it is used.
+    """One call in the order of the forward.
 
-    ``used``: the tensors among its arguments that its backward needs. ``learns``: whether it has one.
+    Attributes:
+        keeps: whether its result is kept.
+        value: the kept result, until it is used.
+        version: the version of the result when it was kept.
+        learns: whether the result has a backward.
+        used: the positions of the tensors among its arguments that its backward needs.
     """
 
     func: Any
@@ -128,7 +133,7 @@ class _Call:
 
 
 class _First(TorchFunctionMode):
-    """The forward, with what is kept of it."""
+    """Active in the forward: keeps results of calls."""
 
     def __init__(self, kinds: tuple[str, ...], functions: frozenset[Any], kept: list[_Call]) -> None:
         super().__init__()
@@ -164,7 +169,10 @@ class _First(TorchFunctionMode):
 
 
 class _Again(TorchFunctionMode):
-    """Its run in the backward. Results are let go as they are used; a second run makes them once more."""
+    """Active in the run in the backward: returns kept results, and drops each once it is used.
+
+    A second run computes them again.
+    """
 
     def __init__(
         self, functions: frozenset[Any], kept: list[_Call], refused: Callable[[str], Exception]
@@ -206,7 +214,7 @@ class _Again(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor that a backward needs is: in the argument ``used[at]``, or it is all of that."""
+    """The place of a tensor that a backward needs: a view of the argument ``used[at]``, or all of it."""
 
     at: int
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None
@@ -214,7 +222,7 @@ class _Place:
 
 @dataclass
 class _Saved:
-    """What the backward of one call needs; of its arguments ``given`` only where in them that is."""
+    """What the backward of one call saves; tensors of the arguments ``given`` are saved as places in them."""
 
     given: list[Tensor]
     used: tuple[int, ...] = ()
@@ -237,7 +245,7 @@ class _Saved:
         return _Place(self.used.index(found), view)
 
     def end(self) -> None:
-        """The call has returned: torch's checkpoint looks after its arguments from here on."""
+        """Hand the arguments over to torch's checkpoint, after the call has returned."""
         if self.used:
             self.mark = _mark(self.given, self.used)
         self.given = []
@@ -245,7 +253,7 @@ class _Saved:
     def unpack(self, saved: Tensor | _Place) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        if self.values is None:  # the forward runs again, unless it has
+        if self.values is None:  # runs the forward again, unless it has run
             self.values, self.left = self.mark.grad_fn.saved_tensors, self.places
         assert self.values is not None
         value = self.values[saved.at]
@@ -259,7 +267,7 @@ class _Saved:
 
 
 class _Mark(Function):
-    """A node that no backward runs, for what it keeps: an operation as others for torch's checkpoint."""
+    """A node that no backward runs: torch's checkpoint treats what it saves as it does for any operation."""
 
     @staticmethod
     def forward(ctx: Any, learning: Tensor, *used: Tensor) -> Tensor:
@@ -272,14 +280,20 @@ class _Mark(Function):
 
 
 def _mark(given: Sequence[Tensor], used: Sequence[int]) -> Tensor:
-    """What keeps them: its node lets go of what it has saved when this tensor is gone, before torch 2.13."""
+    """Return a tensor whose node keeps the ``used`` tensors of ``given``.
+
+    Before torch 2.13 the node drops what it has saved when this tensor is freed.
+    """
     learning = next(t for t in given if t.requires_grad)
     made: Tensor = _Mark.apply(learning, *(given[i] for i in used))  # type: ignore[no-untyped-call]
     return made
 
 
 def _argument(t: Tensor, given: Sequence[Tensor]) -> int | None:
-    """The tensor that ``t`` is, or is a view of; the one that begins where it does, if there are several."""
+    """Return the index of the tensor that ``t`` is, or is a view of.
+
+    If there are several, one with the same storage offset comes first.
+    """
     storage = t.untyped_storage()._cdata
     same = [i for i, g in enumerate(given) if g.untyped_storage()._cdata == storage]
     if len(same) > 1:
@@ -288,18 +302,18 @@ def _argument(t: Tensor, given: Sequence[Tensor]) -> int | None:
 
 
 _known: dict[Any, bool] = {}
-"""Calls that are one operation to be kept, by all that the kernels hang on."""
+"""Whether a call is one operation to be kept, by everything that the choice of kernels depends on."""
 
 
 def _is_one_operation(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
-    """Whether the result is that of an operation of ``kinds``: with the arguments all a backward needs."""
+    """Whether the result is one operation's, of ``kinds``, and with the arguments suffices for a backward."""
     key = _key((args, kwargs))
     if key is None:
         return False
     key = (func, kinds, torch.is_grad_enabled(), torch._C._is_any_autocast_enabled(), key)
     try:
         found = _known.get(key)
-    except TypeError:  # an argument that has no hash
+    except TypeError:  # an argument without a hash
         return False
     if found is None:
         found = _known[key] = _tried(func, args, kwargs, kinds)
@@ -307,7 +321,7 @@ def _is_one_operation(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...])
 
 
 def _key(value: Any) -> Any:
-    """``None`` for what is not followed: tensors of other classes, and complex ones."""
+    """Return a hashable key of the arguments; ``None`` for other tensor classes, and for complex tensors."""
     if isinstance(value, Tensor):
         if type(value) not in PLAIN or value.is_complex() or value.layout != torch.strided:
             return None
@@ -321,9 +335,9 @@ def _key(value: Any) -> Any:
 
 
 def _tried(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
-    """By calling it once more than the forward does."""
+    """Decide by calling the function once more than the forward does."""
     if func is F.scaled_dot_product_attention and _drops_out(args, kwargs):
-        return False  # what is not drawn again would move all that is drawn after it
+        return False  # skipping its draw would shift all later draws
     seen = _Results(kinds)
     saved: list[Tensor] = []
 
@@ -344,13 +358,13 @@ def _drops_out(args: Any, kwargs: Any) -> bool:
 
 
 def _fits(t: Tensor, given: Sequence[Tensor]) -> bool:
-    """Whether it can be found in an argument."""
+    """Whether ``t`` can be restored from an argument."""
     found = _argument(t, given)
     return found is not None and t.dtype == given[found].dtype and t.numel() <= given[found].numel()
 
 
 class _Results(Dispatch):
-    """The storages that operations of ``kinds`` have returned."""
+    """Collects the storages that operations of ``kinds`` have returned."""
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

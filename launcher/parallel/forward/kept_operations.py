@@ -1,4 +1,4 @@
-"""Which operations each kind of ``parallel.recompute.keep`` stands for."""
+"""The operations that each kind of ``parallel.recompute.keep`` stands for."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ KINDS: dict[str, frozenset[str]] = {
     "activation": frozenset({"gelu", "silu", "relu", "sigmoid", "tanh", "_softmax", "_log_softmax"}),
     "random": frozenset({"native_dropout", "bernoulli", "rand", "rand_like", "randn", "randn_like"}),
 }  # fmt: skip
-"""By their names in ATen, without overloads."""
+"""Operations by their names in ATen, without overloads."""
 SENT = "sent"
-"""What operators over tp have brought: kept in a graph, whose collectives are operations too."""
+"""Results of tensor-parallel collectives, which are operations of a graph and are kept there."""
 
 
 @cache
@@ -49,9 +49,10 @@ def is_kept(func: Any, kinds: Iterable[str]) -> bool:
 
 
 class Telling(Dispatch):
-    """Tells ``keep`` of the results that are kept; entered around the mode that keeps them.
+    """Reports the kept results to ``keep``; entered around the mode that keeps them.
 
-    Raises what ``refused`` makes where one is changed in place: below autograd nobody else would notice.
+    Raises the exception that ``refused`` makes if one is changed in place, which below autograd would go
+    unnoticed.
     """
 
     def __init__(
@@ -80,18 +81,18 @@ class Telling(Dispatch):
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an ATen operation changes in place."""
+    """Yield the tensors that an ATen operation changes in place."""
     for at, a in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
         if a.alias_info is not None and a.alias_info.is_write:
             yield from tensors((args[at] if at < len(args) else kwargs.get(a.name),))
 
 
 def contexts(kinds: tuple[str, ...]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """What keeps their results while a forward runs, and gives them back while it runs again."""
+    """Return the contexts that keep results while a forward runs, and return them while it runs again."""
 
     def policy(_: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if is_kept(func, kinds) else CheckpointPolicy.PREFER_RECOMPUTE
 
     first, again = create_selective_checkpoint_contexts(policy)
-    first.respect_saved_tensors_hooks = False  # torch 2.15 asks; before, they never saw what is kept
+    first.respect_saved_tensors_hooks = False  # new in torch 2.15; before, hooks never saw kept results
     return first, again

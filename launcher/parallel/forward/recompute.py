@@ -1,4 +1,4 @@
-"""The forward of a module that runs again in its backward, on torch's non-reentrant checkpoint."""
+"""Recomputes the forward of a module in its backward, on torch's non-reentrant checkpoint."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from launcher.parallel.tensor_parallel.collectives import Axis, Results
 from launcher.plan.values.recomputed import Recomputed
 
 NO_HOOKS = "don't yet support saved tensor hooks"
-"""What torch.func says under a checkpoint."""
+"""Part of torch.func's message under a checkpoint."""
 
 
 def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> None:
-    """Give each module that is to run again the forward that does, around the one it has."""
+    """Wrap the forward of each module that the plan recomputes."""
     for r in recomputed:
         module = model.get_submodule(r.module)
         vars(module)["forward"] = RecomputedForward(module, module.forward, r, axis)
@@ -40,9 +40,9 @@ def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> N
 
 @dataclass(frozen=True)
 class RecomputedForward:
-    """The forward of a module that runs again in its backward, around its ``plain`` one.
+    """The forward of a module that is recomputed in its backward, around its ``plain`` one.
 
-    ``carry``: of which piece of a sequence runs, where these are cut.
+    ``carry`` knows the piece of a sequence that runs, if sequences are cut.
     """
 
     module: nn.Module
@@ -65,17 +65,14 @@ class RecomputedForward:
             with region.keeping_error():
                 return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
 
-        # everything by position: torch looks among these for the devices whose random state it keeps
+        # everything by position: torch looks among these for the devices whose random state it saves
         with self._unchanged():
             out = checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
             region.raise_error()
         return out
 
     def _check_hooks(self) -> None:
-        """What hooks of the user's own would make of what is saved, nothing would be made of.
-
-        Nor does torch.func know any.
-        """
+        """Refuse torch.func, which allows no hooks, and the user's saved-tensor hooks: they would not run."""
         if torch._C._are_functorch_transforms_active():
             raise self.refused("torch.func (vmap, grad) calls it, and cannot be combined with recomputation")
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -84,9 +81,9 @@ class RecomputedForward:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """On a rank's second and third forward: the first may fill caches.
+        """Check on a rank's second and third forward that state stays the same; the first may fill caches.
 
-        The plan tries the same, but where it cannot: of modules that look at data.
+        The plan checks the same, except for modules that read values.
         """
         watched = not self.axis.planned and next(self.numbers) in (1, 2)
         before = held(self.module) if watched else None
@@ -95,7 +92,7 @@ class RecomputedForward:
             raise self.refused(f"each of its forwards changes {found[0][0]}")
 
     def refused(self, why: str) -> RequestError:
-        """It cannot run again."""
+        """Return the error that the module cannot be recomputed."""
         name = self.recomputed.module
         text = f"{name} cannot be recomputed in the backward: {why}; leave {name} out"
         return RequestError((Problem("parallel.recompute.modules", text),))
@@ -108,7 +105,7 @@ class _Region:
         self.of = of
         self.piece = of.carry.now if of.carry is not None else None
         self.results = None if of.recomputed.comm else Results()
-        self.last = of.axis.last  # it may share with operators before it what these have brought in
+        self.last = of.axis.last  # it may share the gathered inputs of operators before it
         self.inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
         self.versions = _versions(self.inputs)
         self.changed = filled(given, objects=True)
@@ -118,9 +115,9 @@ class _Region:
 
     @contextmanager
     def keeping_error(self) -> Iterator[None]:
-        """Of the forward, until torch has left its contexts, which torch 2.11 does not do for errors.
+        """Keep an error of the forward until torch has left its contexts.
 
-        When it runs again errors pass: torch ends a run by one.
+        torch 2.11 does not leave them for errors. In the second run errors pass: torch ends a run by one.
         """
         first, self.first = self.first, False
         try:
@@ -139,10 +136,10 @@ class _Region:
             if self.error is not None:
                 raise self.error
         finally:
-            self.error = None  # with all tensors that its frames hold
+            self.error = None  # with all tensors that its frames refer to
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Around the forward, and around its run in the backward."""
+        """Return the contexts around the forward, and around its run in the backward."""
         keep = self.of.recomputed.keep
         first, again = self._keeping(keep) if keep else (nullcontext(), nullcontext())
         return self._running(first), _Entered(lambda: self._again(again))
@@ -150,7 +147,7 @@ class _Region:
     def _keeping(
         self, keep: tuple[str, ...]
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Call by call; operation by operation where calls do not tell, and where these are counted."""
+        """Keep results by call; by operation if calls do not suffice, or the planner counts operations."""
         calls = self.of.calls
         counted = KEEPING.get() is not None or AGAIN.get() is not None
         if counted or calls.by_operation or self.of.recomputed.by_operation:
@@ -171,7 +168,7 @@ class _Region:
         if self.error is not None:
             return
 
-        # a change from here on is one of somebody else
+        # later changes come from other code
         if _versions(self.inputs) != self.versions:
             raise self.of.refused("it changes an input in place")
         if self.changed():
@@ -189,7 +186,7 @@ class _Region:
                 "one of its arguments, a list, dictionary or dataclass, was changed after it had run"
             )
 
-        # the results that were kept, from the first on, and its place in a sequence
+        # rewind the kept results, and return to its place in a sequence
         if self.results is not None:
             self.results.again()
         carry = self.of.carry
@@ -201,7 +198,7 @@ class _Region:
         counting = around(self._sent) if around is not None else nullcontext()
         restoring = untouched([module], what.restored) if what.restored else nullcontext()
 
-        # operators find what they found the first time: what those before them shared, and kept results
+        # operators see what they saw the first time: what those before them shared, and kept results
         axis = self.of.axis
         before = axis.last, axis.results, axis.log
         axis.last, axis.results = self.last, self.results
@@ -213,13 +210,13 @@ class _Region:
             axis.last, axis.results, axis.log = before
 
     def _sent(self) -> Sent:
-        """What the run in the backward, still under way, has sent over tp; nothing if that is kept."""
+        """Return what the run in the backward has sent over tp so far; nothing if results are kept."""
         log = self.of.axis.log or []
         return [(c.op, c.nbytes) for c in log if c.phase == "forward" and self.results is None]
 
 
 class _Entered:
-    """A context of which each entry is a new one: a forward may run again more than once."""
+    """A context that is made anew for each entry, because a forward may run again more than once."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
         self.make = make
@@ -234,13 +231,13 @@ class _Entered:
 
 
 def _streams() -> tuple[Any, Any]:
-    """Where Python's and numpy's random streams are; torch's own are looked after by its checkpoint."""
+    """Return the states of Python's and numpy's random streams; torch's checkpoint restores torch's own."""
     return random.getstate(), np.random.get_state()
 
 
 @contextmanager
 def _drawing(streams: tuple[Any, Any]) -> Iterator[None]:
-    """Python and numpy draw from there, and afterwards from where they were."""
+    """Let Python and numpy draw from ``streams``, and restore their states afterwards."""
     before = _streams()
     random.setstate(streams[0])
     np.random.set_state(streams[1])
@@ -252,5 +249,5 @@ def _drawing(streams: tuple[Any, Any]) -> Iterator[None]:
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int]:
-    """How often each was changed in place; those of inference mode do not count."""
+    """Return how often each tensor was changed in place; inference tensors have no version and count as 0."""
     return [0 if t.is_inference() else t._version for t in tensors]

@@ -1,11 +1,11 @@
-"""Keeps FSDP2's collectives in one order on every rank, even where control flow depends on data.
+"""Keeps FSDP2's collectives in one order on every rank, even if control flow depends on data.
 
-FSDP2 gathers a group of weights when one of its modules is called, and reduces what gradients are there once
-backward has come by. Where code looks at data, that differs from rank to rank: ranks would gather and reduce
-different weights, in silence where sizes are equal. Here a collective goes out in its turn of the plan
-(``Plan.visits``) only, with zeros for gradients that a rank lacks. Where weights are gathered on the way
-(level3) what a rank skips is made good before the next one; elsewhere (level2) what comes out of turn waits
-for the end of the backward.
+FSDP2 gathers a group of weights when one of its modules is called, and reduces the gradients that exist when
+backward has passed it. If code reads values, that differs between ranks: they would gather and reduce
+different weights, unnoticed if sizes are equal. Here a collective runs only in its turn of the plan
+(``Plan.visits``), with zeros for gradients that a rank lacks. If weights are gathered in forward and backward
+(level3), a rank makes up for the collectives that it has skipped before the next one; otherwise (level2)
+reductions out of turn wait for the end of the backward.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Turn:
-    """What is due for group ``group``: ``forward`` (gather), ``backward`` (gather), ``pause`` or ``reduce``.
+    """A collective that is due for ``group``.
 
-    ``pause``: a backward has come by once, and will again, for the modules ran more than once.
+    ``kind`` is ``forward`` (gather), ``backward`` (gather), ``pause`` or ``reduce``. ``pause``: a backward
+    has passed the group but will pass it again, because its modules ran more than once.
     """
 
     kind: str
@@ -44,11 +45,11 @@ class Turn:
 
 
 class GatherOrder:
-    """The sharded groups of one part, and what is due of a pass through it that is under way.
+    """The sharded groups of one part, and the collectives that the current pass still has to do.
 
-    ``present``: parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is given each
-    parameter's shard and whole gradient, of those that this rank has, right before they are reduced.
-    ``before_use`` is told each group of which a module is about to be called.
+    ``present`` has the parameters (by id of their shard) that had a gradient since ``agree``. ``see`` gets
+    the shards and full gradients of the parameters that have one on this rank, right before they are reduced.
+    ``before_use`` is called with each group of which a module is about to be called.
     """
 
     def __init__(self, part: StagePart, plan: Plan) -> None:
@@ -67,7 +68,7 @@ class GatherOrder:
         self._backward = [t for t in back if self._gathers or t.kind != "backward"]
         self._before = _chain(self.rows)
 
-        # the pass that is under way
+        # the pass that is running
         self._turns: list[Turn] | None = None
         self._at = 0
         self._filling = False
@@ -79,13 +80,13 @@ class GatherOrder:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Around a forward. Only at level3 it gathers."""
+        """Enter around a forward; it has turns only at level3, which gathers in the forward."""
         with self._pass(self._forward if self._gathers else None):
             yield
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Around a backward whose gradients are reduced as it goes."""
+        """Enter around a backward whose gradients are reduced as it goes."""
         with self._pass(self._backward):
             yield
 
@@ -103,7 +104,7 @@ class GatherOrder:
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """Around reductions that go through all groups, in FSDP2's order, which is the modules'."""
+        """Enter around reductions of all groups, in FSDP2's order, which is that of the modules."""
         self._filling = True
         try:
             yield
@@ -111,19 +112,19 @@ class GatherOrder:
             self._filling = False
 
     def params(self) -> list[Any]:
-        """FSDP2's record of each parameter that learns, in an order that is the same on every rank."""
+        """Return FSDP2's record of each trainable parameter, in the same order on every rank."""
         return [p for g in self.groups.values() for p in g.fsdp_params if p.sharded_param.requires_grad]
 
     def _root(self) -> Any:
         return fully_shard.state(self.part.module)  # type: ignore[attr-defined]
 
     def _enter(self, i: int, enter: Any, *args: Any) -> Any:
-        """A module of group ``i`` is called."""
-        if torch.is_inference_mode_enabled():  # what is gathered now, backward gathers again, outside of it
+        """Run before a module of group ``i`` is called."""
+        if torch.is_inference_mode_enabled():  # backward gathers again, outside of it
             with torch.inference_mode(False), torch.no_grad():
                 return self._enter(i, enter, *args)
 
-        # nothing is due outside of a pass, nor while another module of the group has begun the turn
+        # nothing is due outside of a pass, nor if another module of the group has begun the turn
         group = self.groups[i]
         if self.before_use is not None:
             self.before_use(i)
@@ -131,7 +132,7 @@ class GatherOrder:
         if self._turns is None or begun:
             return enter(*args)
 
-        if self._turns is self._backward:  # run again under a checkpoint
+        if self._turns is self._backward:  # recomputed in the backward
             at = self._next(i, "backward")
             if at is not None:
                 self._make_good(at)
@@ -140,13 +141,13 @@ class GatherOrder:
         return enter(*args)
 
     def _gather(self, i: int, gather: Any, *args: Any) -> None:
-        """Backward is about to go through group ``i``.
+        """Run before backward passes group ``i``.
 
-        ``args`` is whether FSDP2 may gather ahead by its own rule.
+        ``args`` says whether FSDP2 may prefetch by its own rule.
         """
         self._round(i)
         if not self._gathers:
-            gather(False)  # all is there; ahead FSDP2 might gather what has gone for good
+            gather(False)  # all weights are gathered; FSDP2 might prefetch freed ones
             return
         passes = self._turns is self._backward
         if not passes or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
@@ -156,9 +157,10 @@ class GatherOrder:
             self._ahead(i)
 
     def _round(self, i: int) -> None:
-        """A gradient is as precise as its weight, as in one process; since torch 2.15 FSDP2 takes wider ones.
+        """Round gradients to the precision of their weight, as in one process.
 
-        An RMSNorm computes that of a half-precision weight in float32, and so two uses of a table are added.
+        Since torch 2.15 FSDP2 takes wider ones. An RMSNorm computes the gradient of a half-precision weight
+        in float32, and two uses of a table are summed so.
         """
         for p in self.groups[i].fsdp_params:
             whole = getattr(p, "_unsharded_param", None)
@@ -168,7 +170,7 @@ class GatherOrder:
                 whole.register_hook(Rounding(whole.dtype))
 
     def _reduce(self, i: int, reduce: Any, *unused: Any) -> None:
-        """Backward has gone through group ``i``."""
+        """Run after backward has passed group ``i``."""
         group = self.groups[i]
         due = self._due(i) if group.reduce_grads else ""
         if due == "reduce":
@@ -182,7 +184,7 @@ class GatherOrder:
             group.reduce_grads = True
 
     def _due(self, i: int) -> str:
-        """What is to be done with the gradients of group ``i`` now; "": there should be none any more."""
+        """Return the turn of group ``i``'s gradients: "reduce", "pause", or "" if none should be left."""
         if self._filling:
             return "reduce"
         at = self._next(i, "pause", "reduce") if self._turns is self._backward else None
@@ -198,7 +200,7 @@ class GatherOrder:
         return None
 
     def _take(self, i: int, *kinds: str) -> Turn | None:
-        """The next turn of group ``i``, after all that is due before it; ``None`` when there is none left."""
+        """Take the next turn of group ``i``, after all turns before it; ``None`` if it has none left."""
         at = self._next(i, *kinds)
         if at is None or self._turns is None:
             return None
@@ -207,14 +209,14 @@ class GatherOrder:
         return self._turns[at]
 
     def _make_good(self, until: int) -> None:
-        """Do what this rank has skipped, as other ranks may not have."""
+        """Run the collectives that this rank has skipped, as other ranks may not have skipped them."""
         assert self._turns is not None
         while self._at < until:
             at = self._at
             turn = self._turns[at]
             group = self.groups[turn.group]
 
-            # gather and let go, gather for the backward, or reduce zeros
+            # gather and free, gather for the backward, or reduce zeros
             if turn.kind == "forward":
                 with group.use_training_state(TrainingState.FORWARD):
                     group.unshard(group.unshard_async_op)
@@ -227,15 +229,18 @@ class GatherOrder:
             self._at = at + 1
 
     def _ahead(self, i: int) -> None:
-        """Gather the group that backward needs next, and no other: FSDP2 would go by the forwards it saw."""
+        """Prefetch the group that backward needs next.
+
+        FSDP2's own rule depends on the forwards that this rank ran.
+        """
         before = self._before.get(i)
         if before is not None:
             group = self.groups[before]
             group._prefetch_unshard(group, "backward")
 
     def fill(self, i: int) -> None:
-        """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
-        # what there is
+        """Add zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 requires."""
+        # the gradients that exist
         params = [p for p in self.groups[i].fsdp_params if p.sharded_param.requires_grad]
         if SUMS_APART:
             for p in params:
@@ -246,7 +251,7 @@ class GatherOrder:
             grads = [unreduced(p) for p in has]
             self.see([p.sharded_param for p in has], [g for g in grads if g is not None])
 
-        # what is missing
+        # those that are missing
         if len(has) == len(params):
             return
         for p in params:
@@ -272,14 +277,14 @@ def _group(part: StagePart, row: Group) -> Any:
 
 
 def _chain(rows: dict[int, Group]) -> dict[int, int]:
-    """Of each group the one that is gathered ahead while backward goes through it; of the rest the last."""
+    """Return for each group the one to prefetch while backward passes it; for the root, the last group."""
     units = [i for i, g in rows.items() if g.modules != ("",)]
     out = {i: before for before, i in pairwise(units) if rows[i].chained}
     return out | {i: units[-1] for i, g in rows.items() if g.modules == ("",) and units}
 
 
 def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
-    """Autograd goes the forward's way back, node by node."""
+    """Yield the turns of a backward: autograd passes the forward's visits in reverse."""
     first = {group: n for n, (group, begins) in reversed([*enumerate(visits)]) if begins}
     for n, (group, begins) in reversed([*enumerate(visits)]):
         over = "reduce" if first.get(group) == n else "pause"
@@ -287,16 +292,16 @@ def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
 
 
 def unreduced(p: Any) -> torch.Tensor | None:
-    """The gradient of FSDP2's parameter that is not reduced yet."""
+    """Return the gradient of FSDP2's parameter that is not reduced yet, or ``None``."""
     summed: torch.Tensor | None = p.unsharded_accumulated_grad
     return p._unsharded_param.grad if summed is None and hasattr(p, "_unsharded_param") else summed
 
 
 @torch.no_grad()
 def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
-    """After a step: where every rank missed a gradient in every micro batch there is none, and not zeros.
+    """Set gradients to ``None`` after a step if every rank missed them in every micro batch.
 
-    An optimizer would decay the weight.
+    With zeros an optimizer would decay the weight.
     """
     params = [p for order in orders for p in order.params()]
     if not params:
@@ -306,7 +311,7 @@ def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
     for order in orders:
         order.present.clear()
 
-    # on any rank
+    # present on any rank
     has = [id(p.sharded_param) in present for p in params]
     found = flags(has, params[0].sharded_param.device, torch.uint8)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=meshes.dp)

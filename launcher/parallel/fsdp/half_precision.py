@@ -1,4 +1,4 @@
-"""Half-precision copies of the weights that FSDP2 does not cast, made anew for each step."""
+"""Half-precision copies of the weights that FSDP2 does not cast, renewed in each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class HalfWeight:
-    """A parameter of kept precision, the dtype of its stand-in, and where it hangs: (module, attribute)."""
+    """A parameter in master precision, the dtype of its copy, and its places: (module, attribute)."""
 
     kept: nn.Parameter
     dtype: torch.dtype
@@ -26,17 +26,17 @@ class HalfWeight:
 
 @dataclass(frozen=True)
 class HalfWeights:
-    """The whole weights of a part that runs in half precision.
+    """The unsharded weights of a part that runs in half precision.
 
-    As FSDP2 does for shards: the stand-ins are made anew for each step, and the gradient of each micro batch
-    is added up in the kept precision.
+    As FSDP2 does for shards, each step makes new half-precision copies, and the gradient of each micro batch
+    is added up in the master precision.
     """
 
     weights: tuple[HalfWeight, ...]
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The stand-ins are the module's parameters meanwhile."""
+        """Use the half-precision copies as the modules' parameters while entered."""
         lows = _cast([w.kept.detach() for w in self.weights], [w.dtype for w in self.weights])
         for w, made in zip(self.weights, lows, strict=True):
             low = nn.Parameter(made, w.kept.requires_grad)
@@ -51,7 +51,7 @@ class HalfWeights:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """After a backward: its gradients go to the kept parameters."""
+        """Add the gradients of the copies to the master parameters, after a backward."""
         for w in self.weights:
             module, name = w.places[0]
             low = module._parameters[name]
@@ -65,7 +65,7 @@ class HalfWeights:
 
 
 def _cast(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    """Each in its dtype; on a device in a few kernels, where one for each is a launch for each."""
+    """Cast each tensor to its dtype; on a device in a few kernels, instead of one launch per tensor."""
     if not tensors or any(type(t) is not torch.Tensor for t in tensors):
         return [t.to(dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
     made = [torch.empty_like(t, dtype=dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
@@ -74,7 +74,7 @@ def _cast(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> lis
 
 
 def half_weights(part: StagePart, plan: Plan) -> HalfWeights:
-    """The stand-ins of ``part``, none where the plan computes in the precision that it keeps."""
+    """Return the half-precision weights of ``part``; none if the plan computes in the master precision."""
     named = part.named(plan.params)
     low = {id(t): p.compute for p, _, t in named if not p.sharded and p.compute != p.spec.dtype}
     places: dict[int, list[tuple[nn.Module, str]]] = {}

@@ -1,4 +1,4 @@
-"""Gathers the sharded weights of a rank once a step, group after group, ahead of their use."""
+"""Gathers the sharded weights of a rank once per step, group after group, ahead of their use."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from launcher.plan.cost.gather_order import Gathering
 
 
 class Prefetch:
-    """The turns of a rank over all of its stages, and how many of them have come.
+    """The gathers of a rank over all of its stages, and how many of them have begun.
 
-    Every rank begins its gathers in the plan's order, whatever its data let it skip. FSDP2 waits for each
-    when a module of the group is called first.
+    Every rank begins its gathers in the plan's order, whatever code its data makes it skip. FSDP2 waits for
+    each when a module of the group is first called.
     """
 
     def __init__(self, turns: tuple[Gathering, ...], orders: Iterable[GatherOrder]) -> None:
@@ -29,7 +29,7 @@ class Prefetch:
             order.before_use = self.reach
 
     def start(self) -> None:
-        """Before a step, or an evaluation: weights are as the optimizer has left them."""
+        """Begin a step or an evaluation, after the optimizer has updated the weights."""
         self.end()  # of a step that failed
         self._begun = 0
         self._settled.clear()
@@ -37,7 +37,7 @@ class Prefetch:
             self.reach(self._turns[0].group)
 
     def reach(self, group: int) -> None:
-        """``group`` is about to be used: what is due by then is under way."""
+        """Begin the gathers that are due before ``group`` is used."""
         until = self._turns[self._at[group]].until
         while self._begun < until:
             order, i = self._orders[self._begun], self._turns[self._begun].group
@@ -48,7 +48,10 @@ class Prefetch:
 
     @contextmanager
     def forward(self, stage: int) -> Iterator[None]:
-        """Around a forward of ``stage``. After the first, what that has not used is there all the same."""
+        """Enter around a forward of ``stage``.
+
+        After its first forward all of its groups are gathered, used or not.
+        """
         if stage in self._settled:
             yield
             return
@@ -65,7 +68,7 @@ class Prefetch:
             self._orders[n].groups[group].wait_for_unshard()
 
     def end(self) -> None:
-        """Weights that no backward has dropped go: those of an evaluation."""
+        """Free the weights that no backward has freed, such as those of an evaluation."""
         for turn, order in zip(self._turns, self._orders, strict=True):
             group = order.groups[turn.group]
             group.wait_for_unshard()

@@ -1,4 +1,4 @@
-"""Reduces level1's gradients bucket by bucket, where wanted while the last backward of a stage goes on."""
+"""Reduces level1's gradients bucket by bucket, optionally during the last backward of a stage."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from launcher.parallel.fsdp.shard import SUMS_APART
 from launcher.plan.plan import Plan
 
 NODE = "RegisterPostBackwardFunctionBackward"
-"""What autograd calls the node that FSDP2 puts before a module."""
+"""Autograd's name of the node that FSDP2 puts before a module."""
 
 OFF = "parallel.transformer_opt.grad_computation_allreduce_overlap=false"
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """FSDP2's parameters whose gradients travel together, and the groups that they are of."""
+    """FSDP2's parameters whose gradients share a collective, and their groups."""
 
     name: str
     params: tuple[Any, ...]
@@ -35,19 +35,19 @@ class _Bucket:
 
 
 class ReduceOrder:
-    """The buckets of one part in the plan's order, which is that of every rank.
+    """The buckets of one part in the plan's order, which is the same on every rank.
 
-    A bucket is due once autograd has come back past every call of its groups in the last micro batch, and
-    those before it are. What then has not been due comes after the backward: groups whose inputs take no
-    gradient, and what a rank has skipped.
+    A bucket is due once autograd, in the last micro batch, has passed every call of its groups, and the
+    buckets before it are due. The other buckets follow after the backward: groups whose inputs need no
+    gradient, and those that a rank has skipped.
     """
 
     def __init__(self, order: GatherOrder, plan: Plan) -> None:
         self._order = order
         self._early = plan.reduces_early
         self._queue = tuple(_buckets(order, plan))
-        self._calls: dict[int, Counter[int]] = {}  # by micro batch: of each group, those to come back past
-        self._unknown: dict[int, set[int]] = {}  # groups with a call that autograd does not come back past
+        self._calls: dict[int, Counter[int]] = {}  # by micro batch: calls of each group still to be passed
+        self._unknown: dict[int, set[int]] = {}  # groups with a call that autograd does not pass
         self._forward: int | None = None
         self._backward: int | None = None
         self._waiting: list[_Bucket] = []
@@ -61,7 +61,7 @@ class ReduceOrder:
 
     @contextmanager
     def forward(self, micro: int) -> Iterator[None]:
-        """Around a forward that a backward will follow."""
+        """Enter around a forward that a backward will follow."""
         self._calls[micro], self._unknown[micro] = Counter(), set()
         self._closed.clear()
         self._waiting = list(self._queue)
@@ -73,26 +73,26 @@ class ReduceOrder:
 
     @contextmanager
     def last_backward(self, micro: int) -> Iterator[None]:
-        """Around the backward of ``micro``, the last of a step."""
+        """Enter around the backward of ``micro``, the last of a step."""
         self._backward = micro if self._early else None
         yield
         self._backward = None
 
     def flush(self) -> None:
-        """After the last backward: all that is left is under way."""
+        """Send all remaining buckets, after the last backward."""
         while self._waiting:
             self._send(self._waiting.pop(0))
         self._calls.clear()
         self._unknown.clear()
 
     def end(self) -> None:
-        """At the end of a step: the shards have their gradients."""
+        """Wait for all reductions at the end of a step: the shards have their gradients then."""
         for scatter in self._under_way:
             scatter.end()
         self._under_way.clear()
 
     def _enter(self, i: int, register: Any, args: Any, kwargs: Any) -> Any:
-        """A module of group ``i`` is called."""
+        """Run when a module of group ``i`` is called."""
         given = register(args, kwargs)
         micro = self._forward
         if micro is None:
@@ -107,7 +107,7 @@ class ReduceOrder:
         return given
 
     def _past(self, micro: int, i: int, *grads: Any) -> None:
-        """A backward has come back past a call."""
+        """Run when a backward has passed a call."""
         if micro != self._backward:
             return
         self._calls[micro][i] -= 1
@@ -119,7 +119,10 @@ class ReduceOrder:
         return i in left and not left[i] and i not in self._unknown[micro]
 
     def _send(self, bucket: _Bucket) -> None:
-        """The gradients of a bucket go, and the weights of its groups; one before it may be on its way."""
+        """Send the gradients of a bucket and free the weights of its groups.
+
+        The bucket before may be in flight.
+        """
         for i in bucket.groups:
             if i not in self._closed:
                 self._order.fill(i)
@@ -137,7 +140,10 @@ class ReduceOrder:
             self._under_way.append(ReduceScatter(bucket.params, grads, dtype))
 
     def _finish(self, i: int, post_backward: Any, *unused: Any) -> None:
-        """FSDP2's own: after a backward, and at the end of a step, when nothing is left to reduce."""
+        """Run FSDP2's own hook without a reduction, after a backward and at the end of a step.
+
+        Raises ``RunError`` if a gradient came after its group was reduced.
+        """
         group = self._order.groups[i]
         if (
             not self._waiting
@@ -170,7 +176,7 @@ def _buckets(order: GatherOrder, plan: Plan) -> Iterator[_Bucket]:
 
 
 def _take(p: Any) -> torch.Tensor:
-    """The whole gradient of FSDP2's parameter, which loses it."""
+    """Return the full gradient of FSDP2's parameter, and remove it there."""
     grad: torch.Tensor
     if SUMS_APART and p.unsharded_accumulated_grad is not None:
         grad, p.unsharded_accumulated_grad = p.unsharded_accumulated_grad_data, None

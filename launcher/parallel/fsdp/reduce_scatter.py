@@ -1,4 +1,4 @@
-"""One reduce-scatter of whole gradients, over replicas an all-reduce of what is kept: beside other work."""
+"""An asynchronous reduce-scatter of full gradients, with an all-reduce of the shards over replicas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-"""Its name since torch 2.13, which warns of the one before."""
+"""Its name since torch 2.13, which deprecates the older name."""
 
 
 class ReduceScatter:
-    """Gradients of FSDP2's ``params``, of one dtype, on their way to this rank's shards.
+    """A reduction of the gradients of FSDP2's ``params``, all of one dtype, to this rank's shards.
 
-    Laid out as FSDP2 does it, and so the same to the last bit: all that a rank keeps lies together. Nothing
-    here is waited for before ``proceed`` or ``end``; both are called in one order on every rank.
+    The memory layout is FSDP2's, so that results are bit-equal: all that a rank keeps is contiguous. Nothing
+    waits before ``proceed`` or ``end``, which every rank calls in the same order.
     """
 
     def __init__(self, params: Sequence[Any], grads: Sequence[Tensor], dtype: torch.dtype) -> None:
@@ -28,19 +28,19 @@ class ReduceScatter:
         group: dist.ProcessGroup = mesh.shard_process_group
         ranks = group.size()
 
-        # what each rank keeps, side by side
+        # each rank's shards, side by side
         whole = [_rows_first(p, g, ranks) for p, g in zip(params, grads, strict=True)]
         self._kept = [_padded(g, ranks) // ranks for g in whole]
         given = torch.empty(ranks * sum(self._kept), dtype=dtype, device=whole[0].device)
         torch._chunk_cat(whole, dim=0, num_chunks=ranks, out=given.view(ranks, -1))
 
-        # on its way; the transport reads what is given until then
+        # in flight; the transport reads the input until it is done
         self._given: Tensor | None = given
         self._out = torch.empty(sum(self._kept), dtype=dtype, device=given.device)
         self._work: Any = _reduce_scatter(self._out, given, group=group, async_op=True)
 
     def proceed(self) -> None:
-        """Once it is scattered: let go of what was given, and sum over replicas."""
+        """Wait for the scatter, free its input, and start the sum over replicas."""
         if self._given is None:
             return
         self._wait()
@@ -49,7 +49,7 @@ class ReduceScatter:
             self._work = dist.all_reduce(self._out, group=self._replicas, async_op=True)
 
     def end(self) -> None:
-        """The shards have their gradients."""
+        """Wait, and add the result to the gradients of the shards."""
         self.proceed()
         self._wait()
         out = self._out.to(self._params[0].orig_dtype)
@@ -69,12 +69,12 @@ class ReduceScatter:
 
 
 def _rows_first(p: Any, grad: Tensor, ranks: int) -> Tensor:
-    """The gradient as it is cut, which is along its first dim."""
+    """Return the gradient with the dim along which it is split as rows, rank after rank."""
     dim = p.fsdp_placement.dim
     return grad if dim == 0 else torch.cat(grad.chunk(ranks, dim), 0)
 
 
 def _padded(grad: Tensor, ranks: int) -> int:
-    """Numbers of a gradient whose rows are as many on each rank."""
+    """Return the size of a gradient whose rows are padded to a multiple of ``ranks``."""
     rows, *rest = grad.shape
     return -(-rows // ranks) * ranks * prod(rest)

@@ -16,18 +16,18 @@ from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 
 SUMS_APART = hasattr(FSDPParam, "to_accumulated_grad_if_needed")
-"""Before torch 2.15 sums of half-precision gradients lay beside the gradients; now they are one."""
+"""Before torch 2.15, sums of half-precision gradients were kept apart from the gradients."""
 
 
 def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
-    """One FSDP2 group a ``plan.groups`` row, and the part as the root.
+    """Make one FSDP2 group per row of ``plan.groups``, and the part the root.
 
-    Parameters that stay whole are left alone. Gradients are summed, never averaged: the loss carries the
-    whole scale (``runtime.training.pipeline``). ``GatherOrder`` says when.
+    Unsharded parameters are left alone. Gradients are summed, never averaged: the loss carries the whole
+    scale (``runtime.training.pipeline``). ``GatherOrder`` decides when.
     """
     if plan.hsdp is None:
         return
-    # what stays out of it, and what has to be made fit for it
+    # exclude unsharded parameters, and make the others contiguous
     whole = {t for p, _, t in part.named(plan.params) if not p.sharded and isinstance(t, nn.Parameter)}
     for t in part.module.parameters():  # FSDP2 takes no others
         if t not in whole and not t.is_contiguous():
@@ -49,7 +49,7 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
             mp_policy=casts,
         )
 
-    # sums
+    # sum gradients
     for module in part.module.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -57,7 +57,7 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
 
 
 def _casts(plan: Plan) -> MixedPrecisionPolicy:
-    """Inputs are left as they are: what a module is given must not depend on where the groups lie."""
+    """Return the policy of casts; inputs keep their dtype, so that it does not depend on the groups."""
     if not plan.dtypes.mixed:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     low, reduce = dtype_of(plan.dtypes.compute), dtype_of(plan.dtypes.reduce)
@@ -65,21 +65,21 @@ def _casts(plan: Plan) -> MixedPrecisionPolicy:
 
 
 def _no_views(module: nn.Module, args: Any, output: Any) -> Any:
-    """FSDP2 hooks the output's backward; ``+=`` on a view would drop that, and the gather, in silence."""
+    """Clone outputs that are views: FSDP2 hooks their backward, and ``+=`` would drop that hook unnoticed."""
     return tree_map_only(torch.Tensor, lambda t: t.clone() if t.requires_grad and t._is_view() else t, output)
 
 
 def param_groups(state: Any) -> list[Any]:
-    """FSDP2's parameter groups of one module; before torch 2.12 there was one, or none."""
+    """Return FSDP2's parameter groups of one module; before torch 2.12 there was at most one."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 def end_backward(state: Any) -> None:
-    """What the hooks of FSDP2's root do at the end of a backward, also where it has come by none of them.
+    """Run the end-of-backward hooks of FSDP2's root, even if backward passed none of its modules.
 
-    Since torch 2.15 they tell first whether the end of the step is up to the caller.
+    Since torch 2.15 they first note whether the caller ends the step.
     """
     context = state._state_ctx
     if getattr(context, "manual_backward_finalization_active", False) is None:
@@ -89,9 +89,9 @@ def end_backward(state: Any) -> None:
 
 
 def finish_reductions(state: Any) -> None:
-    """After a backward that reduces its gradients: drops what FSDP2 keeps of it.
+    """Drop what FSDP2 keeps of a backward that reduced its gradients.
 
-    Its hooks did so themselves before torch 2.15; under a pipeline they now leave it to the end of the step.
+    Before torch 2.15 its own hooks did so; under a pipeline they now leave it to the end of the step.
     """
     if hasattr(state, "wait_for_gradient_reduction") and state._state_ctx.is_last_backward:
         state.wait_for_gradient_reduction()

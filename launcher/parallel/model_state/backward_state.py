@@ -1,4 +1,4 @@
-"""Finds state that passes between forwards and backwards: a pipeline runs them in another order."""
+"""Finds state that passes between forwards and backwards, which a pipeline runs in another order."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from launcher.parallel.model_state.module_globals import contents_put_back, file
 from launcher.parallel.model_state.python_state import changed, held, library
 
 Batch = tuple[Any, Any]
-"""What a module is called with: arguments, and those by name."""
+"""The arguments of a module's call: positional, and by name."""
 
 HOOKING = frozenset({"apply", "register_hook", "register_multi_grad_hook", "register_prehook"})
-"""Names in the code of a module that may have something of its own run in the backward."""
+"""Names in the code of a module that may register its own code for the backward."""
 
 
 def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str]:
-    """The attributes and buffers of ``model`` that the backward of a call of ``leaf``, in it, changes.
+    """Return the attributes and buffers of ``model`` that the backward of a call of its ``leaf`` changes.
 
-    Both run, on meta tensors. A hook may change what is beside its module. Nothing is known of one that looks
-    at data.
+    Forward and backward run on meta tensors. A hook may change attributes of other modules. Returns nothing
+    for a hook that reads values.
     """
     if not any(map(_hooks, leaf.modules())):
         return []
 
-    # whatever a hook says of tensors without numbers
+    # a hook may raise anything for meta tensors
     with suppress(Exception), default_dtype(torch.float32), torch.device("meta"):
         # a call
         args, kwargs = mapped((args, kwargs), _fresh)
@@ -44,7 +44,7 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
         torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         leaf.zero_grad(set_to_none=True)
 
-        # what is another object now, or the same with other numbers
+        # attributes that are other objects now, and buffers that were changed in place
         found = [at for at, _ in changed(before, held(model))]
         found += [at for at, version in _versions(model).items() if versions.get(at) != version]
         return [*dict.fromkeys(found)]
@@ -52,10 +52,10 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
 
 
 def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]]) -> str:
-    """What comes out otherwise when another forward runs before the backward of ``leaf``; "" for nothing.
+    """Return which results change if another forward runs before the backward of ``leaf``; "" for none.
 
-    ``ready`` gives a copy of it with numbers, and two batches that it is called with; each time the same.
-    Nothing is known of one that fails for these numbers, or that never does the same twice.
+    ``ready`` returns a copy of it with values, and two batches to call it with; the same each time. Returns
+    "" for a module that fails for these values, or that is not deterministic.
     """
     if not any(map(_hooks, leaf.modules())):
         return ""
@@ -75,7 +75,10 @@ PARTS = BACKWARD, FORWARD = "backward", "forward"
 def _in_order(
     leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]], ahead: bool
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The gradients of a first forward, and what a second gives, which may run ``ahead`` of the backward."""
+    """Return the gradients of a first forward, and the outputs of a second.
+
+    With ``ahead`` the second forward runs before the backward of the first.
+    """
     with put_back(files(*map(type, leaf.modules()))), contents_put_back(leaf):
         one, first, second = ready()
         given, out = _forward(one, first, 1)
@@ -87,7 +90,7 @@ def _in_order(
 
 
 def _forward(leaf: nn.Module, batch: Batch, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Its inputs that have gradients, and the tensors that it gives."""
+    """Return the inputs that have gradients, and the output tensors."""
     torch.manual_seed(seed)
     given: list[torch.Tensor] = []
 
@@ -103,7 +106,7 @@ def _forward(leaf: nn.Module, batch: Batch, seed: int) -> tuple[list[torch.Tenso
 
 
 def _backward(leaf: nn.Module, given: list[torch.Tensor], made: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients of its inputs and weights."""
+    """Return the gradients of inputs and weights."""
     torch.manual_seed(3)
     out = [t for t in made if t.requires_grad]
     torch.autograd.backward(out, [torch.randn_like(t) for t in out])
@@ -111,7 +114,7 @@ def _backward(leaf: nn.Module, given: list[torch.Tensor], made: list[torch.Tenso
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    """But for roundings."""
+    """Whether two lists of tensors are equal up to rounding."""
     same = zip(a, b, strict=False)
     return len(a) == len(b) and all(x.shape == y.shape and bool(_close(x, y)) for x, y in same)
 
@@ -138,7 +141,7 @@ def _names(code: CodeType) -> frozenset[str]:
 
 
 def _fresh(t: torch.Tensor) -> torch.Tensor:
-    """As an input of which a gradient is asked for, and which may be changed in place."""
+    """Return a meta tensor like ``t`` that needs a gradient, and that may be changed in place."""
     out = torch.empty_like(t, device="meta")
     return out.requires_grad_().clone() if out.is_floating_point() or out.is_complex() else out
 

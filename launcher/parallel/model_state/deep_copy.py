@@ -1,4 +1,4 @@
-"""Copies a model with the functions and hooks put on its modules, so that the original stays untouched."""
+"""Copies a model with the functions and hooks on its modules, so that the original stays untouched."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ M = TypeVar("M", bound=nn.Module)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 OURS = frozenset(vars(nn.Module()))
-"""Attributes that torch has made."""
+"""Attributes that torch defines."""
 
 EMPTY = (dict, OrderedDict, set)
-"""Most of what a module keeps is one of these with nothing in it; ``copy`` takes ten times as long for it."""
+"""Most attributes of a module are one of these and empty; ``copy`` takes ten times as long for them."""
 HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict)
-"""Attributes that are, or hold, functions."""
+"""Attributes that are functions, or may contain some."""
 
 
 def copied(model: M) -> M:
-    """As ``copy.deepcopy``, but functions that hold a module hold its copy, and not the original.
+    """Copy as ``copy.deepcopy`` does, but functions that refer to a module refer to its copy.
 
-    What cannot be copied, as locks, open files and generators, both have.
+    Attributes that cannot be copied, such as locks, open files and generators, are shared.
     """
     values = [v for m in model.modules() for v in vars(m).values()]
     empty = {id(v): type(v)() for v in values if type(v) in EMPTY and not v}
     memo: dict[int, Any] = dict(empty)
     try:
         out = copy.deepcopy(model, memo)
-    except Exception:  # whatever the user's object says of it
+    except Exception:  # the user's object may raise anything
         memo = empty | _single(model)
         out = copy.deepcopy(model, memo)
 
-    # functions and hooks, which deepcopy keeps as they are
+    # functions and hooks, which deepcopy does not copy
     for module in out.modules():
         own = vars(module)
         own.update({k: _on_copy(v, memo) for k, v in own.items() if isinstance(v, HOLDERS)})
@@ -47,7 +47,7 @@ def copied(model: M) -> M:
 
 
 def _single(model: nn.Module) -> dict[int, Any]:
-    """The attributes that cannot be copied, as deepcopy's memory of what it has copied."""
+    """Return the attributes that cannot be copied, as a memo for deepcopy."""
     out: dict[int, Any] = {}
     modules = {id(m): m for m in model.modules()}
     for module in modules.values():
@@ -60,11 +60,11 @@ def _single(model: nn.Module) -> dict[int, Any]:
 
 
 def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
-    """``value`` with the copies of what it holds, if there are any; else ``value`` itself."""
+    """Return ``value`` with copies of the objects that it refers to, or ``value`` itself without any."""
     if id(value) in memo:
         return memo[id(value)]
 
-    # what can be called
+    # callables
     if isinstance(value, MethodType):
         own, func = _on_copy(value.__self__, memo), _on_copy(value.__func__, memo)
         same = own is value.__self__ and func is value.__func__
@@ -74,7 +74,7 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, FunctionType):
         return _function(value, memo)
 
-    # containers, which stay the same object if all that they hold does
+    # containers, which stay the same object if all of their items do
     if type(value) is dict:
         named = _named(value, memo)
         return value if all(named[k] is v for k, v in value.items()) else named
@@ -85,11 +85,11 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
-    """``f`` itself, or with cells of its own: it may count in them, or hold what has been copied."""
-    memo[id(f)] = f  # it may hold itself
-    own = (f.__module__ or "").partition(".")[0] not in ("launcher", "torch")  # ours tell whoever made them
+    """Return ``f``, or a copy with its own cells if it may count in them, or refers to copied objects."""
+    memo[id(f)] = f  # it may refer to itself
+    own = (f.__module__ or "").partition(".")[0] not in ("launcher", "torch")  # ours report to their maker
 
-    # what the copy would hold in its cells and defaults, and whether that is anything else
+    # the content of the copy's cells and defaults, and whether it differs
     copy_cell = _fresh if own else _on_copy
     new = {id(c): copy_cell(c.cell_contents, memo) for _, c in cells(f)}
     defaults = _each(f.__defaults__ or (), memo)
@@ -110,7 +110,7 @@ def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
 
 
 def _cell(cell: CellType, new: dict[int, Any], memo: dict[int, Any]) -> CellType:
-    """One for all functions that share ``cell``; ``memo`` keeps what it is known by alive."""
+    """Return one new cell for all functions that share ``cell``; ``memo`` keeps ``cell``'s id in use."""
     if id(cell) not in new:
         return cell
     made, _ = memo.setdefault(id(cell), (CellType(new[id(cell)]), cell))
@@ -118,23 +118,23 @@ def _cell(cell: CellType, new: dict[int, Any], memo: dict[int, Any]) -> CellType
 
 
 def _fresh(value: Any, memo: dict[int, Any]) -> Any:
-    """What a function's own copy holds."""
+    """Return the value for the cell of a copied function."""
     made = _on_copy(value, memo)
     if made is not value or not _counts(value):
         return made
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # as with attributes, both have it
+    except Exception:  # shared, as attributes are
         return value
 
 
 def _counts(value: Any) -> bool:
-    """Whether a function may change ``value`` that it holds, or put another in its place."""
+    """Whether a function may change ``value`` in its cell, or replace it."""
     return not isinstance(value, nn.Module | torch.Tensor | ModuleType | type) and not callable(value)
 
 
 def cells(f: FunctionType) -> list[tuple[str, CellType]]:
-    """What ``f`` holds of the functions around it, by name."""
+    """Return the variables that ``f`` closes over, by name."""
     each = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
     return [(name, cell) for name, cell in each if name != "__class__" and _full(cell)]
 

@@ -1,4 +1,4 @@
-"""Finds hooks that a constructor registers for all modules of torch, and takes them off again."""
+"""Finds hooks that a constructor registers for all modules of torch, and removes them again."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KINDS: dict[str, tuple[str, ...]] = {
     "register_module_full_backward_pre_hook": ("_global_backward_pre_hooks",),
     "register_module_full_backward_hook": ("_global_backward_hooks",),
 }
-"""The functions that register them, and where torch keeps what each has registered."""
+"""The functions that register global hooks, and torch's tables of what each has registered."""
 
 
 @contextmanager
 def hooked_for_all() -> Iterator[list[str]]:
-    """Yields the functions that were called meanwhile, once it is over."""
+    """Yield a list that has, on exit, the functions that were called; their hooks are removed."""
     stores: dict[str, list[dict[int, Any]]] = {
         name: [vars(module)[kept] for kept in kinds] for name, kinds in KINDS.items()
     }

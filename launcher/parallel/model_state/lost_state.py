@@ -1,4 +1,4 @@
-"""Refuses Python state that a forward changes where another stage or a later step would not see it."""
+"""Refuses Python state that a forward changes if another stage or a later step would not see the change."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from launcher.plan.partition.stages import covers
 def counters(
     before: PythonState, after: PythonState, leaves: frozenset[str], copies: Iterable[Key]
 ) -> list[str]:
-    """The attributes in ``leaves`` that a forward changes; ``copies``: those that changed in a leaf's copy.
+    """Return the attributes in ``leaves`` that a forward changes.
 
-    Raises ``RequestError`` for others, and for what several leaves hold.
+    ``copies`` has those that changed in a leaf's copy. Raises ``RequestError`` for attributes outside of
+    ``leaves``, and for objects that several leaves share.
     """
     out: dict[str, None] = {}
     for key in (*changed(before, after), *copies):
-        # everything that one sees it by, and the leaves that these are in
+        # all names of the object, and the leaves that contain them
         names = after.names(key) if key in after.marks else before.names(key)
         owners = {n: next((u for u in leaves if covers(u, n)), None) for n in names}
 
-        # of which there is one, so that its stage sees the change
+        # there must be exactly one leaf, whose stage sees the change
         lost = [n for n, leaf in owners.items() if leaf is None]
         if lost:
             text = f"the forward changes {lost[0]}, which is on no stage"

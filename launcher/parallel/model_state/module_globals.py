@@ -28,16 +28,16 @@ FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _l
 
 
 def files(*makers: Callable[..., Any]) -> list[str]:
-    """The Python modules that these classes and functions are from, and what those import from.
+    """Return the Python modules that define these classes and functions, and those that they import from.
 
-    Only what is the user's own.
+    Installed packages are left out, unless a maker is from there.
     """
     kinds = [k for m in dict.fromkeys(makers) for k in (m.__mro__ if isinstance(m, type) else (m,))]
     return around(k.__module__ for k in kinds)
 
 
 def around(names: Iterable[str]) -> list[str]:
-    """The modules of these names, and what they import from."""
+    """Return the modules of these names, and those that they import from."""
     found: dict[str, None] = {}
     queue = deque(dict.fromkeys(names))
     packages = {n.partition(".")[0] for n in queue}
@@ -53,18 +53,18 @@ def around(names: Iterable[str]) -> list[str]:
 
 
 def _own(name: str, packages: set[str]) -> bool:
-    """Of an installed package too, if the model is from there."""
+    """Whether the module is the user's, or in a package that the model is from."""
     top = name.partition(".")[0]
     return not library(name) or (top in packages and top not in LIBRARIES)
 
 
 def _from(value: FunctionType | type | ModuleType) -> str:
-    """The module that ``value`` is, or is from."""
+    """Return the name of the module that ``value`` is, or is defined in."""
     return value.__name__ if isinstance(value, ModuleType) else value.__module__
 
 
 def _all(names: Iterable[str]) -> Iterator[tuple[str, Any, str, Any]]:
-    """Each with what it is called, whose it is and its value."""
+    """Yield each variable's shown name, its owner, its key and its value."""
     for name in names:
         module = sys.modules[name]
         for key, value in [*vars(module).items()]:
@@ -81,7 +81,7 @@ def _state(names: Iterable[str]) -> Iterator[tuple[str, Any, str, Any]]:
 
 
 def _functions(names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
-    """Those that the modules and their classes define, and what decorators have wrapped."""
+    """Yield the functions that the modules and their classes define, and those inside of decorators."""
     stack = [(shown, value) for shown, _, _, value in _all(names)]
     seen = set[int]()
     while stack:
@@ -96,7 +96,7 @@ def _functions(names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
 
 
 def variables(names: Iterable[str]) -> PythonState:
-    """The global variables of these modules, the attributes of their classes, what their functions hold."""
+    """Return the state of these modules: global variables, class attributes, and variables of functions."""
     names = [*names]
     out = PythonState()
     for shown, _, _, value in _state(names):
@@ -110,7 +110,7 @@ def variables(names: Iterable[str]) -> PythonState:
 
 
 class GlobalsSnapshot:
-    """What the variables of these modules are now, to be so again after ``restore``."""
+    """The present values of these modules' variables, which ``restore`` brings back."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = [*names]
@@ -118,7 +118,7 @@ class GlobalsSnapshot:
         functions = [f for _, f in _functions(self.names)]
         self._closed = [(cell, cell.cell_contents) for f in functions for _, cell in cells(f)]
 
-        # what lies in all of these
+        # the contents of all of these
         values: list[Any] = [v for _, _, v in self._before.values()]
         values += [v for _, v in self._closed]
         values += [(f.__defaults__, f.__kwdefaults__, vars(f)) for f in functions]
@@ -127,7 +127,7 @@ class GlobalsSnapshot:
             _remember(value, self._inside)
 
     def restore(self) -> None:
-        """The same values under the same names, with the same contents."""
+        """Restore the same values under the same names, with the same contents."""
         for owner, key, value in self._before.values():
             if vars(owner).get(key, _state) is not value:
                 setattr(owner, key, value)
@@ -142,7 +142,7 @@ class GlobalsSnapshot:
 
 @contextmanager
 def put_back(names: Iterable[str]) -> Iterator[None]:
-    """What runs meanwhile leaves no trace in the variables of these modules."""
+    """Undo all changes to the variables of these modules on exit."""
     before = GlobalsSnapshot(names)
     try:
         yield
@@ -152,7 +152,7 @@ def put_back(names: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def contents_put_back(model: nn.Module) -> Iterator[None]:
-    """What runs meanwhile, on a copy too, leaves no trace in what the modules hold: containers, closures."""
+    """Undo changes to the containers and closures of the modules on exit, also those made through a copy."""
     values = [v for m in model.modules() for v in vars(m).values()]
     closed = [(cell, cell.cell_contents) for cell in _cells(values)]
     inside: dict[int, tuple[Any, Any]] = {}
@@ -168,7 +168,7 @@ def contents_put_back(model: nn.Module) -> Iterator[None]:
 
 
 def _cells(values: Iterable[Any]) -> Iterator[Any]:
-    """Those of the functions among ``values``, and in what these hold."""
+    """Yield the cells of the functions in ``values``, at any depth."""
     stack, seen = [*values], set[int]()
     while stack:
         value = stack.pop()
@@ -181,7 +181,7 @@ def _cells(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
-    """The contents of ``value`` and of what it holds, as far as they can be changed."""
+    """Add the contents of ``value`` and of its parts to ``inside``, as far as they can be changed."""
     # its own contents
     inner = parts(value)
     if isinstance(value, np.ndarray):
@@ -208,7 +208,7 @@ def _refill(value: Any, held: Any) -> None:
         value[...] = held
         return
 
-    # what holds the same objects is left alone
+    # containers with the same objects are left alone
     mapping = isinstance(value, MutableMapping) and entries(value) is not None
     now = value if mapping or not isinstance(held, dict) else vars(value)
     if isinstance(now, MutableMapping):

@@ -9,12 +9,12 @@ from torch.utils import swap_tensors
 
 
 def hooks(p: nn.Parameter) -> bool:
-    """Whether anything was registered on it."""
+    """Whether any hook is registered on ``p``."""
     return bool(p._backward_hooks or p._post_accumulate_grad_hooks)
 
 
 def keep(before: nn.Parameter, now: nn.Parameter) -> None:
-    """Make ``before`` what ``now`` is, hooks and all: a hook, or somebody else, may hold this very object."""
+    """Give ``before`` the content of ``now`` and keep its hooks: other code may refer to this very object."""
     if before is now:
         return
     each = list((before._backward_hooks or {}).values())

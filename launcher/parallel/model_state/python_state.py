@@ -24,30 +24,30 @@ from torch import nn
 from launcher.parallel.model_state.deep_copy import OURS, cells
 
 Key = tuple[str, str]
-"""The attribute, ``b.box``, and the way on from there, ``.steps[0]``."""
+"""An attribute, such as ``b.box``, and the path from there, such as ``.steps[0]``."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 WHOLE = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
-"""What is the same as long as it is the same object."""
+"""Values that are equal only if they are the same object."""
 
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
 MANY, DEEP = 1000, 8
-"""Of a container of more values than that each must be the same object; so deep nobody nests what counts."""
+"""Values of longer containers must be the same objects; state is not expected below this depth."""
 
 
 @cache
 def library(name: str) -> bool:
-    """Whether a module of this name is installed, and nobody's own."""
+    """Whether a module of this name is installed, and not the user's."""
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     return name.partition(".")[0] in LIBRARIES or file.startswith(INSTALLED)
 
 
 class PythonState:
-    """``marks``: what is the same at each place as long as nobody can tell a difference.
+    """Comparable marks of state.
 
-    ``chains``: the objects that lead to each place, by id; ``also``: further attributes that lead to an
-    object.
+    ``marks`` has a value for each place, which is equal as long as the state is. ``chains`` has the objects
+    that lead to each place, by id; ``also`` has further attributes that lead to an object.
     """
 
     def __init__(self) -> None:
@@ -55,26 +55,26 @@ class PythonState:
         self.chains: dict[Key, tuple[int, ...]] = {}
         self.also: dict[int, list[str]] = {}
         self._first: dict[int, Key] = {}
-        self._alive: list[Any] = []  # the id of what is freed could come back as another's
+        self._alive: list[Any] = []  # the id of a freed object could be reused
 
     def enter(self, name: str, value: Any) -> None:
-        """Add what ``value`` is made of, under ``name``."""
+        """Add the parts of ``value``, under ``name``."""
         self._walk((name, ""), value, ())
 
     def names(self, key: Key) -> list[str]:
-        """Every attribute through which one sees what is at ``key``."""
+        """Return every attribute that leads to the object at ``key``."""
         chain = self.chains.get(key, self.chains.get((key[0], ""), ()))
         return [*dict.fromkeys((key[0], *(n for i in chain for n in self.also.get(i, ()))))]
 
     def _walk(self, key: Key, value: Any, chain: tuple[int, ...]) -> None:
-        # one value
+        # a single value
         inner = parts(value) if len(chain) <= DEEP else None
         if inner is None:
             self.marks[key], self.chains[key] = _mark(value), chain
             self._alive.append(value)
             return
 
-        # what has been met before: where
+        # an object seen before: the place of the first
         if id(value) in self.also:
             self.also[id(value)].append(key[0])
             self.marks[key], self.chains[key] = self._first[id(value)], chain
@@ -89,7 +89,7 @@ class PythonState:
 
 
 def held(model: nn.Module) -> PythonState:
-    """What the modules keep in Python, and which buffers they have."""
+    """Return the Python attributes of the modules, and which buffers they have."""
     out = PythonState()
     for path, module in model.named_modules():
         for name, value in [*vars(module).items(), *module._buffers.items()]:
@@ -99,24 +99,24 @@ def held(model: nn.Module) -> PythonState:
 
 
 def owns_generator(model: nn.Module) -> bool:
-    """Whether a module keeps a generator of torch, which does not move for tensors without numbers."""
+    """Whether a module keeps a generator of torch, whose state does not advance on meta tensors."""
     return any(isinstance(v, torch.Generator) for m in model.modules() for v in vars(m).values())
 
 
 def changed(before: PythonState, after: PythonState) -> list[Key]:
-    """Where they differ, in their order."""
+    """Return the places that differ, in order."""
     a, b = before.marks, after.marks
     return [k for k in dict.fromkeys((*a, *b)) if k not in a or k not in b or not _same(a[k], b[k])]
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """What can be looked into, part by part; ``None``: it is one value."""
+    """Return the parts of ``value`` with their paths, or ``None`` if it is a single value."""
     if isinstance(value, FunctionType):
         return [(f".{name}", cell.cell_contents) for name, cell in cells(value)] or None
     if isinstance(value, (*PLAIN, *WHOLE, np.ndarray, np.generic)):
         return None
 
-    # containers, if it does not take too long
+    # containers, unless they are too long
     inside = entries(value) if isinstance(value, Mapping) else None
     own = not library(type(value).__module__)
     if inside is not None and len(inside) <= MANY:
@@ -127,7 +127,7 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
     if inside is not None:
         return None
 
-    # objects of the user's, and those of the library that are there to hold things
+    # objects of the user's classes, and library objects that exist to hold values
     if isinstance(value, ContextVar):
         return [(".get()", value.get(None))]
     if isinstance(value, SimpleNamespace | threading.local) or own:
@@ -136,9 +136,9 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
 
 
 def entries(value: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
-    """What a mapping holds now; ``None``: it is looked into as any object of its class.
+    """Return the entries of a mapping; ``None`` if it is treated as any object of its class.
 
-    No method of the user's runs: it may make values as they are asked for, and import what they are from.
+    No method of the user's runs: it may create values on access, and import modules for them.
     """
     if isinstance(value, dict):
         return [*builtin(value).items(value)]
@@ -146,12 +146,12 @@ def entries(value: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
         return None
     try:
         return [*value.items()]
-    except Exception:  # whatever it says of being read
+    except Exception:  # it may raise anything
         return []
 
 
 def builtin(value: dict[Any, Any]) -> type[dict[Any, Any]]:
-    """The class whose methods read and write ``value`` itself."""
+    """Return the class whose methods read and write ``value`` directly."""
     return OrderedDict if isinstance(value, OrderedDict) else dict
 
 
@@ -165,7 +165,7 @@ def _own(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _mark(value: Any) -> Any:
-    # numbers, and where a random stream is
+    # values, and the states of random streams
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.random.Generator):
@@ -177,13 +177,13 @@ def _mark(value: Any) -> Any:
     if isinstance(value, torch.Generator) and value.device.type == "cpu":
         return value.get_state().numpy().tobytes()
 
-    # how far an iterator has come
+    # the position of an iterator
     if isinstance(value, GeneratorType):
         return value.gi_frame and (value.gi_frame.f_lasti, repr(value.gi_frame.f_locals))
     if isinstance(value, Iterator):
         return _reduced(value)
 
-    # a container that is not looked into: which objects it holds
+    # a container that is not taken apart: the objects in it
     if isinstance(value, list | tuple | deque):
         return type(value), _Long(tuple(value))
     if isinstance(value, Mapping) and (inside := entries(value)) is not None:
@@ -194,7 +194,7 @@ def _mark(value: Any) -> Any:
 
 
 def _reduced(value: Any) -> Any:
-    """How far an iterator is, if it says so."""
+    """Return an iterator's position if it can be reduced, else the iterator."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -204,7 +204,7 @@ def _reduced(value: Any) -> Any:
 
 
 class _Long:
-    """Many values, which are not looked into: most are still the same objects when they are compared."""
+    """Many values, compared by identity first: most are the same objects."""
 
     __slots__ = ("values",)
 
@@ -229,7 +229,7 @@ def _same(a: Any, b: Any) -> bool:
 
 @contextmanager
 def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None]) -> Iterator[None]:
-    """Tells of every time that somebody reads one of the attributes ``names`` of the modules of ``model``."""
+    """Call ``told`` each time that one of the attributes ``names`` of ``model``'s modules is read."""
     wanted: dict[int, dict[str, str]] = {}
     kinds: set[type] = set()
     modules = dict(model.named_modules())

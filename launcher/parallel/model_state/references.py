@@ -1,4 +1,4 @@
-"""Finds references to a model's tensors outside its modules: they would miss that these are replaced."""
+"""Finds references to a model's tensors outside its modules, which would miss that these are replaced."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ OPAQUE = (
     torch.dtype,
     torch.device,
 )
-"""What holds no tensors of a model."""
+"""Types that contain no tensors of a model."""
 PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
 
 def strangers(model: nn.Module) -> list[Problem]:
-    """Weights, other tensors and modules that are kept where nobody can give them numbers and a device."""
-    # what is no plain module or parameter
+    """Return problems of tensors and modules that are kept where they get neither values nor a device."""
+    # other classes than plain modules and parameters
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             text = f"{name or 'the model'} is TorchScript, whose weights are not Python's"
@@ -54,7 +54,7 @@ def strangers(model: nn.Module) -> list[Problem]:
             text = f"{name} is a {type(p).__name__}, a class that is lost when the tensor is sharded"
             out[name] = Problem("model", f"{text}; make it an nn.Parameter")
 
-    # what modules keep, and then their classes and files
+    # attributes of modules, and then of their classes and files
     mine = {id(t): n for n, t in named(model) if not (isinstance(t, nn.Parameter) and hooks(t))}
     known = {id(m) for m in model.modules()} | {id(t) for _, t in named(model)}
     for at, value in _kept(model):
@@ -89,12 +89,12 @@ def _no_submodule(at: str, module: nn.Module) -> Problem:
 
 
 def named(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Every parameter and buffer, by its first name."""
+    """Return every parameter and buffer, by its first name."""
     return [*model.named_parameters(), *model.named_buffers()]
 
 
 def inside(value: Any, known: Iterable[int] = ()) -> Iterator[Any]:
-    """The tensors and modules that ``value`` holds; not those inside of the ``known`` ones."""
+    """Yield the tensors and modules in ``value``, but not those inside of ``known`` modules."""
     stack = [(value, 0)]
     seen = set[int]()
     modules = set(known)
@@ -107,7 +107,7 @@ def inside(value: Any, known: Iterable[int] = ()) -> Iterator[Any]:
         seen.add(id(some))
         _CACHES.add(some)
 
-        # itself, then what it holds; a known module holds nothing new
+        # itself, then its parts; those of a known module are not new
         if isinstance(some, Tensor):
             yield some
         elif isinstance(some, nn.Module):
@@ -119,7 +119,7 @@ def inside(value: Any, known: Iterable[int] = ()) -> Iterator[Any]:
 
 
 def _parts(some: Any) -> list[Any]:
-    """What an object holds, as far as it is the user's."""
+    """Return the parts of an object, as far as they are the user's."""
     if isinstance(some, dict):
         return [*some.values(), *(k for k in some if not isinstance(k, OPAQUE))]
     if isinstance(some, list | tuple | set | frozenset):
@@ -127,7 +127,7 @@ def _parts(some: Any) -> list[Any]:
     if isinstance(some, nn.Module):
         return [v for k, v in vars(some).items() if k not in OWN or k in ("_modules", *HOOKS)]
 
-    # what can be called, or is there to reach another object
+    # callables and references
     if isinstance(some, MethodType):
         return [some.__self__, some.__func__]
     if isinstance(some, BuiltinMethodType | MethodWrapperType):
@@ -142,7 +142,7 @@ def _parts(some: Any) -> list[Any]:
         cells = [c.cell_contents for c in some.__closure__ or () if _full(c)]
         return [*cells, some.__defaults__, some.__kwdefaults__, vars(some)]
 
-    # any other object: its attributes, unless it is torch's own
+    # any other object: its attributes, unless its class is torch's
     if type(some).__module__.startswith(("torch._", "torch.fx", "torch.utils", "torch.nn.utils")):
         return []
     slots = [getattr(some, s, None) for k in type(some).__mro__ for s in _slots(k)]
@@ -166,10 +166,10 @@ def _own(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What the modules keep besides tensors and modules, and their hooks."""
+    """Yield the attributes of modules other than tensors and modules, and all hooks."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            flat = isinstance(module, nn.RNNBase) and name.startswith("_flat_weight")  # torch sees to them
+            flat = isinstance(module, nn.RNNBase) and name.startswith("_flat_weight")  # torch renews them
             if name not in OWN and not isinstance(value, Tensor) and not flat:
                 yield f"{path}.{name}".lstrip("."), value
         each = [h for name in HOOKS for h in vars(module)[name].values()]
@@ -182,7 +182,7 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _around(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What the classes of the modules keep, and the files that they are in."""
+    """Yield the class attributes of the modules, and the global variables of their files."""
     kinds = dict.fromkeys(k for m in model.modules() for k in type(m).__mro__ if _users(k.__module__))
     for kind in kinds:
         for name, value in list(vars(kind).items()):
@@ -200,7 +200,7 @@ def _users(module: str) -> bool:
 
 
 def overlaps(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """The names of tensors that are not one, but lie in one another's memory."""
+    """Return the names of different tensors that share memory."""
     at: dict[int, list[tuple[str, Tensor]]] = {}
     for name, t in named(model):
         if t.layout is torch.strided and t.numel():
@@ -213,7 +213,7 @@ def overlaps(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def _disjoint(tensors: list[Tensor]) -> bool:
-    """Whether no element is in two of them, which lie in one storage; of several dtypes nobody knows."""
+    """Whether tensors of one storage share no element; of several dtypes they count as sharing."""
     if len({t.dtype for t in tensors}) > 1:
         return False
     taken = np.zeros(tensors[0].untyped_storage().nbytes() // tensors[0].element_size(), dtype=bool)
@@ -227,7 +227,7 @@ def _disjoint(tensors: list[Tensor]) -> bool:
 
 
 def computed(model: nn.Module) -> tuple[str, ...]:
-    """Attributes that the constructor computed from weights: a gradient should go through them."""
+    """Return attributes that the constructor computed from weights: a gradient should flow through them."""
     return tuple(
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()
@@ -237,11 +237,11 @@ def computed(model: nn.Module) -> tuple[str, ...]:
 
 
 TORCHS = ("_is_buffer", "_is_param", "persistent")
-"""What torch has put on tensors: it says again what modules know of them."""
+"""Attributes that torch sets on tensors, which repeat what modules know of them."""
 
 
 def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Python attributes that users put on tensors, each with the names of those; they are taken off."""
+    """Return the Python attributes that users set on tensors, with the tensors' names, and remove them."""
     out: dict[str, tuple[str, ...]] = {}
     for name, t in named(model):
         for mark in [m for m in vars(t) if m not in TORCHS]:
@@ -252,7 +252,7 @@ def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 @contextmanager
 def unmarked(lost: dict[str, tuple[str, ...]]) -> Iterator[None]:
-    """Refuses code that reads such an attribute meanwhile."""
+    """Refuse code that reads such an attribute while entered."""
 
     def read(t: Tensor, name: str) -> Any:
         if name not in lost:
@@ -273,7 +273,7 @@ def unmarked(lost: dict[str, tuple[str, ...]]) -> Iterator[None]:
 
 @dataclass
 class _Caches:
-    """Of the functions in this process, and how often each had been filled when last looked at."""
+    """The ``lru_cache`` functions in this process, and the misses that each had when last checked."""
 
     modules: dict[str, ModuleType] = field(default_factory=dict)
     seen: list[ModuleType] = field(default_factory=list)
@@ -284,13 +284,15 @@ class _Caches:
             self.filled.setdefault(id(some), (weakref.ref(some), 0))
 
     def look(self) -> None:
-        """Imports bring new ones; those that an object makes for itself are found with it.
+        """Add the caches of newly imported modules.
 
-        They are asked for by their class: a walk over all objects would count a reference to each, and so
-        copy the memory that a forked rank shares with its parent.
+        Caches that an object creates for itself are found with it.
+
+        They are searched by their class: a walk over all objects would count a reference to each, and so copy
+        the memory that a forked rank shares with its parent.
         """
         now = list(sys.modules.values())
-        if now == self.seen:  # by identity: as quick as thousands of modules can be told apart
+        if now == self.seen:  # quick: list equality compares by identity first
             return
         self.seen = now
         loaded = list(sys.modules.items())
@@ -302,12 +304,12 @@ class _Caches:
 
 
 def _bare(module: str) -> bool:
-    """Whether the caches of its functions hold no tensors that a forward has made."""
+    """Whether the caches of a module's functions contain no tensors that a forward has made."""
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return top in ("torch", "launcher", "sympy")
 
-    # a user's own may have the name of one of Python's
+    # a user's module may have the name of one of Python's
     file = getattr(sys.modules.get(top), "__file__", None)
     return file is None or file.startswith(PYTHONS)
 
@@ -316,7 +318,7 @@ _CACHES = _Caches()
 
 
 def forget() -> None:
-    """Empty the caches of functions (``lru_cache``) that hold tensors without numbers."""
+    """Clear the caches of functions (``lru_cache``) that contain meta tensors."""
     _CACHES.look()
     for key, (cache, before) in list(_CACHES.filled.items()):
         some = cache()
@@ -336,13 +338,13 @@ def _numberless(some: Any) -> bool:
 
 
 def left(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
-    """Tensors without numbers that others than its modules keep, and where."""
+    """Return the meta tensors that are kept outside of the modules, and where."""
     return {id(t): (at, t) for at, value in _around(model) for t in inside(value) if _numberless(t)}
 
 
 @contextmanager
 def leaving(model: nn.Module) -> Iterator[None]:
-    """Refuses a forward that leaves tensors behind meanwhile, where one with numbers would find them."""
+    """Refuse a forward that leaves meta tensors behind, because a forward with values would find them."""
     before = left(model)
     try:
         yield

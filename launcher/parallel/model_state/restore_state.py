@@ -1,4 +1,4 @@
-"""Puts back what an evaluation has changed: tensors that the plan names, and Python attributes of modules."""
+"""Restores what an evaluation has changed: tensors that the plan names, and Python attributes of modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ OURS = frozenset(vars(nn.Module()))
 
 @contextmanager
 def untouched(models: Iterable[nn.Module], names: Iterable[str]) -> Iterator[None]:
-    """Afterwards ``models`` are what they were, to the last bit.
+    """Restore ``models`` on exit, to the last bit.
 
-    Of the tensors those of these ``names`` are kept, as far as they are there; of all modules the attributes,
-    and what lists, dicts and sets among them hold. Not what lies deeper.
+    Of the tensors, those of ``names`` that exist are restored. Of all modules, the attributes are restored,
+    and the items of lists, dicts and sets among them, but nothing deeper.
     """
     names, models = tuple(names), tuple(models)
     tensors = [t for model in models for t in _tensors(model, names)]
@@ -36,7 +36,7 @@ def untouched(models: Iterable[nn.Module], names: Iterable[str]) -> Iterator[Non
 def _tensors(
     model: nn.Module, names: tuple[str, ...]
 ) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
-    """Where each hangs, it, and a copy."""
+    """Yield the dict that has each tensor, its name there, the tensor and a copy."""
     for path, module in model.named_modules(remove_duplicate=False) if names else ():
         for home in (module._parameters, module._buffers):
             for name, t in home.items():
@@ -45,7 +45,7 @@ def _tensors(
 
 
 def _values(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Its own attributes, and what is in those that hold others."""
+    """Return the user's attributes of a module, with copies of the containers among them."""
     return {
         k: (v, type(v)(v) if type(v) in (list, dict, set) else None)
         for k, v in vars(module).items()

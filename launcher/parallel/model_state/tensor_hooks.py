@@ -1,4 +1,4 @@
-"""Finds hooks of tensors that use weights in a backward, where a layout may have put these away."""
+"""Finds tensor hooks that use weights in a backward, when a layout may have freed them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 
 REGISTER = frozenset({torch.Tensor.register_hook})
 DEEP = 4
-"""Functions within functions that are looked into."""
+"""Depth to which functions within functions are searched."""
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "COPY", "DUP_TOP")  # the last of `a.b += 1`
 
 
 def uses_weights(hook: Any, depth: int = 0) -> bool:
     """Whether ``hook`` can reach a weight, a module to call, or a value that was computed from weights.
 
-    One that scales or counts gradients holds none of them.
+    A hook that only scales or counts gradients can reach none.
     """
     if isinstance(hook, MethodType):
         return _reads(hook.__self__, _names(hook.__func__.__code__))
@@ -32,7 +32,7 @@ def uses_weights(hook: Any, depth: int = 0) -> bool:
 
 
 def _weighs(value: Any, name: str, code: CodeType, depth: int) -> bool:
-    """Whether what a function holds as ``name`` is a weight, or leads to one."""
+    """Whether the variable ``name`` of a function is a weight, or leads to one."""
     if isinstance(value, torch.Tensor):
         return value.requires_grad
     if isinstance(value, nn.Module):
@@ -48,7 +48,7 @@ def _reads(owner: Any, names: frozenset[str]) -> bool:
 
 
 def _hands_on(code: CodeType, name: str) -> bool:
-    """Whether ``code`` uses ``name`` itself, and not an attribute of it: calls it, say."""
+    """Whether ``code`` uses the object ``name`` itself, such as in a call, and not only its attributes."""
     steps = list(dis.get_instructions(code))
     own = any(
         step.opname == "LOAD_DEREF" and step.argval == name and after.opname not in ATTRIBUTES

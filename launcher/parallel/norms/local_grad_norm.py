@@ -1,4 +1,4 @@
-"""Norms of this rank's own gradients: of its samples, before any sum over other ranks."""
+"""Norms of this rank's own gradients: those of its samples, before any sum over other ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from launcher.parallel.parallel_model import ParallelModel
 
 @dataclass(frozen=True)
 class OwnGradients:
-    """``squares`` grow from step to step's end; names are those of ``ParallelModel.trainable``.
+    """Squared norms by names of ``ParallelModel.trainable``, which add up until the end of a step.
 
-    Sharded parameters are seen whole as FSDP2 is about to reduce them: the sum over micro batches at
-    level1, each micro batch by itself at levels 2 and 3, where their squares are added up. Cut operators
-    are seen piece by piece.
+    Sharded parameters are measured in full when FSDP2 is about to reduce them: at level1 the sum over micro
+    batches, at levels 2 and 3 each micro batch, whose squares are added up. Tensor-parallel parameters are
+    measured piece by piece.
     """
 
     model: ParallelModel
@@ -25,14 +25,14 @@ class OwnGradients:
 
     @torch.no_grad()
     def see(self, names: Sequence[str], grads: Sequence[torch.Tensor]) -> None:
-        """Add the squared norms of ``grads``, worked out in fp64 as the global norm is."""
+        """Add the squared norms of ``grads``, computed in fp64 as the global norm is."""
         norms = torch._foreach_norm([local(g) for g in grads], 2, torch.float64)
         for name, n in zip(names, norms, strict=True):
             square = n.square()
             self.squares[name] = self.squares[name] + square if name in self.squares else square
 
     def see_whole(self) -> None:
-        """Those of parameters that stay whole: after a step's last backward, before their sum over ranks."""
+        """Add those of unsharded parameters, after a step's last backward and before their sum over ranks."""
         sharded = {p.name for p in self.model.plan.params if p.sharded}
         found = [(n, p.grad) for n, p in self.model.trainable() if self.model.first_name(n) not in sharded]
         has = [(n, g) for n, g in found if g is not None]
@@ -40,7 +40,7 @@ class OwnGradients:
             self.see(*zip(*has, strict=True))
 
     def take(self, scale: float) -> dict[str, float]:
-        """Each norm of the step, times ``scale``, in the plan's order; the next step starts anew."""
+        """Return each norm of the step times ``scale``, in the plan's order, and reset all."""
         seen = {n: self.squares[n] for n, _ in self.model.trainable() if n in self.squares}
         self.squares.clear()
         if not seen:
@@ -50,7 +50,7 @@ class OwnGradients:
 
 
 def watch(model: ParallelModel) -> OwnGradients:
-    """See the gradients of ``model`` from now on."""
+    """Measure the gradients of ``model`` from now on."""
     own = OwnGradients(model)
     names = {id(p): n for n, p in model.trainable()}
 

@@ -16,27 +16,27 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Statistics:
-    """The persistent buffers of this rank, by where they hang: a forward may put a new tensor there."""
+    """The persistent buffers of this rank by module and name, as a forward may replace the tensor."""
 
     places: tuple[tuple[nn.Module, str], ...]
     group: dist.ProcessGroup | None
 
     @torch.no_grad()
     def share(self) -> None:
-        """One broadcast a dtype."""
+        """Broadcast them, in one collective per dtype."""
         found: dict[torch.dtype, list[torch.Tensor]] = {}
         for module, name in self.places:
             t = getattr(module, name)
             found.setdefault(t.dtype, []).append(t)
         for same in found.values():
             flat = torch.cat([t.reshape(-1) for t in same])
-            dist.broadcast(flat.view(torch.uint8), group_src=0, group=self.group)  # gloo knows few dtypes
+            dist.broadcast(flat.view(torch.uint8), group_src=0, group=self.group)  # gloo supports few dtypes
             for t, piece in zip(same, flat.split([t.numel() for t in same]), strict=True):
                 t.copy_(piece.view_as(t))
 
 
 def statistics(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> Statistics:
-    """Nothing to share when there is one data-parallel rank."""
+    """Return the statistics to share; none with one data-parallel rank."""
     if plan.sizes.replicas == 1:
         return Statistics((), meshes.dp)
     places = []

@@ -1,4 +1,4 @@
-"""Sums the gradients of unsharded parameters over the data-parallel ranks, one all-reduce a bucket."""
+"""Sums the gradients of unsharded parameters over the data-parallel ranks, with one all-reduce per bucket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Bucketed:
-    """The tensors of a bucket here, in the plan's order; they travel in ``dtype``, ``None`` for their own."""
+    """This rank's tensors of a bucket, in the plan's order, and the dtype of their sum (``None``: theirs)."""
 
     tensors: tuple[torch.Tensor, ...]
     group: dist.ProcessGroup | None
@@ -28,14 +28,14 @@ class Bucketed:
 
 
 def sums(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
-    """What of ``part`` is added up over ``tp``: gradients of which each rank has a term."""
+    """Return the buckets of ``part`` that are summed over ``tp``: each rank has a term of these gradients."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
     own = [b for b in plan.sums if b.stage == part.stage.index]
     return [Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in own]
 
 
 def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
-    """The buckets of ``part``."""
+    """Return the data-parallel buckets of ``part``."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
     own = [b for b in plan.buckets if b.stage == part.stage.index]
     assert meshes.dp is not None or not own, "buckets without replicas"
@@ -49,23 +49,23 @@ def total(
 ) -> None:
     """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective, in ``dtype``.
 
-    A missing gradient counts as zero; where every rank misses it, it stays missing: an
-    optimizer must not decay it.
+    A missing gradient counts as zero. If every rank misses it, it stays missing, because an optimizer must
+    not decay it.
     """
-    # zeros for what is missing
+    # zeros for missing gradients
     has = [t.grad is not None for t in tensors]
     for t in tensors:
         if t.grad is None:
             t.grad = torch.zeros_like(t)
     grads = [local(t.grad) for t in tensors if t.grad is not None]
 
-    # one flat tensor, and a number for each gradient that tells how many ranks had it
+    # one flat tensor, with a number for each gradient: how many ranks had it
     marks = flags(has, grads[0].device, grads[0].dtype)
     flat = torch.cat([*(g.reshape(-1) for g in grads), marks])
     flat = flat if dtype is None else flat.to(dtype)
     dist.all_reduce(flat, group=group)
 
-    # back to where they belong
+    # copy the sums back
     *summed, anywhere = flat.split([*(g.numel() for g in grads), len(grads)])
     for g, piece in zip(grads, summed, strict=True):
         g.copy_(piece.view_as(g))

@@ -1,4 +1,4 @@
-"""Keeps the copies of a tied tensor equal: their gradients are summed over all stages that hold one."""
+"""Keeps the copies of a tied tensor equal: sums their gradients over all stages that have one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from launcher.plan.plan import Plan
 class Tied:
     """One rank's copies of tied tensors on the same pipeline ranks.
 
-    Of a sharded one there is a copy for each stage that the rank holds. Those that are not ``trained`` have
-    no gradients.
+    A sharded tensor has a copy for each of the rank's stages. Tensors that are not ``trained`` have no
+    gradients.
     """
 
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class Tied:
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Sum gradients: first this rank's copies, then over the ranks; every copy gets the sum."""
+        """Sum gradients over this rank's copies, then over the ranks; every copy gets the sum."""
         if not self.trained:
             return
         for first, *others in self.copies:
@@ -48,7 +48,7 @@ class Tied:
 
     @torch.no_grad()
     def sync(self) -> None:
-        """Make every copy equal to the first stage's, whatever they hold now."""
+        """Make every copy equal to the first stage's, whatever their present values."""
         for first, *others in self.copies:
             if self.group is not None:
                 dist.broadcast(local(first), group_src=0, group=self.group)
@@ -57,7 +57,7 @@ class Tied:
 
 
 def tie(parts: list[StagePart], plan: Plan, meshes: Meshes) -> list[Tied]:
-    """One ``Tied`` for each set of pipeline ranks that this rank shares tensors with."""
+    """Return one ``Tied`` for each set of pipeline ranks with which this rank shares tensors."""
     # this rank's copies, each tensor once
     copies: dict[str, list[torch.Tensor]] = {}
     for part in parts:
@@ -65,7 +65,7 @@ def tie(parts: list[StagePart], plan: Plan, meshes: Meshes) -> list[Tied]:
             if all(t is not other for other in copies.setdefault(placed.name, [])):
                 copies[placed.name].append(t)
 
-    # those that travel together: to the same ranks, in one dtype
+    # tensors of one collective: on the same ranks, in one dtype
     rows: dict[tuple[tuple[int, ...], str, bool], list[str]] = {}
     dtypes = {p.name: p.spec.dtype for p in plan.params}
     for tied in plan.ties:

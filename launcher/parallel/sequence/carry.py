@@ -1,13 +1,13 @@
 """Carries state from earlier pieces of a sequence to later ones, and gradients back exactly.
 
-A module that mixes positions can run a sequence in pieces when it has a method
+A module that mixes positions can run a sequence in pieces if it has a method
 
     piece(self, *inputs, start: int, past: Sequence[tuple[Tensor, ...]]) -> tuple[output, tuple[Tensor, ...]]
 
-``inputs`` are those of ``forward``, for the positions from ``start`` on; ``past`` has one tuple a piece
-before this one, in order: what ``piece`` returned for it as its second value (keys and values, say). One
-piece with no past is ``forward``. Modules that treat every position alike need nothing; one that is not
-recognised as such says ``positionwise = True``.
+``inputs`` are those of ``forward``, for the positions from ``start`` on. ``past`` has one tuple per earlier
+piece, in order: the second value that ``piece`` returned for it (such as keys and values). A single piece
+without past equals ``forward``. Modules that treat every position alike need nothing; a module that is not
+recognised as such sets ``positionwise = True``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Pieced(Protocol):
 
 
 class Carry:
-    """The state of one stage: which piece of which micro batch runs now, and what each has left.
+    """The state of one stage: the piece and micro batch that run now, and what each piece has left.
 
-    ``lengths`` are those of the pieces; outside of ``running`` modules run whole sequences.
+    ``lengths`` are those of the pieces; outside of ``running`` modules run full sequences.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -45,12 +45,12 @@ class Carry:
         self.left: dict[int, dict[str, list[Kept]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Carry:
-        """A copied model, as tracing makes, shares it."""
+        """Return ``self``: a copied model, as tracing makes, shares the state."""
         return self
 
     @contextmanager
     def running(self, micro: int, piece: int) -> Iterator[None]:
-        """Modules run this piece; the first one forgets what an earlier run of the micro batch has left."""
+        """Run modules on this piece; the first one drops what an earlier run of the micro batch has left."""
         if piece == 0:
             self.forget(micro)
         self.now = micro, piece
@@ -61,7 +61,7 @@ class Carry:
 
     @contextmanager
     def again(self, micro: int, piece: int) -> Iterator[None]:
-        """Modules run this piece once more, in its backward: what they leave is there already."""
+        """Run modules on this piece once more, in its backward: what they leave exists already."""
         before = self.now, self.repeats
         self.now, self.repeats = (micro, piece), True
         try:
@@ -70,7 +70,7 @@ class Carry:
             self.now, self.repeats = before
 
     def forget(self, micro: int, piece: int = 0) -> None:
-        """A piece's backward is done: nobody needs what it has left, those after it went backward before."""
+        """Drop what a piece has left, after its backward; later pieces have had theirs before."""
         for kept in self.left.get(micro, {}).values():
             del kept[piece:]
         if not piece:
@@ -78,9 +78,9 @@ class Carry:
 
 
 def attach(model: nn.Module, carry: Carry) -> None:
-    """Every module with ``piece`` asks ``carry`` what to run; what is around its forward stays around it.
+    """Make every module that has ``piece`` run the piece that ``carry`` says, inside wrappers of its forward.
 
-    What is around a forward has it as ``plain``, and learns of ``carry`` if it asks for that.
+    A wrapper has the forward as ``plain``; it gets ``carry`` if it has a field of that name.
     """
     for name, module in model.named_modules():
         if isinstance(module, Pieced) or "forward" in vars(module):
@@ -102,31 +102,31 @@ def _forward(
     micro, piece = carry.now
     left = carry.left.setdefault(micro, {}).setdefault(name, [])
     if not carry.repeats:
-        del left[piece:]  # when the same piece runs again
+        del left[piece:]  # the same piece runs again
 
-    # this piece, which sees what the pieces before it have left
+    # this piece, with what the pieces before it have left
     out, kept = module.piece(*inputs, **named, start=carry.starts[piece], past=tuple(left[:piece]))
     if piece == len(carry.starts) - 1:
         return out
     if not carry.repeats:
         left.append(tuple(t.detach().requires_grad_(t.requires_grad) for t in kept))
 
-    # gradients of later pieces come back through what is left for them
+    # gradients of later pieces flow back through what is left for them
     if not any(t.requires_grad for t in kept):
         return out
     return _Later.apply(out, left[piece], *kept)  # type: ignore[no-untyped-call]
 
 
 class _Later(torch.autograd.Function):
-    """Hands ``out`` on; backward gives each kept tensor the gradient that later pieces have left at its leaf.
+    """Returns ``out``; backward gives each kept tensor the gradient that later pieces have left at its leaf.
 
-    Later pieces go backward first, so it is whole by then.
+    Later pieces run their backward first, so the gradient is complete by then.
     """
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, leaves: Kept, *kept: Tensor) -> Tensor:
         ctx.leaves = leaves
-        ctx.save_for_backward(*kept)  # it is there until then: whoever counts what is saved is to see it
+        ctx.save_for_backward(*kept)  # it lives until then, so meters of saved tensors must see it
         return out.view_as(out)
 
     @staticmethod

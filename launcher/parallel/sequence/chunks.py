@@ -38,7 +38,7 @@ ALIKE = (
 )
 """Modules whose forward treats every position alike."""
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-"""These too, when they look at the last dim only."""
+"""The same for these, if they normalise the last dim only."""
 
 ALIKE_FUNCTIONS = frozenset({
     "abs", "add", "clamp", "clone", "contiguous", "detach", "div", "dropout", "embedding", "erf", "exp",
@@ -50,7 +50,7 @@ ALIKE_FUNCTIONS = frozenset({
 
 
 def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[Problem]:
-    """Why ``model`` cannot run the sequences of ``specs``, which are their dim 1, in ``count`` pieces."""
+    """Return why ``model`` cannot run the sequences of ``specs`` (their dim 1) in ``count`` pieces."""
     lengths = {s.shape[1] if len(s.shape) > 1 else 0 for s in specs}
     if len(lengths) > 1 or min(lengths) < count:
         shapes = ", ".join(str(s.shape) for s in specs)
@@ -61,7 +61,10 @@ def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[
 def cut(
     model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], count: int, split: str, step: int
 ) -> tuple[int, ...]:
-    """The lengths of ``count`` pieces of ``specs``, each a multiple of ``step``. Raises ``RequestError``."""
+    """Return the lengths of ``count`` pieces of ``specs``, each a multiple of ``step``.
+
+    Raises ``RequestError``.
+    """
     parts = specs[0].shape[1] // step
     if parts < count:
         text = (
@@ -72,7 +75,7 @@ def cut(
     if split == "equal":
         return tuple(n * step for n in equal(parts, count))
 
-    # balanced: the cost of a position grows with its place, as two halves show
+    # balanced: the cost of a position grows with its place, measured on two halves
     half, rest = parts // 2, parts - parts // 2
     lengths = (half * step, rest * step)
     model, carry = _carrying(model, lengths)
@@ -89,9 +92,9 @@ def graphs(
     whole: Graph,
     lengths: tuple[int, ...],
 ) -> Pieces:
-    """The pieces, run as ``whole`` runs whole sequences.
+    """Trace the pieces, which must run as ``whole`` runs full sequences.
 
-    Raises ``RequestError`` when something else comes out.
+    Raises ``RequestError`` if the result differs.
     """
     return Pieces(lengths, _same(whole, _traced(model, leaves, specs, lengths), lengths))
 
@@ -99,7 +102,7 @@ def graphs(
 def _traced(
     model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], lengths: Sequence[int]
 ) -> tuple[Graph, ...]:
-    """The graph of each piece, as it runs after those before it."""
+    """Return the graph of each piece, run after those before it."""
     model, carry = _carrying(model, lengths)
     out = []
     for piece, some in enumerate(_each(specs, lengths, carry)):
@@ -110,32 +113,35 @@ def _traced(
 
 
 def _carrying(model: nn.Module, lengths: Sequence[int]) -> tuple[nn.Module, Carry]:
-    """A copy whose modules carry over what later pieces need."""
+    """Return a copy of the model whose modules carry over what later pieces need."""
     model, carry = copied(model), Carry(lengths)
     attach(model, carry)
     return model, carry
 
 
 def _each(specs: Sequence[TensorSpec], lengths: Sequence[int], carry: Carry) -> Iterator[list[TensorSpec]]:
-    """The inputs of each piece, while that runs."""
+    """Yield the inputs of each piece, while ``carry`` runs it."""
     for piece, length in enumerate(lengths):
         with carry.running(0, piece):
             yield [shortened(s, length, sum(lengths)) for s in specs]
 
 
 def _leaving(node: Node, left: Mapping[str, Kept]) -> Node:
-    """``node`` with the bytes of what its modules have ``left`` for later pieces."""
+    """Return ``node`` with the bytes of what its modules have ``left`` for later pieces."""
     if node.kind != "module":
         return node
     mine = [kept for name, kept in left.items() if covers(node.target, name)]
     nbytes = [(any(t.requires_grad for t in kept), sum(t.nbytes for t in kept)) for kept in mine]
     left_for_backward = sum(n for trained, n in nbytes if trained)
-    frozen = sum(n for trained, n in nbytes if not trained)  # kept as long, but no backward saves it
+    frozen = sum(n for trained, n in nbytes if not trained)  # kept as long, but saved by no backward
     return replace(node, saved=node.saved + frozen, left=left_for_backward)
 
 
 def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:
-    """``parts``, if between modules they do what ``whole`` does and have the sequence in dim 1 throughout."""
+    """Return ``parts`` if their graphs equal ``whole``'s and have the sequence in dim 1 throughout.
+
+    Raises ``RequestError`` otherwise.
+    """
     total = sum(lengths)
     for part, length in zip(parts, lengths, strict=True):
         alike = _calls(part) == _calls(whole)
@@ -152,7 +158,7 @@ def _calls(graph: Graph) -> list[tuple[str, str, str]]:
 
 
 def _fits(whole: Node, piece: Node, length: int, total: int) -> bool:
-    """Whether ``piece`` is what ``length`` of ``total`` positions leave of the value of ``whole``."""
+    """Whether ``piece`` has the shapes that ``length`` of ``total`` positions leave of ``whole``'s."""
     if whole.kind == "param" or whole.out is None:
         return True
     expected = []
@@ -163,19 +169,19 @@ def _fits(whole: Node, piece: Node, length: int, total: int) -> bool:
 
 
 def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
-    """Modules that may look at other positions and have no ``piece`` to do so over several pieces."""
+    """Return problems of modules that may read other positions and have no ``piece`` to do so over pieces."""
     model = copied(model)
     watch = _PositionMixing()
     for name, module in model.named_modules():
         module.register_forward_pre_hook(watch.enter(name, module), with_kwargs=True)
         module.register_forward_hook(watch.leave, always_call=True)
 
-    # one forward of whole sequences
+    # one forward of full sequences
     xs = model_facts.meta(specs)
     with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), watch:
         run_module(model, xs, {})
 
-    # what it called, and how often
+    # the functions that it called, and how often modules ran
     found = []
     for name, what in watch.found.items():
         lacks = f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece'"
@@ -194,7 +200,7 @@ def _named(name: str, model: nn.Module) -> str:
 
 
 class _PositionMixing(TorchFunctionMode):
-    """Notes functions that are called outside of modules that are known to be fine."""
+    """Notes functions that are called outside of modules that are known to be position-wise."""
 
     def __init__(self) -> None:
         super().__init__()

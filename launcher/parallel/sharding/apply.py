@@ -1,4 +1,4 @@
-"""Makes a stage run its operators over device matrices: cuts its parameters, and replaces its forward."""
+"""Makes a stage run its operators over device matrices: splits its parameters, and replaces its forward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launcher.plan.values.layout import Layout
 
 
 def cut_parameters(parts: list[StagePart], plan: Plan) -> None:
-    """Each parameter (on meta) becomes one of the shape of this rank's part; ties stay ties."""
+    """Replace each parameter (on meta) by one of the shape of this rank's part; ties stay ties."""
     if plan.sharding is None:
         return
     shapes = {n: p.layout.box(_holder(p.layout)) for p in plan.params for n in p.names}
@@ -39,7 +39,7 @@ def cut_parameters(parts: list[StagePart], plan: Plan) -> None:
 
 
 def stage_groups(plan: Plan, meshes: Meshes) -> StageGroups | None:
-    """The process groups of this rank's stages, which all ranks make together."""
+    """Make the process groups of this rank's stages; all ranks call this together."""
     if plan.sharding is None:
         return None
     grid = plan.sizes.grid
@@ -49,14 +49,14 @@ def stage_groups(plan: Plan, meshes: Meshes) -> StageGroups | None:
 
 
 def _holder(layout: Layout) -> int:
-    """A rank that has a part of it; all parts are alike."""
+    """Return a rank that has a part of the tensor; all parts have the same size."""
     return layout.grid.ranks(pp=dict(layout.at)["pp"][0])[0]
 
 
 def run_sharded(
     parts: list[StagePart], plan: Plan, groups: StageGroups | None, device: torch.device
 ) -> list[Weights]:
-    """Stages run operator by operator from now on."""
+    """Make stages run operator by operator from now on."""
     if plan.sharding is None or groups is None:
         return []
     out = []
@@ -77,13 +77,16 @@ def run_sharded(
         )
         part.module.forward = forward
         for hooks in HOOKS:
-            vars(part.module)[hooks].clear()  # they are in the recording
+            vars(part.module)[hooks].clear()  # they are part of the recording
         out.append(weights)
     return out
 
 
 class StageForward:
-    """The forward of a stage. ``whole``: inputs arrive whole; ``last``: it returns what the model does."""
+    """The forward of a stage.
+
+    ``whole``: its inputs arrive as full tensors. ``last``: it returns what the model returns.
+    """
 
     def __init__(
         self,

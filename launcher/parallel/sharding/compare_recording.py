@@ -1,4 +1,4 @@
-"""Whether what was recorded of a forward computes all that the forward does, its backward included."""
+"""Checks whether the recording of a forward computes all that the forward does, including its backward."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from launcher.parallel.sharding.value_numbers import ValueNumbers
 from launcher.parallel.trace.capture import stream
 
 Numbers = dict[str, str | None]
-"""Of each output and gradient, and of what parameters and buffers are afterwards; ``None``: there is none."""
+"""A number for each output, gradient, and final parameter and buffer; ``None`` if it does not exist."""
 
 
 def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Sequence[Tensor]) -> str:
-    """What ``program``, recorded of ``module`` for ``inputs`` (all on meta), does not do as that does."""
-    # twice what the module does, its own code and that of its hooks
+    """Return what ``program``, recorded of ``module`` for ``inputs`` (all on meta), fails to do, or ""."""
+    # run the module twice, with its own code and that of its hooks
     model, trains = copied(module), module.training  # a copy of a graph forgets its mode
     named = dict(_tensors(model))
     before, streams = held(model), _streams()
@@ -36,7 +36,7 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
     if _different(once, again):
         return "the forward does something else with every call"
 
-    # once what was recorded
+    # run the recording once
     named = dict(_tensors(copied(module)))
     given = _arguments(program, named)
     found = _different(once, _numbers(_over(given, program.graph_module), named, inputs, trains))
@@ -51,7 +51,7 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
 
 
 def _arguments(program: torch.export.ExportedProgram, named: dict[str, Tensor]) -> list[Tensor | None]:
-    """What it takes: tensors of the module, ``None`` for an input."""
+    """Return the arguments of the program: tensors of the module, and ``None`` for an input."""
     signature = program.graph_signature
     places = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     takes = [n.name for n in program.graph.nodes if n.op == "placeholder"]
@@ -59,7 +59,7 @@ def _arguments(program: torch.export.ExportedProgram, named: dict[str, Tensor]) 
 
 
 def _over(given: list[Tensor | None], run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` as a function of the inputs."""
+    """Return ``run`` as a function of the inputs."""
 
     def forward(*inputs: Tensor) -> Any:
         rest = iter(inputs)
@@ -69,12 +69,12 @@ def _over(given: list[Tensor | None], run: Callable[..., Any]) -> Callable[..., 
 
 
 def _counts(before: PythonState, after: PythonState) -> list[str]:
-    """Attributes that have changed. A tensor that is new was made there: another is none of the model's."""
+    """Return the attributes that have changed; a new tensor is not of the model and does not count."""
     return [key[0] for key in changed(before, after) if not isinstance(after.marks.get(key), Tensor)]
 
 
 def _streams() -> tuple[Any, ...]:
-    """Random streams. On meta nothing is drawn from torch's."""
+    """Return the states of the random streams; on meta nothing is drawn from torch's."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, bytes(np.asarray(keys)), *rest, stream()
 
@@ -87,8 +87,8 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _numbers(
     forward: Callable[..., Any], named: dict[str, Tensor], inputs: Sequence[Tensor], trains: bool
 ) -> Numbers:
-    """Of one forward and, in training, the backward of all that it makes."""
-    # what there is before
+    """Number the results of one forward and, in training, of the backward of all its outputs."""
+    # before
     given = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
     leaves = {**named, **{f"input {n}": x for n, x in enumerate(given)}}
     numbers = ValueNumbers()
@@ -96,7 +96,7 @@ def _numbers(
         t.grad = None
         numbers.name(t, name)
 
-    # there and back
+    # forward and backward
     with numbers, torch.set_grad_enabled(trains):
         outs = [t for t in tree_leaves(forward(*given)) if isinstance(t, Tensor)]
         out: Numbers = {f"output {n}": numbers.of(t) for n, t in enumerate(outs)}
@@ -107,7 +107,7 @@ def _numbers(
         if ways:
             torch.autograd.backward(ways, seeds)
 
-    # what there is afterwards
+    # afterwards
     for name, t in leaves.items():
         out[f"the gradient of {name}"] = None if t.grad is None else numbers.of(t.grad)
         out[f"what becomes of {name}"] = numbers.of(t.detach())
@@ -115,5 +115,5 @@ def _numbers(
 
 
 def _different(a: Numbers, b: Numbers) -> str:
-    """The first that is not the same in both."""
+    """Return the first name whose numbers differ, or ""."""
     return next((name for name in (a | b) if a.get(name) != b.get(name)), "")

@@ -1,4 +1,4 @@
-"""Modules of a stage that are the same but for names: two are recorded, one of them for all others."""
+"""Records two of several modules of a stage that are equal but for names, and uses one for all others."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.repeated_modules import filled_in
 
 LEAST = 4
-"""Equal modules that are worth it."""
+"""Number of equal modules from which this pays."""
 
 
 def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
-    """As ``record``, of a model of this package, whose modules run the same where they are the same."""
+    """Record a model of this package, as ``record`` does, in which equal modules run equal operators."""
     likes = dict(equal_modules(module))
     if likes:
         short = copied(module)
@@ -33,7 +33,7 @@ def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
             filled = filled_in(
                 record(short, inputs, ours=True), likes, [n for n, _ in module.named_parameters()]
             )
-        except RequestError:  # they make tensors of other shapes; what else is wrong is found again
+        except RequestError:  # they make tensors of other shapes; any other error is found again below
             filled = None
         if filled is not None:
             return filled
@@ -41,7 +41,7 @@ def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
 
 
 class _LeftOut(nn.Module):
-    """In the place of one that makes a tensor like its input."""
+    """Stands for a module that makes a tensor like its input."""
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         if more:
@@ -50,9 +50,10 @@ class _LeftOut(nn.Module):
 
 
 def equal_modules(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Modules of one tensor, and for each another one below the same module that does the same.
+    """Yield modules that take one tensor, each with an equal module below the same parent.
 
-    The first of them stands for none: what it takes may come without a gradient. No module is below another.
+    The first module of a group stands for none, as its input may have no gradient. No module is below
+    another.
     """
     shared = Counter(id(t) for _, t in module.named_parameters(remove_duplicate=False))
     done: list[str] = []
@@ -66,7 +67,7 @@ def equal_modules(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
-    """Names of children that do the same, without the first of them."""
+    """Yield the names of equal children, without the first child, which is recorded by itself."""
     left = [(n, m) for n, m in owner._modules.items() if m is not None and _alone(m, shared)]
     while len(left) >= LEAST:
         (_, first), *_ = left
@@ -78,7 +79,7 @@ def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
 
 
 def _alone(module: nn.Module, shared: Counter[int]) -> bool:
-    """Whether it takes one tensor, and nothing else has its parameters."""
+    """Whether a module takes one tensor, has no buffers, and shares its parameters with no other module."""
     found = inspect.signature(type(module).forward).parameters.values()
     takes = [p.name for p in found if p.kind is not p.VAR_POSITIONAL]
     own = list(module.parameters())

@@ -1,4 +1,4 @@
-"""Stages that are the same but for names: what was recorded of one holds for the other."""
+"""Compares stages that may differ in names only: the recording of one is then valid for the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from launcher.plan.sharding.op_graph import OpGraph
 
 @dataclass(frozen=True)
 class StageCode:
-    """``calls``: the code between the ``units``, by their number; ``kinds``: what these are made of."""
+    """The code of a stage, for comparison.
+
+    ``calls`` has the code between the ``units``, with these by number; ``kinds`` says what the units consist
+    of.
+    """
 
     units: tuple[str, ...]
     calls: tuple[Any, ...]
@@ -27,7 +31,7 @@ class StageCode:
 
     @classmethod
     def of(cls, model: nn.Module, graph: fx.Graph, inputs: Sequence[Tensor]) -> StageCode:
-        """Of a stage of ``model`` that runs ``graph`` on ``inputs``."""
+        """Describe a stage of ``model`` that runs ``graph`` on ``inputs``."""
         named = [str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")]
         units = tuple(dict.fromkeys(named))
         numbers = {n: at for at, n in enumerate(graph.nodes)}
@@ -38,7 +42,7 @@ class StageCode:
         return cls(units, calls, kinds, tuple(held(t) for t in things if isinstance(t, nn.Module)))
 
     def names_of(self, other: StageCode) -> dict[str, str] | None:
-        """The unit of ``other`` for each of mine; ``None`` where the two are not the same."""
+        """Return the unit of ``other`` for each of these; ``None`` if the two stages differ."""
         same = self.calls == other.calls and self.kinds == other.kinds
         if not same or any(changed(a, b) for a, b in zip(self.states, other.states, strict=True)):
             return None
@@ -46,7 +50,7 @@ class StageCode:
 
 
 def renamed(graph: OpGraph, units: Mapping[str, str]) -> OpGraph:
-    """``graph`` of the stage whose units have other names."""
+    """Return ``graph`` for a stage whose units have other names."""
 
     def other(name: str) -> str:
         unit = next((u for u in units if covers(u, name)), None)
@@ -76,7 +80,7 @@ def _call(node: fx.Node, units: tuple[str, ...], numbers: Mapping[fx.Node, int])
 
 
 def made_of(thing: Any, known: dict[int, int]) -> Iterator[Any]:
-    """What ``thing`` is made of: classes, and tensors, the same one where they have the same number."""
+    """Yield the classes and tensors that ``thing`` consists of; equal tensors have the same number."""
     if isinstance(thing, Tensor):
         yield _tensor(thing, known)
         return

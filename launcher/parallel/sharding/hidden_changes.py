@@ -1,4 +1,4 @@
-"""Changes of tensors in place that autograd does not see, and that would have a gradient without them."""
+"""Finds in-place changes that autograd does not see, of tensors that would have a gradient without them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from launcher.parallel.dispatch.pytree import tree_leaves
 
 
 class HiddenChanges(fx.Interpreter):
-    """Runs what was recorded of a forward. ``found``: operations that change memory of a tensor that has a
-    gradient, past autograd.
+    """Runs the recording of a forward.
 
-    Made anew without changes in place, a forward would hand on a gradient there that it has not.
+    ``found`` has the operations that change, unseen by autograd, the memory of a tensor that has a gradient.
+    A forward that is rebuilt without in-place changes would propagate a gradient there that the original does
+    not.
     """
 
     def __init__(self, graphs: fx.GraphModule, outer: HiddenChanges | None = None) -> None:
@@ -49,7 +50,7 @@ class HiddenChanges(fx.Interpreter):
 
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that an operation says it changes."""
+    """Return the tensors that an operation's schema marks as written."""
     out: list[Tensor] = []
     for n, said in enumerate(func._schema.arguments):
         if said.alias_info is not None and said.alias_info.is_write:

@@ -1,4 +1,4 @@
-"""Measures what a stage over device matrices holds, by running its first micro batches on meta tensors."""
+"""Measures the memory of a stage over device matrices by running its first micro batches on meta tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ META = torch.device("meta")
 
 
 class _MetaMeter(MemoryMeter):
-    """Adds up as storages come and go: on meta they do not change their size."""
+    """Adds up sizes as storages are made and freed, because meta storages keep their size."""
 
     kind = "meta"
     run = staticmethod(meta_cache.run)
@@ -43,7 +43,7 @@ class _MetaMeter(MemoryMeter):
         return self._held
 
     def since(self) -> None:
-        """A new peak counts from here."""
+        """Measure a new peak from here."""
         self.peak = self._held
 
     def _see(self, t: Tensor) -> None:
@@ -68,7 +68,10 @@ def measure_stages(
     kept: Mapping[str, str],
     micros: int,
 ) -> list[StageBytes]:
-    """``loss``: of the last one's output. Those that are the same but for names are measured once."""
+    """Measure each stage; stages that are equal but for names are measured once.
+
+    ``loss`` is applied to the last stage's output.
+    """
     known: dict[Any, StageBytes] = {}
     out = []
     for at, stage in enumerate(stages):
@@ -81,7 +84,7 @@ def measure_stages(
 
 
 def _nameless(stage: StageSharding, kept: Mapping[str, str]) -> tuple[Any, ...]:
-    """What a stage holds goes by."""
+    """Return everything that a stage's memory depends on, without names."""
     graph = stage.train.graph
     places = dict(graph.params)
     params = tuple((places[p.name], replace(p, name=""), kept.get(p.name)) for p in stage.params)
@@ -98,9 +101,14 @@ def _nameless(stage: StageSharding, kept: Mapping[str, str]) -> tuple[Any, ...]:
 def measure_stage(
     stage: StageSharding, level: str | None, loss: Loss | None, kept: Mapping[str, str], micros: int
 ) -> StageBytes:
-    """``loss``: of the last stage's output; ``kept``: the dtypes in which what is saved is kept.
+    """Measure one stage.
 
-    Of ``micros`` micro batches those after the first are alike, and so are ranks, but for what is exchanged.
+    Micro batches after the first are alike, so at most two of ``micros`` run. Ranks are alike too, except for
+    what they exchange.
+
+    Args:
+        loss: applied to the last stage's output.
+        kept: the dtypes in which parameters are stored, by name.
     """
     groups = StageGroups(rank=0, groups={})
     graph = stage.train.graph
@@ -149,7 +157,7 @@ def _micro_batch(
     stage: StageSharding,
     loss: Loss | None,
 ) -> tuple[int, int, int]:
-    """What is kept after its forward, the most in its forward, the most in its backward."""
+    """Return the bytes kept after a forward, the peak of the forward, and the peak of the backward."""
     before = meter.now
     meter.since()
     values = stage.train.graph
@@ -175,7 +183,7 @@ def _empty(spec: TensorSpec) -> Tensor:
 def _skeleton(
     params: tuple[ShardedParam, ...], trained: frozenset[str], kept: Mapping[str, str]
 ) -> nn.Module:
-    """A module with nothing but these, as they rest on a rank."""
+    """Return a module with only these parameters, as a rank stores them."""
     root = nn.Module()
     for p in params:
         *path, name = p.name.split(".")
@@ -193,7 +201,7 @@ def _skeleton(
 
 
 def _halves(skeleton: nn.Module, params: tuple[ShardedParam, ...], kept: Mapping[str, str]) -> HalfWeights:
-    """Stand-ins for what is kept in another dtype than it computes in."""
+    """Return half-precision copies of parameters that are stored in another dtype than they compute in."""
     found = []
     for p in params:
         owner, _, name = p.name.rpartition(".")

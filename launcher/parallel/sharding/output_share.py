@@ -1,4 +1,4 @@
-"""Which part of the model's output this rank has, and of the loss."""
+"""The parts of the model's output, and of the loss, that this rank has."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from launcher.plan.sharding.tensor_layout import TensorLayout
 
 @dataclass(frozen=True)
 class OutputShare:
-    """``classes``: the ranks over which its last dim is cut. ``counts``: whether this rank's loss counts.
+    """A rank's part of the model's output and loss.
 
-    Of ranks that work out the same loss the first one's does. ``layout``: of the output over device matrices,
-    where this rank is number ``rank`` of its stage.
+    ``classes`` has the ranks over which its last dim is split. ``counts`` says whether this rank's loss
+    counts: of ranks that compute the same loss, only the first one's does. ``layout`` is that of an output
+    over device matrices, in which this rank is number ``rank`` of its stage.
     """
 
     classes: Axis | None
@@ -28,11 +29,11 @@ class OutputShare:
 
     @property
     def parts(self) -> tuple[Axis, ...]:
-        """What the loss of a cut output takes besides."""
+        """The additional arguments of the loss of a split output."""
         return () if self.classes is None else (self.classes,)
 
     def targets(self, whole: Tensor) -> Tensor:
-        """Those of this rank's part of the output: the targets of a micro batch, cut as its samples are."""
+        """Return the targets of this rank's part of the output: a micro batch's, split as its samples are."""
         if self.layout is None:
             return whole
         for dim, axes in enumerate(self.layout.dims[:-1]):
@@ -43,12 +44,15 @@ class OutputShare:
 
 
 def output_share(plan: Plan, axis: Axis, rank: int, groups: StageGroups | None) -> OutputShare:
-    """Of the output in training. ``rank``: of the last stage; ``axis``: that of operators over ``tp``."""
+    """Return the share of the output in training.
+
+    ``rank`` is the number in the last stage, or on ``axis``, that of operators over ``tp``.
+    """
     if plan.sharding is None:
         cut = plan.operators.output is not None
-        return OutputShare(axis if cut else None, counts=rank == 0)  # the ranks of tp work out the same loss
+        return OutputShare(axis if cut else None, counts=rank == 0)  # the ranks of tp compute the same loss
 
-    # over device matrices: repeated over some axes, the classes cut over others
+    # over device matrices: repeated over some axes, the classes split over others
     train = plan.sharding.stages[-1].train
     layout = train.taken[train.returns[0]].layout
     last = layout.dims[-1] if layout.dims else ()

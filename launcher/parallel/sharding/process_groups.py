@@ -17,13 +17,17 @@ REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
 def rows_of(plans: Iterable[Redistribution]) -> tuple[Rows, ...]:
-    """The ranks of a stage that their collectives are among, each once."""
+    """Return the distinct rows of stage ranks that the plans' collectives need."""
     return tuple(dict.fromkeys(step.rows for plan in plans for step in plan.steps if step.op != "slice"))
 
 
 @dataclass(frozen=True)
 class StageGroups:
-    """``rank``: this rank's place in its stage. ``groups``: of rows the one that it is in, with its ranks."""
+    """A rank's process groups in its stage.
+
+    ``rank`` is its place in the stage. ``groups`` has, for rows of ranks, the group of this rank's row, and
+    the row.
+    """
 
     rank: int
     groups: dict[Rows, tuple[dist.ProcessGroup, tuple[int, ...]]]
@@ -35,10 +39,14 @@ class StageGroups:
         needs: Sequence[Iterable[Rows]],
         whole: dist.ProcessGroup | None = None,
     ) -> StageGroups:
-        """Every rank calls this with the same arguments: groups are made by all, in one order, none twice.
+        """Make all groups.
 
-        ``stages``: the ranks of each in rising order, none in two; ``needs``: the rows that each has groups
-        for. ``whole``: this rank's stage, where its group is there already: on every rank or on none.
+        Every rank calls this with the same arguments, as all ranks make each group in one order.
+
+        Args:
+            stages: the ranks of each stage, ascending and disjoint.
+            needs: the rows of ranks for which each stage needs groups.
+            whole: the group of this rank's stage, if it exists: on every rank or on none.
         """
         rank = dist.get_rank()
         own = next(stage for stage in stages if rank in stage)
@@ -55,7 +63,7 @@ class StageGroups:
         return cls(place, groups)
 
     def of(self, rows: Rows) -> tuple[dist.ProcessGroup, tuple[int, ...]]:
-        """The group of the row that this rank is in, and that row, in the order of the group."""
+        """Return the group of this rank's row, and the row in the order of the group."""
         return self.groups[rows]
 
     def all_reduce(
@@ -65,7 +73,7 @@ class StageGroups:
         axes: tuple[int, ...],
         op: Literal["sum", "max"] = "sum",
     ) -> torch.Tensor:
-        """In place, over axes of a device matrix; ``x`` is contiguous. On meta tensors nothing is sent."""
+        """Reduce ``x`` (contiguous) in place over axes of a device matrix; meta tensors are not sent."""
         if not x.is_meta and prod(matrix[a] for a in axes) > 1:
             dist.all_reduce(x, REDUCE[op], group=self.of(rows_over(matrix, axes))[0])
         return x

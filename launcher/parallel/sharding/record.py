@@ -1,4 +1,4 @@
-"""Records the operators that a stage runs on whole tensors, with ``torch.export``."""
+"""Records the operators that a stage runs on full tensors, with ``torch.export``."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ OTHERWISE = (
 
 
 def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = False) -> OpGraph:
-    """The forward of ``module`` (on the meta device) on ``inputs``, in the mode that it is in.
+    """Record the forward of ``module`` (on the meta device) on ``inputs``, in its present mode.
 
-    ``ours``: a model of this package, which does nothing that a recording loses. Raises ``RequestError``.
+    ``ours`` marks a model of this package, of which a recording loses nothing. Raises ``RequestError``.
     """
     try:
         with default_dtype(RUNNING), torch.device("meta"), fork_rng([]), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own, about parts of itself
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, about itself
             program = torch.export.export(copied(module), tuple(inputs), strict=False)
             why = "" if ours else lost(module, program, inputs)
             refuse([_cannot(f"the model does more than operators do: {why}")] if why else [])
@@ -42,7 +42,7 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = Fa
                 program = program.run_decompositions({})  # the same without changes in place
     except RequestError:
         raise
-    except Exception as error:  # whatever the code of a model or torch's tracing raises
+    except Exception as error:  # from the code of a model, or torch's tracing
         line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
         raise RequestError((_cannot(f"torch.export cannot follow the model: {line}"),)) from error
     _refuse_hidden_changes(program)
@@ -54,7 +54,7 @@ def _cannot(text: str) -> Problem:
 
 
 def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
-    """Tracing makes no values of the running statistics of instance norms."""
+    """Refuse instance norms that update running statistics, which tracing does not record as values."""
     for node in program.graph.nodes:
         if node.target is torch.ops.aten.instance_norm.default and _changes(node):
             where = _module(node) or "the model"
@@ -96,7 +96,7 @@ class _Recorder:
             elif node.op == "output":
                 outputs, changes = self._leaving(node)
             elif "_assert_" in str(node.target) or (node.meta.get("val", node) is None and not node.users):
-                continue  # a check of dtype and device that tracing has put in, or a dtype, known by now
+                continue  # a check of dtype and device by tracing, or a dtype, known by now
             elif node.target is not getitem:
                 nodes.append(self._node(node))
             else:
@@ -113,7 +113,7 @@ class _Recorder:
         )
 
     def _leaving(self, node: fx.Node) -> tuple[tuple[int, ...], dict[str, int]]:
-        """The outputs, and what buffers become."""
+        """Return the outputs, and the new values of buffers."""
         outputs, changes = [], {}
         made_here: Any = node.args[0]
         for said, made in zip(self.program.graph_signature.output_specs, made_here, strict=True):
@@ -167,7 +167,10 @@ class _Recorder:
 
 
 def _changes(node: fx.Node) -> bool:
-    """Whether it changes a tensor in place. Norms that keep statistics do, and do not say so."""
+    """Whether ``node`` changes a tensor in place.
+
+    Norms with running statistics do, although their schema does not say so.
+    """
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     if node.target in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
@@ -176,7 +179,7 @@ def _changes(node: fx.Node) -> bool:
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
-    """The first of the names of each tensor."""
+    """Return the first name of the tensor for each of its names."""
     first: dict[int, str] = {}
     named = [
         *module.named_parameters(remove_duplicate=False),
@@ -186,6 +189,6 @@ def _first_names(module: nn.Module) -> dict[str, str]:
 
 
 def _module(node: fx.Node) -> str:
-    """The path of the module whose code runs."""
+    """Return the path of the module whose code runs."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return str(stack[-1][0]) if stack else ""

@@ -24,9 +24,9 @@ _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_t
 def redistribute(
     x: torch.Tensor, forward: Redistribution, backward: Redistribution | None, groups: StageGroups | None
 ) -> torch.Tensor:
-    """``x`` as ``forward`` says; its gradient as ``backward`` says, none where there is none to come.
+    """Redistribute ``x`` by ``forward`` and its gradient by ``backward``; ``None``: there is no gradient.
 
-    Without ``groups``, or on meta tensors, only shapes are worked out.
+    Without ``groups``, or on meta tensors, only shapes are computed.
     """
     if not forward.steps and (backward is None or not backward.steps):
         return x.contiguous()
@@ -43,7 +43,7 @@ class _Redistribute(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.back, ctx.groups = back, groups
         out = carry_out(x, there, groups)
-        return out.view_as(x) if out is x else out  # what goes in may not come out, but a view of it
+        return out.view_as(x) if out is x else out  # autograd needs a new tensor or a view
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
@@ -51,9 +51,12 @@ class _Redistribute(torch.autograd.Function):
 
 
 def carry_out(x: torch.Tensor, plan: Redistribution, groups: StageGroups | None) -> torch.Tensor:
-    """Not differentiable. Contiguous; ``x`` itself where nothing is to be done, and never changed."""
+    """Run the steps of ``plan``, without a gradient.
+
+    Returns a contiguous tensor, which is ``x`` itself if there is nothing to do; ``x`` is never changed.
+    """
     for step in plan.steps:
-        if step.op == "slice":  # a view on meta too: it keeps the memory of the whole
+        if step.op == "slice":  # a view on meta too, which keeps the full memory alive
             x = x[_kept(step, groups.rank if groups else 0)]
         elif groups is None or x.is_meta:
             x = x.new_empty(step.after.local_shape(step.shape))
@@ -69,7 +72,7 @@ def _kept(step: Step, rank: int) -> Slices:
 
 
 def _all_reduce(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
-    out = x.clone(memory_format=torch.contiguous_format)  # others may use what it was
+    out = x.clone(memory_format=torch.contiguous_format)  # others may use the old values
     dist.all_reduce(out, group=groups.of(step.rows)[0])
     return out
 
@@ -98,7 +101,7 @@ def _all_to_all(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tenso
 
 
 def _exchange(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
-    """What a rank has is copied, the rest goes through one flat tensor each way, in the order of ranks."""
+    """Copy what the rank has, and exchange the rest in one flat tensor each way, ordered by rank."""
     group, row = groups.of(step.rows)
     packing = _packing(step, row.index(groups.rank))
     out = x.new_empty(step.after.local_shape(step.shape))
@@ -118,9 +121,10 @@ def _exchange(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Packing:
-    """Of one rank in an exchange. ``own``: where it puts what it has; ``sent`` and ``received``: by rank.
+    """One rank's slices in an exchange.
 
-    Sizes are elements for each rank of the group, and none for itself.
+    ``own`` pairs the targets and sources of what it keeps; ``sent`` and ``received`` are ordered by rank.
+    Sizes are elements for each rank of the group, and 0 for itself.
     """
 
     own: tuple[tuple[Slices, Slices], ...]
@@ -159,33 +163,33 @@ SENT = {
 
 @lru_cache(maxsize=1 << 12)
 def _order(step: Step, axes: tuple[int, ...], row: tuple[int, ...]) -> tuple[int, ...]:
-    """Which of the parts that ``axes`` cut is that of each rank of a group."""
+    """Return which of the parts that ``axes`` make each rank of a group has."""
     return tuple(step.before.part(axes, rank) for rank in row)
 
 
 def _split(x: torch.Tensor, dim: int, parts: tuple[int, ...]) -> torch.Tensor:
-    """For each rank of a group the part of ``x`` that it gets, one after the other, as they are sent."""
+    """Return the parts of ``x`` for each rank of a group, one after the other, as they are sent."""
     if dim == 0 and parts == tuple(range(len(parts))):
         return x.contiguous().view(len(parts), x.shape[0] // len(parts), *x.shape[1:])
     pieces = x.chunk(len(parts), dim)
-    return torch.stack([pieces[part] for part in parts]).contiguous()  # stacked as channels last if they are
+    return torch.stack([pieces[part] for part in parts]).contiguous()  # stack keeps channels last
 
 
 def _joined(got: torch.Tensor, dim: int, parts: tuple[int, ...]) -> torch.Tensor:
-    """What came from each rank of a group, as one tensor."""
+    """Join the parts that came from each rank of a group to one tensor."""
     if dim == 0 and parts == tuple(range(len(parts))):
         return got.view(-1, *got.shape[2:])
     return torch.cat([got[parts.index(part)] for part in range(len(parts))], dim)
 
 
 def _within(box: Box, base: Box) -> Slices:
-    """Where a box is in what ``base`` has."""
+    """Return the slices of ``box`` in a tensor that has ``base``."""
     box = box.within(base)
     return tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))
 
 
 def _moves_as_bytes(x: torch.Tensor) -> bool:
-    """Whether backends may not know its dtype: nothing is computed, so they need not."""
+    """Whether backends may not support the dtype: bytes are sent then, as nothing is computed."""
     return x.dtype not in (torch.float32, torch.float64)
 
 

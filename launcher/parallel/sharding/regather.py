@@ -1,4 +1,4 @@
-"""Gathers again, in the backward, the weights that autograd would keep from the forward until then."""
+"""Gathers weights again in the backward, instead of keeping them from the forward until then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.plan.sharding.redistribution.planned import Redistribution
 
 @dataclass(frozen=True)
 class _Saved:
-    """In the place of a tensor that shares memory with what was gathered of ``kept``."""
+    """Stands for a saved tensor that shares memory with what was gathered from ``kept``."""
 
     name: str
     kept: Tensor
@@ -28,10 +28,10 @@ class _Saved:
 
 
 class Regather:
-    """While it is entered, a forward saves how to gather what it was told of, and not the tensors.
+    """While entered, a forward saves how to gather the registered weights instead of the tensors.
 
-    All ranks of a stage run the same backward, and so gather in the same order. ``count``: how often each was
-    gathered again, by name.
+    All ranks of a stage run the same backward, and so gather in the same order. ``count`` has the number of
+    gathers in backwards, by name.
     """
 
     def __init__(self, groups: StageGroups) -> None:
@@ -41,7 +41,7 @@ class Regather:
         self._hooks: Any = None
 
     def enter(self, name: str, whole: Tensor, kept: Tensor, plan: Redistribution) -> None:
-        """``whole`` was gathered of ``kept`` by ``plan``."""
+        """Register ``whole``, which was gathered from ``kept`` by ``plan``."""
         storage = whole.untyped_storage()
         saved = _Saved(name, kept.detach(), plan, (), (), 0)
         self._whole[storage._cdata] = weakref.ref(storage), saved

@@ -1,4 +1,4 @@
-"""Regions of a recorded forward that run in a mode of their own: ``torch.no_grad`` and ``torch.autocast``."""
+"""Regions of a recorded forward that run in another mode: ``torch.no_grad`` and ``torch.autocast``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from launcher.errors import Problem, RequestError
 
 
 def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
-    """Cuts gradients where ``no_grad`` begins, in place; whether there are regions, which torch then unfolds.
+    """Detach tensors that enter ``no_grad`` regions, in place; returns whether any region must be unfolded.
 
-    Unfolding forgets what mode an operator ran in. Raises ``RequestError`` for one that computes in other
-    dtypes.
+    Unfolding by torch forgets the mode of an operator. Raises ``RequestError`` for regions under autocast,
+    whose dtypes would be lost.
     """
     found = False
     for module in graphs.modules():
@@ -31,14 +31,14 @@ def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
 
 
 def _refuse(node: fx.Node, key: str) -> None:
-    """Args: device, dtype, enabled and so on."""
+    """Refuse an enabled autocast; the node's arguments are device, dtype, enabled and so on."""
     if node.args[2]:
         text = "the forward computes under torch.autocast, whose dtypes would be lost; cast with .to there"
         raise RequestError((Problem(key, text),))
 
 
 def _cut(graph: fx.Graph, region: fx.Node) -> None:
-    """Each tensor goes in without its gradient; what changes there is changed with no gradient too."""
+    """Detach each tensor that enters ``region``; in-place changes there have no gradient either."""
     detached: dict[fx.Node, fx.Node] = {}
     for given in region.all_input_nodes:
         if isinstance(given.meta.get("val"), torch.Tensor):

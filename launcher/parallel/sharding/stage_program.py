@@ -1,4 +1,4 @@
-"""Runs a sharded graph on the parts of tensors that a rank has: redistributes, computes, frees, in order."""
+"""Runs a sharded graph on a rank's parts of tensors: redistributes, computes and frees, in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.plan.sharding.sharded_graph import ShardedGraph
 
 @dataclass(frozen=True)
 class _Step:
-    """One operator: the ways in which it takes values, what it makes, and what nobody takes any more."""
+    """One operator: the ways in which it takes values, its outputs, and the ways not needed afterwards."""
 
     kernel: Kernel
     takes: tuple[int, ...]
@@ -29,7 +29,7 @@ class _Step:
 
 
 class StageProgram:
-    """``sharded`` as the rank of ``groups`` runs it."""
+    """Runs ``sharded`` on the rank of ``groups``."""
 
     def __init__(self, sharded: ShardedGraph, groups: StageGroups, device: torch.device) -> None:
         self.sharded = sharded
@@ -51,7 +51,7 @@ class StageProgram:
     def run(
         self, inputs: Sequence[Tensor], params: Mapping[str, Tensor]
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The outputs, and what buffers become; ``inputs`` and ``params`` in the layouts of the graph."""
+        """Return the outputs, and the new values of buffers; all tensors are in the layouts of the graph."""
         graph = self.sharded.graph
         values = dict(zip(graph.inputs, inputs, strict=True))
         values |= {v: params[name] for name, v in graph.params if self.sharded.users[v]}
@@ -63,7 +63,7 @@ class StageProgram:
                 value = self.sharded.taken[way].value
                 got[way] = self._moved(values[value], self.ways[way])
                 left[value] -= 1
-                if not left[value]:  # all ways to take it are there
+                if not left[value]:  # all ways to take it exist
                     del values[value]
             return got[way]
 
@@ -107,7 +107,7 @@ class InsideCollectives:
 
 
 def _last_uses(sharded: ShardedGraph) -> list[int]:
-    """The operator that takes each way last; what leaves is kept to the end."""
+    """Return the operator that takes each way last; outputs are kept to the end."""
     end = len(sharded.graph.nodes)
     out = [end] * len(sharded.taken)
     for at, takes in enumerate(sharded.takes):

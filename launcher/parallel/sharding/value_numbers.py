@@ -1,4 +1,4 @@
-"""Numbers tensors by how they were computed: equal numbers are equal values, forward and backward."""
+"""Numbers tensors by how they were computed: equal numbers are equal values, in forward and backward."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ COPIES = (torch.ops.aten.clone.default, torch.ops.aten.lift_fresh.default)
 
 
 class ValueNumbers(Dispatch):
-    """While it is on, every operation on meta tensors gives what it makes, or changes, a number.
+    """While entered, numbers every result, and every changed tensor, of operations on meta tensors.
 
-    A number is of the operation, its constants and the numbers of what it takes; draws of random numbers
-    are counted. Memory has one, and a tensor that of its memory and of where it lies there. To change all of
-    a tensor in place and to make a new one is the same.
+    A number depends on the operation, its constants and the numbers of its inputs; random draws are counted.
+    A storage has a number, and a tensor's number depends on that of its storage and on its place there.
+    Changing all of a tensor in place gives the same number as making a new one.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._memory: dict[int, str] = {}
-        self._alive: list[Any] = []  # an address that is freed would come back as another's
+        self._alive: list[Any] = []  # a freed address could be reused
         self._draws = 0
 
     def name(self, t: Tensor, text: str) -> None:
-        """Give all that ``t`` lies in a number of its own."""
+        """Give the storage of ``t`` a number of its own."""
         self._put(t, _digest(text))
 
     def of(self, t: Tensor) -> str:
-        """The number of a value."""
+        """Return the number of a value."""
         storage = t.untyped_storage()
         if storage._cdata not in self._memory:
             self._put(t, _digest("unknown", len(self._memory)))
@@ -53,7 +53,7 @@ class ValueNumbers(Dispatch):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # before it runs: what it takes, in numbers
+        # before it runs: the numbers of its inputs
         kwargs = dict(kwargs or {})
         taken = [self._numbered(a) for a in args]
         if func in COMMUTES and len(args) == 2 and not kwargs:
@@ -64,7 +64,7 @@ class ValueNumbers(Dispatch):
 
         out = func(*args, **kwargs)
 
-        # what it has changed, and what is new
+        # the changed tensors, and the new ones
         changed = written(func, args, kwargs)
         for n, t in enumerate(changed):
             storage = self._memory.get(t.untyped_storage()._cdata, "")
@@ -76,13 +76,13 @@ class ValueNumbers(Dispatch):
         return out
 
     def _made(self, func: Any, args: Sequence[Any], made: Tensor) -> str:
-        """A copy of a whole tensor has its number."""
+        """Return the number of a full tensor for a copy of it, or ""."""
         if func not in COPIES or not (_fills(made) and _fills(args[0])) or made.stride() != args[0].stride():
             return ""
         return self._memory.get(args[0].untyped_storage()._cdata, "")
 
     def _drawn(self, func: Any) -> str:
-        """Which draw, from which state of torch's stream: it stands still on meta unless somebody sets it."""
+        """Return a digest of the draw's number and of torch's stream, which meta tensors do not advance."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return ""
         self._draws += 1
@@ -97,7 +97,7 @@ class ValueNumbers(Dispatch):
 
 
 def _fills(t: Tensor) -> bool:
-    """Whether it is all that lies in its memory, in order."""
+    """Whether ``t`` covers its storage, in order."""
     return t.is_contiguous() and t.numel() * t.itemsize == t.untyped_storage().nbytes()
 
 

@@ -1,4 +1,4 @@
-"""The weights of a stage over device matrices: gathered from shards of replicas, gradients brought back."""
+"""The weights of a stage over device matrices: gathered from shards, with gradients reduced to them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from launcher.plan.sharding.parameters import ShardedParam
 
 
 class Weights(Mapping[str, Tensor]):
-    """What operators take, by first name, in the layouts that they take.
+    """The weights that operators take, by first name, in the layouts that they take.
 
-    ``level``: where replicas share weights out, level1 and level2 gather them once a step, level2 brings the
-    gradient of each micro batch back at once, level3 gathers for each forward, and for what its backward has
-    saved (``Regather``). ``names``: what a tensor goes
-    by in ``module``, where that is not its first name. ``several``: those that another stage of this rank
-    has too, whose terms of a gradient must not be added to ours before they are summed up.
+    Args:
+        level: for weights sharded over replicas. level1 and level2 gather them once per step; level2 also
+            reduces the gradient of each micro batch at once. level3 gathers for each forward, and again for
+            its backward (``Regather``).
+        names: the names of tensors in ``module`` that are not their first names.
+        several: weights that another stage of this rank has too; their terms of a gradient must not be added
+            to ours before they are reduced.
     """
 
     def __init__(
@@ -61,18 +63,18 @@ class Weights(Mapping[str, Tensor]):
         return whole
 
     def kept(self, name: str) -> Tensor:
-        """As it rests."""
+        """Return the tensor as it is stored."""
         module, attr = self.places[name]
         t: Tensor = getattr(module, attr)
         return t
 
     def replace(self, name: str, t: Tensor) -> None:
-        """A buffer is another tensor from now on: a backward may need what it was."""
+        """Replace a buffer by another tensor, as a backward may need the old one."""
         module, attr = self.places[name]
         setattr(module, attr, t.detach())
 
     def gather(self) -> None:
-        """Before the first forward of a step or of an evaluation, in the dtype of the computation."""
+        """Gather before the first forward of a step or of an evaluation, in the dtype of the computation."""
         for name in self.leaves:
             p, shard = self.params[name], self.kept(name)
             computed = shard.detach().to(dtype_of(p.spec.dtype))
@@ -84,12 +86,12 @@ class Weights(Mapping[str, Tensor]):
             self.whole[name] = whole
 
     def drop(self) -> None:
-        """After the last forward of an evaluation."""
+        """Free the gathered weights, after the last forward of an evaluation."""
         self.whole.clear()
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """After the last backward of a step."""
+        """Reduce the gradients, after the last backward of a step."""
         for name, p in self.params.items():
             shard = self.kept(name)
             if name in self.whole:
@@ -102,7 +104,7 @@ class Weights(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def _after_backward(self, name: str, shard: Tensor, whole: Tensor) -> None:
-        """Of a micro batch: level2 brings its gradient back, level1 adds it up, both as wide as weights."""
+        """Reduce (level2) or add up (level1) the gradient of a micro batch, in the dtype of the weight."""
         assert whole.grad is not None
         grad, whole.grad = whole.grad.to(shard.dtype), None
         if self._at_once(self.params[name]):
@@ -114,17 +116,17 @@ class Weights(Mapping[str, Tensor]):
         return p.shared and self.level == "level2"
 
     def _bring_back(self, p: ShardedParam, shard: Tensor, grad: Tensor) -> None:
-        """The gradient of what was gathered, to the shard."""
+        """Reduce the gradient of a gathered weight to the shard."""
         mine = carry_out(grad, reduced(p), self.groups)
         shard.grad = mine if shard.grad is None else shard.grad.add_(mine)
 
 
 def _leaf(p: ShardedParam, level: str | None, several: bool) -> bool:
-    """Whether a step computes with a tensor beside the one that is kept."""
+    """Whether a step computes with a separate tensor beside the stored one."""
     return (p.shared and level != "level3") or (several and bool(p.terms))
 
 
 def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Where a tensor hangs; a forward may put a new one there."""
+    """Return the module and attribute of a tensor; a forward may replace the tensor there."""
     owner, _, attr = name.rpartition(".")
     return module.get_submodule(owner), attr

@@ -1,4 +1,4 @@
-"""Casts a model to half precision: all of it, or what is kept so."""
+"""Casts a model to half precision: all of its weights, or those that the plan stores so."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.plan.plan import Plan
 
 
 def narrow(model: nn.Module, compute: str) -> None:
-    """Cast a whole model's weights in place; buffers, and what stands beside a running statistic, stay."""
+    """Cast a full model's weights in place; buffers, and parameters beside a running statistic, stay."""
     known = skeleton(model)
     kept = wide(known)
     own = dict(model.named_parameters(remove_duplicate=False))
@@ -21,7 +21,7 @@ def narrow(model: nn.Module, compute: str) -> None:
 
 
 def narrow_frozen(model: nn.Module, plan: Plan) -> None:
-    """Cast in place the weights that the plan keeps in fewer bits than their constructor made."""
+    """Cast in place the weights that the plan stores in fewer bits than their constructor made."""
     own = dict(model.named_parameters(remove_duplicate=False))
     for p in plan.params:
         if not p.trainable and not p.buffer:
@@ -29,7 +29,7 @@ def narrow_frozen(model: nn.Module, plan: Plan) -> None:
 
 
 def narrowed(model: nn.Module, compute: str) -> nn.Module:
-    """A copy of ``model`` that computes in ``compute``."""
+    """Return a copy of ``model`` that computes in ``compute``."""
     model = copied(model)
     narrow(model, compute)
     return model

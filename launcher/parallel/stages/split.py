@@ -1,4 +1,4 @@
-"""Cuts a model into stage modules by the plan, out of the user's own modules under their own names."""
+"""Splits a model into stage modules by the plan, out of the user's own modules under their own names."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class StagePart:
-    """One virtual stage on this rank: ``module`` runs it, ``stage`` says what it is.
+    """One virtual stage on this rank: ``module`` runs it, ``stage`` describes it.
 
-    ``carry`` tells its modules which piece runs, where sequences are cut. ``code``: what all
-    stages run, a call a line.
+    ``carry`` tells its modules which piece runs, if sequences are cut. ``code`` has the calls of all stages,
+    one per line.
     """
 
     stage: Stage
@@ -40,7 +40,7 @@ class StagePart:
     code: tuple[str, ...] = ()
 
     def named(self, placed: tuple[Placed, ...]) -> list[tuple[Placed, str, torch.Tensor]]:
-        """Each tensor of the plan that this part holds, the name that it goes by here, and itself, once."""
+        """Return each tensor of the plan in this part once, with its name here."""
         mine = {
             **dict(self.module.named_parameters(remove_duplicate=False)),
             **dict(self.module.named_buffers(remove_duplicate=False)),
@@ -54,7 +54,7 @@ class StagePart:
 
 
 def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Tracer | None:
-    """The forward of ``model`` (on the meta device), as ``split`` cuts it; ``None`` where it stays whole."""
+    """Trace ``model`` (on the meta device) for ``split``; ``None`` if it is not split."""
     if plan.leaves is None:
         return None
     running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
@@ -65,9 +65,9 @@ def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Trac
 def split(
     model: nn.Module, plan: Plan, pp: int, tracer: Tracer | None, device: torch.device = CPU
 ) -> list[StagePart]:
-    """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on meta).
+    """Return the stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on meta).
 
-    ``tracer`` has followed its forward; ``device``: what code between the modules is told when it asks.
+    ``tracer`` has traced its forward; ``device`` is the device that code between the modules sees.
     """
     held = plan.held(pp)
     if tracer is None:
@@ -87,30 +87,30 @@ def split(
 
 
 def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device = CPU) -> fx.Graph:
-    """What ``stage`` runs: it takes what the stage receives and returns what it sends, all flat."""
+    """Return the graph of ``stage``: it takes what the stage receives and returns what it sends, all flat."""
     whole = {n.name: n for n in tracer.graph.nodes}
     out = fx.Graph()
     env: dict[fx.Node, Any] = {}
 
-    # what arrives; its nodes come before any other can take their names
+    # inputs; their nodes come before others could take their names
     overwritten = tracer.overwritten()
     crossings = plan.boundaries[stage.index - 1] if stage.index else ()
     count = sum(len(c.specs) for c in crossings)
     given = iter([out.placeholder(f"given_{n}") for n in range(count)])
     for c in crossings:
         flat = list(islice(given, len(c.specs)))
-        if whole[c.name] in overwritten:  # autograd lets nobody write to what it received
+        if whole[c.name] in overwritten:  # autograd allows no in-place change of a received tensor
             flat = [out.call_function(torch.clone, (x,)) for x in flat]
         env[whole[c.name]] = tuple(flat) if c.packed else flat[0]
 
-    # what runs here
+    # the stage's own nodes
     for node in (whole[n] for n in stage.nodes):
         if node.target is here:
             env[node] = device
         elif node.op != "output":
             env[node] = _copied(out, node, tracer, env)
 
-    # what leaves
+    # outputs
     if stage.index == len(plan.stages) - 1:
         out.output(fx.node.map_arg(whole[stage.nodes[-1]].args[0], lambda n: env[n]))
         return out
@@ -122,7 +122,7 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
 
 
 def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any]) -> fx.Node:
-    """``node`` with its inputs in ``env``, under the modes that it ran in."""
+    """Copy ``node`` with its inputs in ``env``, under the modes in which it ran."""
     modes = tracer.modes.get(node)
     if modes is None:
         return out.node_copy(node, lambda n: env[n])
@@ -136,12 +136,12 @@ def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any
 
 
 def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A module as a function."""
+    """Call a module, as a function."""
     return module(*args, **kwargs)
 
 
 def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:
-    """The nodes that hand ``value`` over, one a tensor."""
+    """Return the nodes that send ``value``, one per tensor."""
     if not c.packed:
         flat = [value]
     elif isinstance(value, tuple):
@@ -152,9 +152,9 @@ def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:
 
 
 def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
-    """``t`` as it may travel: contiguous, no view, in the autograd graph if a gradient comes back for it.
+    """Return ``t`` ready to send: contiguous, no view, and in the autograd graph if it gets a gradient.
 
-    A compiler cannot tell what is a view.
+    A compiler cannot tell what is a view, so everything is cloned there.
     """
     if not trains:
         return t.detach().clone(memory_format=torch.contiguous_format)
@@ -164,7 +164,10 @@ def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
 
 
 def _separate(parts: list[StagePart], plan: Plan) -> None:
-    """A sharded tensor that two stages of one rank hold becomes two, one each; ``tie`` keeps them equal."""
+    """Give each stage its own copy of a sharded tensor that two stages of a rank share.
+
+    ``tie`` keeps them equal.
+    """
     sharded = {n for p in plan.params if p.sharded for n in p.names}
     taken: set[int] = set()
     for part in parts:

@@ -9,29 +9,29 @@ from torch import fx, nn
 
 
 class StageModule(nn.Module):
-    """What a stage has of a model. Unlike ``fx.GraphModule`` it leaves all names to the model."""
+    """A stage of a model. Unlike ``fx.GraphModule`` it leaves all names to the model."""
 
 
 def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
-    """Stage ``index`` of ``model``: runs ``graph`` with the modules, parameters and buffers that it names."""
+    """Return stage ``index`` of ``model``, which runs ``graph`` on the modules and tensors that it names."""
     code = Code(graph)
     exec(compile(code.text, f"<stage {index}>", "exec"), code.known)
     module: nn.Module = type(f"Stage{index}", (StageModule,), {"forward": code.known["forward"]})()
     module.training = model.training
 
-    # what is around comes before what is inside
+    # outer modules before inner ones
     for path in sorted(_named(graph), key=lambda p: p.count(".")):
         _hang(model, module, path)
     return module
 
 
 def _named(graph: fx.Graph) -> list[str]:
-    """What it names of the model, in the graph's order: ranks gather modules in the order they hang in."""
+    """Return the model's names in the graph's order: ranks gather modules in the order of registration."""
     return list(dict.fromkeys(str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")))
 
 
 def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
-    """Give ``stage`` what ``model`` has at ``path``, below bare modules where it lacks those around it."""
+    """Give ``stage`` the attribute of ``model`` at ``path``, in empty modules if it lacks the outer ones."""
     *around, name = path.split(".")
     for part in around:
         if not hasattr(stage, part):
@@ -47,10 +47,10 @@ def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
 
 
 class Code:
-    """``graph`` as the ``text`` of a function ``forward``, whose functions and constants are in ``known``.
+    """The ``text`` of a function ``forward`` for ``graph``; ``known`` has its functions and constants.
 
-    fx would write the names of the model into it, where ``self``, ``in`` or two spellings of one letter mean
-    something else. Here every name is ours, and what is the model's is a string.
+    fx would write the model's names into the code, where ``self``, ``in`` or two spellings of one letter mean
+    something else. Here every identifier is generated, and the model's names are strings.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -62,7 +62,7 @@ class Code:
         self.text = f"def forward({', '.join(['stage', *given])}):\n    " + "\n    ".join(lines) + "\n"
 
     def _line(self, node: fx.Node, done: list[fx.Node]) -> str:
-        """One call, and the names that nobody needs any more let go of their tensors."""
+        """Return one call, after which names that are no longer needed drop their tensors."""
         if node.op == "output":
             return f"return {self._said(node.args[0])}"
         freed = "".join(f"{self._names[n]} = " for n in done)
@@ -80,7 +80,7 @@ class Code:
         return f"{func}({', '.join(args)})"
 
     def _said(self, a: Any) -> str:
-        """An argument; lists and dicts are new ones in each call."""
+        """Return the text of an argument; lists and dicts are new in each call."""
         if isinstance(a, fx.Node):
             return self._names[a]
         if isinstance(a, tuple):
@@ -94,7 +94,7 @@ class Code:
         return self._name(a)
 
     def _name(self, value: Any) -> str:
-        """What ``value`` itself goes by: a function, or a constant."""
+        """Return a name for ``value``: a function, or a constant."""
         name = f"c{len(self.known)}"
         self.known[name] = value
         return name
@@ -105,7 +105,7 @@ def _reached(path: str) -> str:
 
 
 def _done(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """What nobody needs any more after each node; all that is left goes when the function returns."""
+    """Return the nodes that are not needed after each node; the rest is freed when the function returns."""
     out: dict[fx.Node, list[fx.Node]] = {n: [] for n in graph.nodes}
     seen: set[fx.Node] = set()
     for node in reversed(graph.nodes):

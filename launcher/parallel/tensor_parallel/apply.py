@@ -1,4 +1,4 @@
-"""Cuts the weights of operators over the tensor-parallel axis and installs forwards with the collectives."""
+"""Splits the weights of operators over the tensor-parallel axis and installs forwards with collectives."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ def spread(model: nn.Module, plan: Plan) -> Axis:
 
 
 def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
-    """Pieces become DTensors: FSDP2 and optimizers then know what they are pieces of.
-
-    What is shared stays so.
-    """
+    """Turn pieces into DTensors, so that FSDP2 and optimizers know their full tensors; ties stay ties."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     dims = {name: tp_dim(p.layout.split) for p in plan.params for name in p.names}
     for part in parts:
@@ -45,7 +42,7 @@ def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
                 if p is None or dim is None:
                     continue
 
-                # one DTensor for each tensor, under whatever names
+                # one DTensor per tensor, under all of its names
                 if p not in made:
                     whole = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
                     made[p] = nn.Parameter(whole, p.requires_grad)
@@ -54,7 +51,7 @@ def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
 
 
 def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
-    """Swap each parameter that ``splits`` names for a meta tensor of this rank's piece; ties stay ties."""
+    """Replace each parameter in ``splits`` by a meta tensor of this rank's piece; ties stay ties."""
     pieces: dict[int, nn.Parameter] = {}
     named = dict(model.named_parameters(remove_duplicate=False))
     for name, axes in splits.items():
@@ -82,7 +79,7 @@ def install(
 class OperatorForward:
     """The forward of an operator, around the ``plain`` one of its module.
 
-    ``overlaps``: the gradient of its input is sent while that of its weight is computed.
+    ``overlaps``: the gradient of its input is sent while the gradient of its weight is computed.
     """
 
     module: nn.Module
@@ -92,7 +89,7 @@ class OperatorForward:
     overlaps: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Bring the first input to what the operator takes, compute, hand on."""
+        """Convert the first input to the operator's layout, compute, and convert the output."""
         x, *rest = args if args else (kwargs.pop("input"),)
         s = self.spread
         terms = s.operator.mode == "column"
@@ -100,19 +97,19 @@ class OperatorForward:
             x = bring(x, s.arrives, s.takes, self.axis, terms=terms)
             return self.hand_on(self.compute(x, *rest, **kwargs))
 
-        # a product of its own, unless a neighbour has brought the input before
+        # a separate product, unless another layer has brought the input before
         linear = OverlappedLinear(self._weights)
         x = bring(x, s.arrives, s.takes, self.axis, terms=terms, enter=linear.enter)
         y = linear.product(x)
         return self.hand_on(self.compute(x, *rest, **kwargs) if y is None else y)
 
     def _weights(self) -> tuple[Tensor, Tensor | None]:
-        """Those of a linear layer's product: the bias of a row-parallel one is added later."""
+        """Return the weights of a linear layer's product; a row-parallel layer adds its bias later."""
         bias = getattr(self.module, "bias", None) if self.spread.operator.mode != "row" else None
         return weight(self.module), None if bias is None else local(bias)
 
     def compute(self, x: Tensor, *rest: Any, **kwargs: Any) -> Any:
-        """What this rank works out; of a row-parallel layer and a part of a table, a term of the sum."""
+        """Compute this rank's output: for a row-parallel layer and a split table, a term of the sum."""
         module = self.module
         match self.spread.operator.mode:
             case "column" | "row":
@@ -125,7 +122,7 @@ class OperatorForward:
                 return self.plain(x, *rest, **kwargs)
 
     def hand_on(self, y: Any) -> Any:
-        """The bias of a row-parallel layer is added once: to the sum, or to the term of one rank."""
+        """Convert the output, and add a row-parallel layer's bias once: to the sum, or to one rank's term."""
         s = self.spread
         bias: Any = getattr(self.module, "bias", None) if s.operator.mode == "row" else None
         early = bias is not None and self.axis.bias_in_terms and all_reduced(s)
@@ -137,28 +134,28 @@ class OperatorForward:
 
 
 def weight(module: nn.Module) -> Tensor:
-    """This rank's piece of the module's weight, in the autograd graph."""
+    """Return this rank's piece of the module's weight, in the autograd graph."""
     return local(module.weight)  # type: ignore[arg-type]
 
 
 def with_adapter(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """``y``, what a linear layer makes of ``x``, with what its adapter adds, if it has one.
+    """Return ``y``, a linear layer's output for ``x``, plus the output of its adapter, if it has one.
 
-    Where the weight is cut on its outputs ``lora_B`` is too, and on its inputs ``lora_A``: what they make is
-    of the same kind as ``y``, and of the gradient of the other one each rank has a term.
+    If the weight is split on its outputs, ``lora_B`` is too; if on its inputs, ``lora_A`` is. So the
+    adapter's output has the same layout as ``y``, and each rank has a term of the other factor's gradient.
     """
     adapter = adds(module)
     return y if adapter is None else y + adapter(x, *(local(module.get_parameter(n)) for n in ADAPTER))
 
 
 def _look_up(module: nn.Module, indices: Tensor, axis: Axis) -> Tensor:
-    """Rows of this rank's part of the table; zeros for those that lie in another's."""
+    """Return rows of this rank's part of the table, and zeros for rows of other ranks."""
     table = weight(module)
     low = axis.rank * table.shape[0]
     end = low + table.shape[0]
     here = (indices >= low) & (indices < end)
 
-    # the row of padding, if it is one of these
+    # the padding row, if this rank has it
     pad = getattr(module, "padding_idx", None)
     if pad is not None:
         pad = pad - low if low <= pad < end else None

@@ -1,4 +1,4 @@
-"""Collectives over the tensor-parallel axis with their backward."""
+"""Collectives over the tensor-parallel axis, with their backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.plan.operators.resolve import Comm, Cut, Spread
 
 
 class Results:
-    """What the collectives of one forward have brought, in order: it runs again without them."""
+    """The results of a forward's collectives, in order, so that it is recomputed without them."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
@@ -26,11 +26,14 @@ class Results:
         self._next: int | None = None
 
     def again(self) -> None:
-        """From here on the forward runs again."""
+        """Begin a recomputation of the forward."""
         self._next = 0
 
     def of(self, send: Callable[[], Tensor]) -> Tensor:
-        """What ``send`` brings, or has brought at this place."""
+        """Return the result of ``send``, or in a recomputation the result kept at this place.
+
+        Raises ``RunError`` if a kept result was changed in place.
+        """
         if self._next is None:
             out = send()
             self.kept.append(out.detach())
@@ -46,7 +49,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Sending:
-    """A collective that may still be under way; ``made``: what it brings, once it has come."""
+    """A collective that may still run; ``made`` returns its result once it is done."""
 
     work: dist.Work | None
     made: Callable[[], Tensor]
@@ -59,12 +62,16 @@ class Sending:
 
 @dataclass
 class Axis:
-    """The ranks that share an operator. On meta tensors, and when ``planned``, only shapes are worked out.
+    """The ranks that share an operator. On meta tensors, and when ``planned``, only shapes are computed.
 
-    ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in
-    last; ``results`` takes what comes of a forward's collectives, while one runs that keeps them;
-    ``overwritten``: what was brought in last was seen to be changed in place, and brought in again.
-    ``number``: its own in this process. ``bias_in_terms`` is ``Flow``'s.
+    Attributes:
+        planned: whether no rank has joined yet.
+        bias_in_terms: that of ``Flow``.
+        log: collects what one pass would send, if a list is set.
+        last: the last tensor that ``bring`` has converted, with its key and the result.
+        results: takes the results of a forward's collectives, if they are kept for its recomputation.
+        overwritten: whether the tensor of ``last`` was changed in place and brought in again.
+        number: identifies the axis in this process.
     """
 
     size: int
@@ -85,7 +92,7 @@ class Axis:
         return self  # a process group has no copy
 
     def join(self, rank: int, group: dist.ProcessGroup | None) -> None:
-        """What was planned runs on ``rank`` from now on."""
+        """Run the planned model on ``rank`` from now on."""
         assert self.planned, "it has joined before: a blueprint serves one build"
         self.rank, self.group, self.planned, self.last = rank, group, False, None
 
@@ -98,22 +105,22 @@ class Axis:
         return self.planned or x.is_meta
 
     def once(self, send: Callable[[], Tensor]) -> Tensor:
-        """What the collective ``send`` of a forward brings; a forward that runs again may have kept it."""
+        """Return the result of a forward's collective ``send``; a recomputation may have kept it."""
         return send() if self.results is None else self.results.of(send)
 
     def piece(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's part of a whole tensor."""
+        """Return this rank's part of a full tensor."""
         return x.chunk(self.size, dim)[self.rank].contiguous()
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
-        """The whole tensor, of every rank's part."""
+        """Return the full tensor, from every rank's part."""
         if torch.compiler.is_compiling():
             out: Tensor = _gather(x, self.number, dim)
             return out
         return self.start_gather(x, dim, later=False).wait()
 
     def start_gather(self, x: Tensor, dim: int, later: bool) -> Sending:
-        """The same; ``later``: the caller goes on before it has come."""
+        """Start ``gather``; with ``later`` the caller continues before it is done."""
         if self.silent(x):
             return Sending(None, lambda: torch.cat([x] * self.size, dim))
         parts = [torch.empty_like(x) for _ in range(self.size)]
@@ -121,35 +128,35 @@ class Axis:
         return Sending(work, lambda: torch.cat(parts, dim))
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, on each of them."""
+        """Return the sum over the ranks, on each of them."""
         if torch.compiler.is_compiling():
             out: Tensor = _sum(x, self.number)
             return out
         return self.start_sum(x, later=False).wait()
 
     def start_sum(self, x: Tensor, later: bool) -> Sending:
-        """``later`` as ``start_gather`` has it."""
+        """Start ``sum``; ``later`` as in ``start_gather``."""
         out = x.clone(memory_format=torch.contiguous_format)
         silent = self.silent(x)
         work = None if silent else dist.all_reduce(out, group=self.group, async_op=later)
         return Sending(work, lambda: out)
 
     def top(self, x: Tensor) -> Tensor:
-        """The largest over the ranks, number by number."""
+        """Return the elementwise maximum over the ranks."""
         out = x.clone(memory_format=torch.contiguous_format)
         if not self.silent(x):
             dist.all_reduce(out, op=dist.ReduceOp.MAX, group=self.group)
         return out
 
     def scatter(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's part of the sum over the ranks."""
+        """Return this rank's part of the sum over the ranks."""
         if torch.compiler.is_compiling():
             out: Tensor = _scatter(x, self.number, dim)
             return out
         return self.start_scatter(x, dim, later=False).wait()
 
     def start_scatter(self, x: Tensor, dim: int, later: bool) -> Sending:
-        """``later`` as ``start_gather`` has it."""
+        """Start ``scatter``; ``later`` as in ``start_gather``."""
         parts = [p.contiguous() for p in x.chunk(self.size, dim)]
         if self.silent(x):
             return Sending(None, lambda: parts[0])
@@ -159,7 +166,7 @@ class Axis:
 
 
 AXES: WeakValueDictionary[int, Axis] = WeakValueDictionary()
-"""In a graph, an axis is its number."""
+"""The axes by number: a graph contains an axis as its number."""
 
 
 @torch.library.custom_op("launcher::tp_gather", mutates_args=())
@@ -194,11 +201,11 @@ def _(x: Tensor, axis: int, dim: int) -> Tensor:
 
 
 COLLECTIVES = frozenset({"tp_gather", "tp_sum", "tp_scatter"})
-"""Names of those operations of ours."""
+"""The names of the custom operations above."""
 
 
 class _Enter(Function):
-    """Whole on the way in; the gradient is summed, for each rank's is a term of it."""
+    """Passes a full tensor in; the gradient is summed, because each rank has a term of it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -211,7 +218,7 @@ class _Enter(Function):
 
 
 class _Leave(Function):
-    """The sum on the way out; the gradient is whole already."""
+    """Sums the terms on the way out; the gradient is full already."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -223,7 +230,7 @@ class _Leave(Function):
 
 
 class _Bias(Function):
-    """The bias of a sum, in the term of one rank; its gradient is the sum's, which each rank has."""
+    """Adds the bias of a sum to one rank's term; its gradient is the sum's, which each rank has."""
 
     @staticmethod
     def forward(ctx: Any, term: Tensor, bias: Tensor, mine: bool) -> Tensor:
@@ -236,7 +243,7 @@ class _Bias(Function):
 
 
 class _Gather(Function):
-    """Whole from parts; of the gradient this rank's part, summed first where each rank's is a term of it."""
+    """Gathers parts; the backward takes this rank's part of the gradient, summed if ranks have terms."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, terms: bool) -> Tensor:
@@ -250,7 +257,7 @@ class _Gather(Function):
 
 
 class _Piece(Function):
-    """A part of what is whole, or (``terms``) of the sum; the gradient is gathered."""
+    """Takes a part of a full tensor, or (``terms``) of the sum; the gradient is gathered."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, terms: bool) -> Tensor:
@@ -266,7 +273,7 @@ class _Piece(Function):
 class Entry:
     """How a tensor enters an operator that sends its gradient in the backward, by the collective ``op``.
 
-    ``dim``: along which it is gathered on its way in, or of which a rank takes a piece.
+    ``dim`` is the dim along which the tensor is gathered on its way in, or of which a rank takes a piece.
     """
 
     op: str
@@ -274,7 +281,7 @@ class Entry:
     dim: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the operator takes."""
+        """Return the tensor that the operator takes."""
         match self.op:
             case "all_reduce":
                 return x.detach()
@@ -284,7 +291,7 @@ class Entry:
                 return self.axis.piece(x, self._dim)
 
     def start(self, grad: Tensor, later: bool) -> Sending:
-        """Its gradient is on its way."""
+        """Start to send the gradient."""
         match self.op:
             case "all_reduce":
                 return self.axis.start_sum(grad, later)
@@ -300,21 +307,23 @@ class Entry:
 
 
 Enter = Callable[[Tensor, Entry], Tensor]
-"""What takes a tensor in by itself, and sends its gradient."""
+"""Takes a tensor in by itself, and sends its gradient."""
 
 
 def bring(
     x: Tensor, arrives: Cut, takes: Cut, axis: Axis, *, terms: bool, enter: Enter | None = None
 ) -> Tensor:
-    """``x`` as its user takes it. ``terms``: each rank's gradient will be a term of the sum, not the whole.
+    """Convert ``x`` from the layout ``arrives`` to ``takes``, which its user needs.
 
-    ``enter`` is called where something will be sent for the gradient. Neighbouring users of one tensor share
-    the collective: q, k and v enter together, their gradients are summed once.
+    ``terms``: each rank's gradient will be a term of the sum, not the full gradient. ``enter`` is called if
+    the gradient needs a collective. Successive users of one tensor share the collective: q, k and v enter
+    together, and their gradients are summed once.
     """
     if arrives == takes and not (takes is None and terms):
         return x
     if takes is None:
-        # a compiler knows no versions: the plan refuses to compile what changes its input between two users
+        # a compiler has no versions: the plan refuses to compile code that changes the input between two
+        # users
         version = 0 if torch.compiler.is_compiling() else x._version
         asked = (version, arrives, terms, torch.is_grad_enabled())
         same = axis.last is not None and axis.last[0] is x
@@ -348,12 +357,12 @@ def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool, enter: Enter | None 
 
 
 def with_bias(term: Tensor, bias: Tensor, axis: Axis) -> Tensor:
-    """A term of a sum over ``axis`` that is to have ``bias`` once."""
+    """Add ``bias`` once to a sum over ``axis``, of which ``term`` is a term."""
     return _Bias.apply(term, bias, axis.rank == 0)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def hand(y: Tensor, spread: Spread, axis: Axis) -> Tensor:
-    """``y`` as it is to leave: terms are added up, what is cut stays so or is gathered."""
+    """Convert ``y`` to the layout of the output: terms are summed, split tensors stay so or are gathered."""
     axis.last = None
     if not spread.sums:
         return bring(y, spread.makes, spread.gives, axis, terms=False)

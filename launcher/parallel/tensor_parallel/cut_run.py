@@ -1,4 +1,4 @@
-"""Follows how each tensor is cut in one forward on meta tensors, beside the operations of the whole model."""
+"""Tracks how each tensor is split in one forward on meta tensors, next to the full model's operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ OpRow = tuple[str, tuple[tuple[int, ...], ...]]
 
 @dataclass
 class CutRun:
-    """One pass. ``rows`` are its operations in order; ``whole`` those of the pass before, to compare with."""
+    """One pass.
+
+    ``rows`` has its operations in order, ``whole`` those of the full model's pass to compare with.
+    """
 
     axis: Axis | None = None
     whole: list[OpRow] = field(default_factory=list)
@@ -38,7 +41,7 @@ class CutRun:
     layers: frozenset[str] = frozenset()
 
     def restart(self) -> None:
-        """Forget all that was seen."""
+        """Forget everything recorded."""
         for seen in (self.rows, self.states, self.spreads, self.terms, self.full):
             seen.clear()
         self.where, self.quiet = [""], 0
@@ -47,10 +50,10 @@ class CutRun:
         return self.states[id(t)][1] if id(t) in self.states else CutState()
 
     def tag(self, t: Tensor, s: CutState) -> None:
-        self.states[id(t)] = (t, s)  # kept alive: a freed tensor's id could come back as another's
+        self.states[id(t)] = (t, s)  # kept alive, as a freed tensor's id could be reused
 
     def row(self, name: str, outs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-        """Note an operation; the shapes of the same one in the whole model."""
+        """Note an operation, and return the shapes of the same operation in the full model."""
         shapes = tuple(tuple(t.shape) for t in outs)
         at = len(self.rows)
         self.rows.append((name, shapes))
@@ -62,7 +65,7 @@ class CutRun:
         return self.whole[at][1]
 
     def done(self, name: str, args: Any, kwargs: Any, out: Any, func: Any = None) -> None:
-        """An operation outside the operators has run: it must fit that of the whole model."""
+        """Note an operation outside the operators, which must fit that of the full model."""
         outs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         shapes = self.row(name, outs)
         if self.axis is None:
@@ -77,7 +80,7 @@ class CutRun:
 
 
 class FollowOps(Dispatch):
-    """Follows every operator of torch, but inside of what is one operation to us."""
+    """Tracks every operator of torch, except those inside of a call that counts as one operation."""
 
     def __init__(self, run: CutRun) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -87,7 +90,7 @@ class FollowOps(Dispatch):
         kwargs = kwargs or {}
         out = meta_cache.run(func, args, kwargs)
         if func is torch.ops.aten.detach.default:
-            # torch adds one where somebody still holds the result, as we do
+            # torch adds one if the result is still referenced, as it is here
             self.run.tag(out, self.run.state(args[0]))
         elif not self.run.quiet:
             self.run.done(func._schema.name.removeprefix("aten::"), args, kwargs, out, func=func)
@@ -95,7 +98,7 @@ class FollowOps(Dispatch):
 
 
 class FollowCalls(TorchFunctionMode):
-    """Functions that are one operation to us, whatever they are made of."""
+    """Tracks functions that count as one operation, whatever they consist of."""
 
     def __init__(self, run: CutRun) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class FollowCalls(TorchFunctionMode):
         return out
 
     def _needs(self, name: str, args: Any) -> None:
-        """A layer that mixes the last dim would fail over its shape alone: say what it needs, and a cure."""
+        """Refuse, with a cure, a layer that mixes the split last dim; its error would show only a shape."""
         at = self.run.where[-1]
         x = next((a for a in args if isinstance(a, Tensor)), None)
         if x is None or self.run.axis is None or at not in self.run.layers:
@@ -123,7 +126,7 @@ class FollowCalls(TorchFunctionMode):
         if self.run.state(x).cut != x.dim() - 1:
             return
 
-        # its features are cut, and it takes all of them
+        # its features are split, and it needs all of them
         text = f"{at} needs all features of its input, and its input arrives cut over tp"
         if name == "linear":
             cure = quote(f"{KEY}.{at}.weight=[null, tp]")

@@ -1,4 +1,4 @@
-"""Sharding rules of operations: how the result is cut when an input is cut over tp, or why it is refused."""
+"""Sharding rules of operations: how the result is split if an input is split over tp, or why it is not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNITS: dict[Any, str] = {
     torch.flatten: "reshape", Tensor.flatten: "reshape", Tensor.contiguous: "contiguous",
     torch.repeat_interleave: "repeat", Tensor.repeat_interleave: "repeat",
 }  # fmt: skip
-"""Functions that are one operation here, whatever torch makes them of."""
+"""Functions that count as one operation here, whatever torch decomposes them into."""
 
 SAME = frozenset({"alias", "clone", "contiguous", "copy_", "detach", "_to_copy", "lift_fresh"})
 NEW = frozenset({"new_empty", "new_full", "new_ones", "new_zeros"})
@@ -35,11 +35,11 @@ ALONG = {
     "amax": 1, "amin": 1, "any": 1, "all": 1, "argmax": 1, "logsumexp": 1, "max": 1, "mean": 1, "min": 1,
     "norm": 2, "linalg_vector_norm": 2, "prod": 1, "std": 1, "sum": 1, "var": 1, "var_mean": 1,
 }  # fmt: skip
-"""Operations that mix numbers along dims, which are the argument at this place (all, where it is absent)."""
+"""Operations that mix values along dims, with the position of the dims argument (absent: all dims)."""
 
 
 class CutRefused(Exception):
-    """The numbers would not be right. ``key`` and ``cure`` as in ``Problem``."""
+    """The results would be wrong. ``key`` and ``cure`` as in ``Problem``."""
 
     def __init__(self, text: str, key: str = "", cure: str = "") -> None:
         super().__init__(text)
@@ -49,10 +49,10 @@ class CutRefused(Exception):
 
 @dataclass(frozen=True)
 class CutState:
-    """How a tensor is cut, and what it is made of.
+    """How a tensor is split, and where it comes from.
 
-    ``cut``: the dim of which this rank has a part. Of a whole tensor ``made`` names the parameters that it is
-    made of, and the operators (``name()``); nothing when no gradient goes back from it.
+    ``cut`` is the dim of which this rank has a part. For a full tensor, ``made`` names the parameters and
+    operators (``name()``) that it was computed from; it is empty if no gradient flows back.
     """
 
     cut: Cut = None
@@ -70,9 +70,9 @@ class OpInput:
 
 @dataclass(frozen=True)
 class OpCall:
-    """One operation as it was called: ``op`` is torch's operator, where it is one.
+    """One operation as it was called; ``op`` is torch's operator, if it is one.
 
-    ``here`` and ``whole``: the shapes of what it returned on this rank, and in the whole model.
+    ``here`` and ``whole`` have the shapes of its results on this rank, and in the full model.
     """
 
     name: str
@@ -87,41 +87,41 @@ class OpCall:
 
     @property
     def source(self) -> OpInput:
-        """The first input that is cut."""
+        """The first input that is split."""
         return next(g for g in self.inputs if g.state.cut is not None)
 
     @property
     def dim(self) -> int:
-        """The dim that it is cut on."""
+        """The dim on which the first split input is split."""
         dim = self.source.state.cut
         assert dim is not None
         return dim
 
     @property
     def ndim(self) -> int:
-        """How many dims it has."""
+        """The number of dims of the first split input."""
         return len(self.source.shape)
 
 
 def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
-    """The state of each result, and the parameters whose gradient becomes a term of the sum over the ranks.
+    """Return each result's state, and the parameters whose gradient becomes a term of the sum over ranks.
 
     Raises ``CutRefused``.
     """
     if call.tagged(torch.Tag.nondeterministic_seeded):
         raise CutRefused(f"{call.name} draws random numbers, which would differ between the ranks of tp")
 
-    # nothing that is cut has gone into it
+    # no input is split
     pairs = list(zip(call.here, call.whole, strict=True))
     fresh = call.name in NEW and all(here == whole for here, whole in pairs)
     if fresh or all(g.state.cut is None for g in call.inputs):
         return _uncut(call, pairs), set()
 
-    # how its results are cut, and whether they are then right
+    # how its results are split, and whether they are right
     states = [CutState(_cut_dim(call.name, here, whole, tp)) for here, whole in pairs]
     _check_rule(call)
 
-    # whole tensors beside it get a term of their gradient on each rank
+    # full tensors beside it get a term of their gradient on each rank
     made = {m for g in call.inputs if g.state.cut is None and g.floating for m in g.state.made}
     mixed = sorted(m for m in made if m.endswith("()"))
     if mixed:
@@ -130,7 +130,7 @@ def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
 
 
 def _uncut(call: OpCall, pairs: Sequence[tuple[Shape, Shape]]) -> list[CutState]:
-    """The states of results that are whole."""
+    """Return the states of full results."""
     for here, whole in pairs:
         if here != whole:
             text = f"{call.name} makes a tensor of {list(here)} where the whole model has {list(whole)}"
@@ -140,7 +140,7 @@ def _uncut(call: OpCall, pairs: Sequence[tuple[Shape, Shape]]) -> list[CutState]
 
 
 def _cut_dim(name: str, here: Shape, whole: Shape, tp: int) -> int:
-    """The dim of ``whole`` of which ``here`` is the part of one rank of ``tp``."""
+    """Return the dim of ``whole`` of which ``here`` is the part of one rank of ``tp``."""
     differ = [d for d, (a, b) in enumerate(zip(here, whole, strict=False)) if a != b]
     if len(here) != len(whole) or len(differ) != 1 or here[differ[0]] * tp != whole[differ[0]]:
         made = f"{name} of what is cut over tp makes {list(here)}"
@@ -149,7 +149,7 @@ def _cut_dim(name: str, here: Shape, whole: Shape, tp: int) -> int:
 
 
 def _check_rule(call: OpCall) -> None:
-    """Refuse an operation that would need the other ranks' parts, or put them together in another order."""
+    """Refuse an operation that needs the other ranks' parts, or that would join them in another order."""
     if call.name in RULES:
         good = RULES[call.name](call)
     elif call.tagged(torch.Tag.pointwise):
@@ -166,9 +166,10 @@ def _always(call: OpCall) -> bool:
 
 
 def _leading(call: OpCall) -> bool:
-    """As many numbers are before the cut dim of what goes in as before that of what comes out.
+    """As many elements precede the split dim in the input as in the output.
 
-    A dim that leads what it is merged with, or split into, keeps its order over the ranks.
+    A dim that leads the dims with which it is merged, or into which it is split, keeps its order over the
+    ranks.
     """
     shape = call.whole[0]
     dim = next(d for d, size in enumerate(call.here[0]) if size != shape[d])
@@ -176,50 +177,50 @@ def _leading(call: OpCall) -> bool:
 
 
 def _along(call: OpCall) -> bool:
-    """It works along other dims than the cut one."""
+    """It works along other dims than the split one."""
     return call.dim not in _dims(call.args, ALONG[call.name], call.ndim) and _alike(call)
 
 
 def _alike(call: OpCall) -> bool:
-    """All inputs are cut on the same dim."""
+    """All inputs are split on the same dim."""
     return len({g.state.cut for g in call.inputs}) == 1
 
 
 def _attention(call: OpCall) -> bool:
-    """Query, key and value are cut alike, on batch or heads, and the mask is the same for all of them."""
+    """Query, key and value are split alike, on batch or heads, and the mask is the same for all of them."""
     if len({g.state.cut for g in call.inputs[:3]}) > 1 or call.dim >= call.ndim - 2:
         return False
     return all(g.state.cut is None and _same_along(g, call.dim - call.ndim) for g in call.inputs[3:])
 
 
 def _norm(call: OpCall) -> bool:
-    """The normalised dims and the weights are whole."""
+    """The normalised dims and the weights are full."""
     return call.dim < call.ndim - len(call.args[1]) and all(g.state.cut is None for g in call.inputs[1:])
 
 
 def _linear(call: OpCall) -> bool:
-    """The features and the weights are whole."""
+    """The features and the weights are full."""
     return _first_alone(call) and call.dim < call.ndim - 1
 
 
 def _first_alone(call: OpCall) -> bool:
-    """The first input is cut, and no other."""
+    """Only the first input is split."""
     first, *others = call.inputs
     return first.state.cut is not None and all(g.state.cut is None for g in others)
 
 
 def _batches(call: OpCall) -> bool:
-    """The matrices, which are the last two dims, are whole."""
+    """The matrices, which are the last two dims, are full."""
     return call.dim < call.ndim - 2
 
 
 def _repeat(call: OpCall) -> bool:
-    """Each number as often, along one dim that is named."""
+    """Each element is repeated equally often, along one given dim."""
     return _first_alone(call) and len(call.args) > 2 and isinstance(call.args[1], int)
 
 
 def _product(call: OpCall) -> bool:
-    """Batches are cut alike, or the rows of the first."""
+    """Batches are split alike, or the rows of the first factor."""
     a, b = call.inputs[:2]
     if a.state.cut is None or len(call.inputs) > 2:
         return False
@@ -229,7 +230,7 @@ def _product(call: OpCall) -> bool:
 
 
 def _aligned(call: OpCall) -> bool:
-    """All that is cut is cut on one dim, and what is whole is broadcast along it."""
+    """All split inputs are split on one dim, and full ones are broadcast along it."""
     from_end = {g.state.cut - len(g.shape) for g in call.inputs if g.state.cut is not None}
     if len(from_end) > 1:
         return False
@@ -238,12 +239,12 @@ def _aligned(call: OpCall) -> bool:
 
 
 def _same_along(g: OpInput, at: int) -> bool:
-    """Whether a tensor is the same for all that is cut on this dim, counted from the end."""
+    """Whether a tensor is the same for all indices of this dim, counted from the end."""
     return len(g.shape) < -at or g.shape[at] == 1
 
 
 def _dims(args: Sequence[Any], place: int, ndim: int) -> set[int]:
-    """The dims that an operation works along."""
+    """Return the dims that an operation works along."""
     given = args[place] if len(args) > place else None
     if given is None or given == []:
         return set(range(ndim))
@@ -268,7 +269,7 @@ RULES: dict[str, Callable[[OpCall], bool]] = {
     "tril": _batches,
     "triu": _batches,
 }
-"""Whether an operation of what is cut is right part by part.
+"""Whether an operation on split tensors is right part by part.
 
-What is neither here nor pointwise is refused.
+Operations that are neither here nor pointwise are refused.
 """

@@ -1,8 +1,8 @@
 """A linear layer that sends the gradient of its input while the gradient of its weight is computed.
 
-A backward runs, of the nodes that are ready, the one that was made last. They are made in this order:
-``_Arrive``, ``_Weight``, ``_Send``, ``_Linear``. The last computes the gradient of the input, ``_Send``
-starts the collective, ``_Weight`` computes beside it, and ``_Arrive``, which needs both, waits.
+Of the nodes that are ready, a backward runs the one that was made last. They are made in this order:
+``_Arrive``, ``_Weight``, ``_Send``, ``_Linear``. ``_Linear`` computes the gradient of the input, ``_Send``
+starts the collective, ``_Weight`` computes meanwhile, and ``_Arrive``, which needs both, waits.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from launcher.parallel.tensor_parallel.collectives import Entry, Sending
 
 
 class OverlappedLinear:
-    """One call of a linear layer; ``weights``: gives its weight and its bias, once its input is there.
+    """One call of a linear layer; ``weights`` returns its weight and its bias, once its input has arrived.
 
-    What is not known to give autograd's own numbers bit by bit is left to autograd, and waited for.
+    Calls whose gradients might differ from autograd's in any bit are left to autograd, without overlap.
     """
 
     def __init__(self, weights: Callable[[], tuple[Tensor, Tensor | None]]) -> None:
@@ -31,20 +31,23 @@ class OverlappedLinear:
         self.used: tuple[Tensor, Tensor | None, Tensor] | None = None
 
     def enter(self, x: Tensor, entry: Entry) -> Tensor:
-        """``x`` as the layer takes it."""
+        """Return ``x`` as the layer takes it."""
         call = _Call(entry)
         x = _Arrive.apply(x, call)  # type: ignore[no-untyped-call]
         weight, bias = self.weights()
         if not _fits(x, weight, bias):
             return x
 
-        # no numbers: only a gradient passes there
+        # no values: only a gradient passes here
         done = _Weight.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         self.used = weight, bias, done
         return _Send.apply(x, call)  # type: ignore[no-any-return, no-untyped-call]
 
     def product(self, x: Tensor) -> Tensor | None:
-        """Of what has entered; ``None`` where that did so for another layer, or is left to autograd."""
+        """Return the product with the entered ``x``, or ``None``.
+
+        It is ``None`` if ``x`` entered for another layer, or autograd computes the product.
+        """
         if self.used is None:
             return None
         weight, bias, done = self.used
@@ -53,7 +56,7 @@ class OverlappedLinear:
 
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a gradient is sent, and another computed meanwhile, by plain autograd."""
+    """Whether a gradient is sent and another one computed meanwhile, by plain autograd."""
     given = [x, weight] if bias is None else [x, weight, bias]
     plain = all(type(t) in PLAIN and t.layout == torch.strided and t.dtype == x.dtype for t in given)
     learns = weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -62,14 +65,14 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 @dataclass
 class _Call:
-    """``sending``: between the two halves of a backward."""
+    """The state of a call; ``sending`` is set between the two halves of a backward."""
 
     entry: Entry
     sending: Sending | None = None
 
 
 class _Arrive(Function):
-    """Takes a tensor in; its gradient has been sent by ``_Send``, or is now."""
+    """Passes a tensor in; its gradient has been sent by ``_Send``, or is sent now."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: _Call) -> Tensor:
@@ -84,7 +87,7 @@ class _Arrive(Function):
 
 
 class _Send(Function):
-    """Sends the gradient of what has come in, and goes on; a second derivative is sent as any other."""
+    """Sends the gradient of the input and continues; a second derivative is sent as any other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: _Call) -> Tensor:
@@ -100,7 +103,7 @@ class _Send(Function):
 
 
 class _Weight(Function):
-    """The gradients of the weight and the bias of a layer, of the gradient of its output."""
+    """Computes the gradients of a layer's weight and bias, from the gradient of its output."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -125,7 +128,7 @@ class _Weight(Function):
 
 
 class _Linear(Function):
-    """The layer; in the backward the gradient of its input, those of weight and bias are ``_Weight``'s."""
+    """The layer; its backward computes the gradient of the input, and ``_Weight`` the others."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, done: Tensor) -> Tensor:
@@ -135,11 +138,11 @@ class _Linear(Function):
         ctx.turned = _by_columns(_rows(x))
         if x.dim() == 2 or x.is_contiguous():
             out = F.linear(x, weight, bias)
-        else:  # of a weight that learns, torch folds what is in the way
+        else:  # torch flattens the input if the weight is trained
             out = F.linear(_rows(x), weight).view(done.shape)
             out = out if bias is None else out + bias
 
-        # a view out of a Function could not be changed in place
+        # a view that a Function returns could not be changed in place
         result: Tensor = torch.ops.aten._unsafe_view(out, out.shape)
         return result
 
@@ -158,7 +161,7 @@ def _rows(t: Tensor) -> Tensor:
 
 
 def _by_columns(t: Tensor) -> bool:
-    """Whether a matrix is laid out column by column: torch lays out its gradient so, too."""
+    """Whether a matrix is stored column by column, as torch then stores its gradient too."""
     return t.stride() == (1, t.shape[0])
 
 

@@ -1,8 +1,7 @@
-"""Propagates tensor-parallel cuts through a model: which operators need a collective, is the rest right.
+"""Propagates tensor-parallel splits through a model: which operators communicate, and is the rest right.
 
-The model runs twice on meta tensors: whole, and with one rank's pieces of the operators'
-weights. Every operation of the second run must do with its part of a tensor exactly what that
-part of the first run's result is.
+The model runs twice on meta tensors: in full, and with one rank's pieces of the operators' weights. The
+result of every operation of the second run must be exactly a part of the first run's result.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.values.facts import TensorSpec
 
 Lengths = tuple[int, ...]
-"""Of the pieces of a sequence; empty when it passes whole."""
+"""The lengths of the pieces of a sequence; empty if sequences are not cut."""
 
 
 def follow(
@@ -47,15 +46,15 @@ def follow(
     inputs: Sequence[TensorSpec],
     lengths: Lengths = (),
 ) -> Flow:
-    """How ``operators`` run in ``model`` (on meta), its sequences whole or in pieces of these lengths.
+    """Return how ``operators`` run in ``model`` (on meta), on full sequences or on pieces of these lengths.
 
-    Raises ``RequestError`` where the numbers would not be right.
+    Raises ``RequestError`` if the results would be wrong.
     """
     if not operators or tp == 1:
         return Flow()
     forwards = _Forwards(operators, inputs, lengths)
 
-    # whole, and then with the pieces of one rank
+    # in full, and then with the pieces of one rank
     whole = CutRun()
     _pass(copied(model), forwards, whole)
     run = CutRun(Axis(tp, planned=True), whole.rows)
@@ -67,7 +66,7 @@ def follow(
             text = f"{o.module} is never called by the forward, so there is nothing to cut"
             raise RequestError((Problem(o.where, text),))
 
-    # no parameter has a gradient that is whole and a sum at once
+    # no parameter has a gradient that is both full and a term
     output = [_output(some, run) for some in outs][-1]
     both = sorted(run.terms & run.full)
     if both:
@@ -81,9 +80,9 @@ def follow(
 
 
 def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec], lengths: Lengths) -> Flow:
-    """``flow``, as it is when sequences pass in pieces: the same cuts, other collectives.
+    """Return ``flow`` for sequences in pieces, with the same splits and other collectives.
 
-    Raises ``RequestError``.
+    Raises ``RequestError`` if the pieces get other splits.
     """
     whole = [replace(s, comms=()) for s in flow.spreads]
     out = follow(model, tuple(s.operator for s in whole), tp, inputs, lengths=lengths)
@@ -96,7 +95,7 @@ def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec
 
 @dataclass(frozen=True)
 class _Forwards:
-    """What a pass runs: ``operators`` in a forward of ``inputs``, or in one of each piece in turn."""
+    """The forwards of a pass: ``operators`` run in a forward of ``inputs``, or of each piece in turn."""
 
     operators: tuple[Operator, ...]
     inputs: Sequence[TensorSpec]
@@ -110,9 +109,9 @@ class _Forwards:
 
 
 def _pass(model: nn.Module, forwards: _Forwards, run: CutRun) -> list[list[tuple[Tensor, CutState]]]:
-    """The outputs of each forward.
+    """Run a pass, and return the outputs of each forward.
 
-    Zeros in memory for a model that looks at data.
+    A model that reads values runs on zeros in memory.
     """
     clean = copied(model)
     try:
@@ -143,8 +142,8 @@ def _passed(
 
 
 def _prepare(model: nn.Module, operators: tuple[Operator, ...], run: CutRun) -> None:
-    """Let ``run`` follow the operators of ``model`` one by one, and of each operation where it is called."""
-    # what is known before: no tensor is cut
+    """Let ``run`` track the operators of ``model`` one by one, and where each operation is called."""
+    # at first no tensor is split
     for b in model.buffers():
         run.tag(b, CutState())
     for name, p in model.named_parameters():
@@ -160,7 +159,7 @@ def _prepare(model: nn.Module, operators: tuple[Operator, ...], run: CutRun) -> 
 
 
 def _together(before: dict[Operator, Spread], now: dict[Operator, Spread]) -> dict[Operator, Spread]:
-    """The operators of a sequence, of those of its pieces: what they send adds up."""
+    """Merge the operators of a sequence's pieces: their collectives add up."""
     out = {}
     for o, s in now.items():
         earlier = before.get(o)
@@ -172,7 +171,7 @@ def _together(before: dict[Operator, Spread], now: dict[Operator, Spread]) -> di
 
 
 class _Looks(Exception):
-    """The model looks at data."""
+    """The model reads values of tensors."""
 
 
 def _forward(
@@ -181,7 +180,7 @@ def _forward(
     for x in xs:
         run.tag(x, CutState())
 
-    # with real numbers a model may look at data; which way it went then depends on them
+    # with values a model may branch on them, and only one branch is traced
     real = device.type != "meta"
     given = (*xs, *model.parameters(), *model.buffers())
     branches = looking(given, partial(_refuse, run)) if real else nullcontext()
@@ -203,7 +202,7 @@ def _following(run: CutRun, branches: AbstractContextManager[None]) -> Iterator[
 
 
 def _refuse(run: CutRun) -> None:
-    """Only one of its ways has been followed."""
+    """Refuse a branch on values, because only one side of it was traced."""
     at = run.where[-1] or "the model's own forward"
     text = f"{at} branches on the values of its inputs or weights"
     raise CutRefused(f"{text}, which cannot be traced next to operators that are cut over tp", KEY)
@@ -218,7 +217,7 @@ def _end(run: CutRun, *_: Any) -> None:
 
 
 def _told(p: Problem, why: BaseException | None, run: CutRun) -> Problem:
-    """What goes wrong only with pieces is the strategy's fault."""
+    """Return the problem with its cause: what fails only with pieces is the strategy's fault."""
     at = run.where[-1] or "the model's own forward"
     if isinstance(why, CutRefused):
         text = str(why) if why.key else f"in {at}: {why}"
@@ -232,14 +231,14 @@ def _told(p: Problem, why: BaseException | None, run: CutRun) -> Problem:
 
 
 def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
-    """How the model's output leaves: the loss takes it whole, or one cut on its last dim, the classes."""
+    """Return the layout of the model's output: the loss takes full outputs, or one split on its classes."""
     for _, s in outs:
         run.full |= s.made
     t, dim = next(((t, s.cut) for t, s in outs if s.cut is not None), (None, None))
     if t is None or (len(outs) == 1 and t.dim() > 1 and dim == t.dim() - 1):
         return dim
 
-    # the last operator can have it gathered
+    # the last operator can gather it
     last = [*run.spreads][-1]
     text = f"the model's output leaves cut on dim {dim} over tp"
     way = "the loss takes it whole or cut on the classes"
@@ -251,24 +250,24 @@ def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
 def _operate(
     run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any
 ) -> Any:
-    """An operator is called: find out what it needs, and do it."""
+    """Run an operator and record what it communicates."""
     x, *rest = args or (kwargs.pop("input", None),)
     if not isinstance(x, Tensor):
         raise CutRefused(f"the first thing that {o.module} takes is no tensor", o.where)
     if run.axis is None:
         return _whole(run, o, lambda: plain(x, *rest, **kwargs))
 
-    # its input, as it takes it
+    # its input, converted
     s = run.state(x)
     run.full |= s.made if s.cut is None else frozenset()
     planned = _into(o, x, s.cut, run.axis.size)
     log: list[Comm] = []
     terms = o.mode == "column"
     x = _quietly(run, log, lambda axis: bring(x, planned.arrives, planned.takes, axis, terms=terms))
-    if s.cut is None and not s.made:  # no gradient goes back from here
+    if s.cut is None and not s.made:  # no gradient flows back from here
         log[:] = [c for c in log if c.phase == "forward"]
 
-    # what it computes
+    # its computation
     if o.mode:
         split = apply.OperatorForward(module, plain, planned, run.axis)
         y = _quietly(run, log, lambda _: split.compute(x, *rest, **kwargs))
@@ -277,12 +276,12 @@ def _operate(
         y = plain(x, *rest, **kwargs)
         planned = replace(planned, makes=run.state(_tensor(y, o)).cut)
 
-    # its output, as it hands it on
+    # its output, converted
     planned = _out_of(o, y, planned, run.axis.size)
     leaving = apply.OperatorForward(module, plain, planned, run.axis)
     y = _quietly(run, log, lambda _: leaving.hand_on(y))
 
-    # what is known of it, and of what it made
+    # record its spread, and the state of its result
     _note(run, o, module, replace(planned, comms=tuple(log)))
     run.row(f"operator {o.module}", [y])
     run.tag(y, CutState(planned.gives, frozenset({f"{o.module}()"})))
@@ -290,7 +289,7 @@ def _operate(
 
 
 def _whole(run: CutRun, o: Operator, call: Callable[[], Any]) -> Any:
-    """In the whole model it runs as it is."""
+    """Run an operator of the full model as it is."""
     run.quiet += bool(o.mode)
     y = call()
     run.quiet -= bool(o.mode)
@@ -299,7 +298,7 @@ def _whole(run: CutRun, o: Operator, call: Callable[[], Any]) -> Any:
 
 
 def _note(run: CutRun, o: Operator, module: nn.Module, planned: Spread) -> None:
-    """Keep what was planned for an operator; every call of it must need the same."""
+    """Record the spread of an operator; every call of it must need the same."""
     if run.spreads.setdefault(o, planned) != planned:
         raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", o.where)
     if o.mode == "row" and planned.gives is not None and getattr(module, "bias", None) is not None:
@@ -309,7 +308,7 @@ def _note(run: CutRun, o: Operator, module: nn.Module, planned: Spread) -> None:
 
 
 def _quietly(run: CutRun, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor:
-    """An operator's own work is not followed, only what it would send."""
+    """Run an operator's own work untracked, and log only what it would send."""
     assert run.axis is not None
     run.axis.log = log
     run.quiet += 1
@@ -326,7 +325,7 @@ def _tensor(y: Any, o: Operator) -> Tensor:
 
 
 def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
-    """What arrives and what the operator takes."""
+    """Return the spread with the layouts that arrive and that the operator takes."""
     asked = _asked(o, "input", x, n, now=arrives)
     if not o.mode:
         takes = arrives if o.input is None else asked
@@ -342,7 +341,7 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
 
 
 def _out_of(o: Operator, y: Tensor, s: Spread, n: int) -> Spread:
-    """What it makes and what it gives."""
+    """Return the spread with the layouts that the operator computes and that it returns."""
     sums = o.mode in ("row", "vocabulary")
     makes = y.dim() - 1 if o.mode else s.makes
     if sums:
@@ -352,7 +351,7 @@ def _out_of(o: Operator, y: Tensor, s: Spread, n: int) -> Spread:
 
 
 def _asked(o: Operator, name: Literal["input", "output"], t: Tensor, n: int, now: Cut) -> Cut:
-    """The dim that the strategy cuts, checked against the tensor at hand."""
+    """Return the dim that the strategy splits, checked against the tensor."""
     axes = o.input if name == "input" else o.output
     if axes is None:
         return None

@@ -1,4 +1,4 @@
-"""Finds how nodes of a trace are related besides their inputs: shared memory, and the way of gradients."""
+"""Finds how nodes of a trace are related besides their inputs: shared memory, and the path of gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.parallel.trace.fx_glue import Tracer, origins, storages
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """As ``plan.values.facts.Node`` has it; storages are numbered in the order of their first appearance."""
+    """Fields of ``plan.values.facts.Node``; storages are numbered in the order of first appearance."""
 
     reads: frozenset[int]
     lies: frozenset[int]
@@ -22,7 +22,7 @@ class NodeMemory:
 
 
 def memory(tracer: Tracer) -> dict[fx.Node, NodeMemory]:
-    """Which memory each node reads, returns and writes."""
+    """Return the memory that each node reads, returns and writes."""
     numbers: dict[int, int] = {}
 
     def numbered(found: Iterable[int]) -> frozenset[int]:
@@ -42,11 +42,11 @@ def memory(tracer: Tracer) -> dict[fx.Node, NodeMemory]:
 
 
 def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Node, frozenset[str]]:
-    """Of each node the inputs that get a gradient through it from the model's output.
+    """Return for each node the inputs that get a gradient through it from the model's output.
 
-    Of a value that is changed in place autograd rewrites the history: every user counts.
+    Autograd rewrites the history of a value that is changed in place, so every user of it counts.
     """
-    # where gradients of each value arrive, and which nodes have made what they arrive at
+    # where gradients of each value arrive, and the nodes that made these functions
     origin = {}
     makers: dict[Any, list[fx.Node]] = {}
     for node in tracer.graph.nodes:
@@ -54,12 +54,12 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
         for at in origin[node]:
             makers.setdefault(at, []).append(node)
 
-    # what the output itself gets
+    # the gradients of the output itself
     found: dict[fx.Node, set[str]] = {n: set() for n in tracer.graph.nodes}
     (end,) = tracer.graph.find_nodes(op="output")
     found[end] |= {i.name for i in end.all_input_nodes if origin[i]}
 
-    # autograd's way back: each function belongs to the node that ran when it was made
+    # autograd's path: each function belongs to the node that ran when it was made
     starts = [at for at, _ in tracer.spans]
     stack = [*origins(tracer.values[end])]
     seen = set(stack)
@@ -75,7 +75,7 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
                 seen.add(at)
                 stack.append(at)
 
-    # what is changed in place, and what is only passed on
+    # values that are changed in place, and those that are only passed on
     written = frozenset[int]().union(*(m.writes for m in spaces.values()))
     for node in tracer.graph.nodes:
         found[node] |= {i.name for i in node.all_input_nodes if origin[i] and spaces[i].lies & written}
@@ -86,7 +86,7 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
 def _passed_on(
     graph: fx.Graph, origin: dict[fx.Node, frozenset[Any]], found: dict[fx.Node, set[str]]
 ) -> None:
-    """A node that returns what it is given, or a part of it, hands on its gradient."""
+    """Add inputs that a node returns, or returns a view of: they get its gradient."""
     wanted = set[str]().union(*found.values())
     for node in reversed(graph.nodes):
         if node.name in wanted:

@@ -1,4 +1,4 @@
-"""The autograd, autocast and default-dtype modes that traced code ran in, entered again by its stage."""
+"""The autograd, autocast and default-dtype modes of traced code, which its stage enters again."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import torch
 
 
 def _kinds() -> tuple[str, ...]:
-    """The kinds of device that a model may work on here."""
+    """Return the kinds of device that a model may use here."""
     accelerator = torch.accelerator.current_accelerator()
     return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
 @dataclass(frozen=True)
 class Ambient:
-    """``grad``: whether autograd records; ``autocast``: the dtype of each kind of device that it is on for.
+    """The modes at one place of the code.
 
-    ``dtype``: that of new tensors which are given none.
+    ``grad``: whether autograd records. ``autocast``: its dtype per kind of device, or ``None``. ``dtype``:
+    the default dtype of new tensors.
     """
 
     grad: bool
@@ -47,7 +48,7 @@ class Ambient:
 
 
 def ambient() -> Ambient:
-    """The modes of this moment."""
+    """Return the present modes."""
     on = torch.is_autocast_enabled
     casts = tuple((k, torch.get_autocast_dtype(k) if on(k) else None) for k in _kinds())
     return Ambient(

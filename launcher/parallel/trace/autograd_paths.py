@@ -1,4 +1,4 @@
-"""Ways through the graph that autograd has recorded."""
+"""Paths through the graph that autograd has recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
-    """Whether autograd can go from every tensor of ``last`` back to one of ``made``."""
+    """Whether autograd gets from every tensor of ``last`` back to one of ``made``."""
     goals = {t.grad_fn for t in made if t.grad_fn is not None}
     if not goals or not last:
         return False
@@ -17,13 +17,13 @@ def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> boo
 
 
 def reaches(start: Any, goals: set[Any], oldest: int) -> bool:
-    """Nodes made before the ``oldest`` goal cannot lead to it."""
+    """Whether a path leads from ``start`` to a goal; nodes older than the ``oldest`` goal cannot reach it."""
     stack, seen = [start], set()
     while stack:
         node = stack.pop()
         if node in goals:
             return True
-        if node is None:  # of a tensor of torch.func, whose past is not shown
+        if node is None:  # a tensor of torch.func, whose history is hidden
             continue
         for following, _ in node.next_functions:
             if following is not None and following not in seen and following._sequence_nr() >= oldest:

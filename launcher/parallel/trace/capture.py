@@ -49,16 +49,16 @@ PLAIN = (
     torch.layout,
     torch.memory_format,
 )
-"""What is written into a graph as it is."""
+"""Values that are written into a graph as they are."""
 
 ACTS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_"})
-"""Methods that change something about a tensor that is not its numbers."""
+"""Methods that change something about a tensor other than its values."""
 
 READS = frozenset({
     torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__int__,
     torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist,
 })  # fmt: skip
-"""What hands the numbers of a tensor to Python."""
+"""Functions that pass the values of a tensor to Python."""
 
 DEVICE = torch.Tensor.device.__get__
 META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
@@ -67,12 +67,12 @@ GRAD_FN = GRAD_FN.__get__
 
 
 class Uncuttable(Exception):
-    """The code between the modules does something that a stage of its own cannot do. The text says what."""
+    """Raised for code between the modules that a separate stage cannot run. The text says what it does."""
 
 
 @dataclass(frozen=True)
 class GlueCall:
-    """A call between modules: ``func`` carries it out, ``kind`` and ``target`` are what a graph calls it."""
+    """A call between modules: ``func`` runs it, ``kind`` and ``target`` describe it in a graph."""
 
     kind: Literal["call_function", "call_module"]
     target: Any
@@ -82,10 +82,10 @@ class GlueCall:
 
 
 class Capture(TorchFunctionMode):
-    """Torch functions called between modules, and calls of leaves, become the nodes of ``graph``.
+    """Records torch functions called between modules, and calls of leaves, as the nodes of ``graph``.
 
-    The Python in between runs now and never again: what it has worked out is a constant of the graph.
-    ``leaves`` are modules by id; ``eager`` while something runs that is recorded as one node.
+    The Python in between runs now and never again: its results are constants of the graph. ``leaves`` are
+    modules by id; ``eager`` is true while something runs that is recorded as one node.
     """
 
     def __init__(self, root: nn.Module, leaves: Mapping[int, str]) -> None:
@@ -93,25 +93,25 @@ class Capture(TorchFunctionMode):
         self.root = root
         self.leaves = leaves
 
-        # the graph, and what each node is worth
+        # the graph, and the value of each node
         self.graph = fx.Graph()
         self.values: dict[fx.Node, Any] = {}
         self.modes: dict[fx.Node, Ambient] = {}
         self.calls: dict[fx.Node, tuple[nn.Module, Any, Any]] = {}
 
-        # what goes on outside, and whether a node is being made
+        # the state outside, and whether a node is being made
         self.base = ambient()
         self.eager = False
         self.stream: bytes = b""
         self.hooks: Any = None
         self.refused: Exception | None = None
 
-        # where each tensor comes from
+        # the origin of each tensor
         self.known: dict[int, tuple[fx.Node, Any]] = {}
-        self.alive: list[Any] = []  # the id of what is freed could come back as another's
+        self.alive: list[Any] = []  # the id of a freed object could be reused
         self.attributes: dict[str, fx.Node] = {}
 
-        # how the model was before
+        # the model as it was before
         self.before = {id(v) for m in root.modules() for v in vars(m).values()}
         self.places = {name: id(t) for name, t in _tensors(root)}
         whole = [m for m in root.modules() if id(m) in leaves]
@@ -119,26 +119,29 @@ class Capture(TorchFunctionMode):
         self.built = {leaves[id(m)]: {name: id(t) for name, t in _tensors(m)} for m in whole}
 
     def carry_out(self, call: GlueCall) -> tuple[Any, bool]:
-        """What the call returns, and whether it has changed a tensor in place."""
+        """Run the call; return its result, and whether it has changed a tensor in place."""
         raise NotImplementedError
 
     def overwritten(self) -> frozenset[fx.Node]:
-        """Values that something after them changes in place."""
+        """Return the values that a later node changes in place."""
         raise NotImplementedError
 
     def refuse(self, text: str) -> Uncuttable:
-        """The first reason stays, whatever the user's code does with the exception."""
+        """Return the error for ``text``.
+
+        The first reason stays, even if the user's code catches the exception.
+        """
         error = Uncuttable(text)
         self.refused = self.refused or error
         return error
 
     def placeholder(self, name: str, value: torch.Tensor) -> None:
-        """An input of the model."""
+        """Add an input of the model."""
         node = self.graph.placeholder(name)
         self._learn(node, value)
 
     def _alike(self) -> None:
-        """Seeds, random states put back, and hooks are no torch functions: no stage would see them."""
+        """Refuse seeds, restored random states and hooks, which are no torch functions: no stage has them."""
         if stream() != self.stream:
             text = "it seeds torch's random stream, or puts back a state of it"
             raise self.refuse(f"{text}, which no stage would see")
@@ -155,7 +158,7 @@ class Capture(TorchFunctionMode):
         if self.eager:
             return func(*args, **kwargs)
 
-        # what a tensor says of itself: what it would say on the CPU
+        # properties of a tensor: those that it would have on the CPU
         if func == META:
             return False
         if func == DEVICE:
@@ -170,11 +173,11 @@ class Capture(TorchFunctionMode):
         return self.call(GlueCall("call_function", func, func, args=args, kwargs=kwargs))
 
     def call(self, call: GlueCall) -> Any:
-        """Carry out a call, and note it if it makes or changes tensors."""
+        """Run a call, and record it if it makes or changes tensors."""
         self._alike()
         self.eager = True
         try:
-            # what goes in is known, and the module is the one that its stage will have
+            # its inputs are known, and the module is the one that its stage will have
             known = [self._node(t) for t in tensors((call.args, call.kwargs))]
             changed = filled((call.args, call.kwargs), objects=True)
             if call.kind == "call_module":
@@ -186,7 +189,7 @@ class Capture(TorchFunctionMode):
                 text = f"{call.target} changes a list or dictionary that it is given"
                 raise self.refuse(f"{text}, which stages do not share")
 
-            # a node, unless it only asks: for a shape, say
+            # a node, unless the call only reads a property, such as a shape
             acts = getattr(call.func, "__name__", "") in (*ACTS, "__set__")
             made = bool(known) and not isinstance(out, (*PLAIN, tuple, list))
             if call.kind == "call_module" or tensors(out) or wrote or acts or made:
@@ -196,9 +199,9 @@ class Capture(TorchFunctionMode):
         return out
 
     def _always(self, t: torch.Tensor) -> torch.Tensor | None:
-        """The numbers of ``t`` where they depend on no input: positions, say. ``None`` for all others.
+        """Return the values of ``t`` if they depend on no input (such as positions), else ``None``.
 
-        Nor of what was made of memory that has been changed since: a view may have done it.
+        Also ``None`` if memory that ``t`` was computed from has changed since: a view may have changed it.
         """
         self.eager = True
         try:
@@ -213,7 +216,7 @@ class Capture(TorchFunctionMode):
             self.eager = False
 
     def _as_built(self, path: str, module: Any) -> None:
-        """A call with other weights than a module's own would run with its own on its stage."""
+        """Refuse a call in another mode or with other weights than its own: its stage would use its own."""
         if [m.training for m in module.modules()] != self.training[path]:
             text = f"it calls {path} in another mode (train, eval) than it is in"
             raise self.refuse(f"{text}, which no stage would see")
@@ -224,7 +227,7 @@ class Capture(TorchFunctionMode):
                 raise self.refuse(f"it calls {path} with another tensor in the place of {path}.{name}")
 
     def note(self, call: GlueCall, out: Any) -> fx.Node:
-        """The node of a call that has been carried out."""
+        """Add the node of a call that has run."""
         given = tuple(map(self.arg, call.args))
         named = {k: self.arg(v) for k, v in call.kwargs.items()}
         node = self.graph.create_node(call.kind, writable_name(call.target), given, named)
@@ -239,11 +242,11 @@ class Capture(TorchFunctionMode):
     def _learn(self, node: fx.Node, out: Any) -> None:
         self.values[node] = out
         self.alive.append(out)
-        for path, t in inside(out):  # a leaf's own tuple may hold what came in: the newest node has it
+        for path, t in inside(out):  # a leaf's tuple may contain an input: the newest node counts
             self.known[id(t)] = node, path
 
     def _node(self, t: torch.Tensor) -> fx.Node:
-        """Where ``t`` comes from."""
+        """Return the node that made ``t``."""
         if id(t) not in self.known:
             self.known[id(t)] = self._attribute(t), ()
         node, path = self.known[id(t)]
@@ -269,7 +272,7 @@ class Capture(TorchFunctionMode):
         return self.attributes[name]
 
     def arg(self, a: Any) -> Any:
-        """``a`` as a graph has it."""
+        """Return ``a`` as an argument of a graph."""
         if isinstance(a, torch.Tensor):
             return self._node(a)
         if isinstance(a, torch.device):
@@ -296,7 +299,7 @@ class Capture(TorchFunctionMode):
         if isinstance(a, np.generic | np.ndarray) and a.ndim == 0:
             return a.item()
 
-        # what has a state of its own, which every stage would have once more
+        # objects with state, of which every stage would have a copy
         if isinstance(a, torch.Generator):
             raise self.refuse(
                 "it draws from a generator of its own, and every stage would have a separate copy of it"
@@ -304,7 +307,7 @@ class Capture(TorchFunctionMode):
         if isinstance(a, nn.Module):
             raise self.refuse(f"it hands the module {type(a).__name__} to a function")
 
-        # functions and objects, unless nobody changes them
+        # functions and objects, unless they are immutable
         if callable(a):
             held = captured_state(a)
             if held:
@@ -321,7 +324,7 @@ class Capture(TorchFunctionMode):
         return self._constant(a)
 
     def _container(self, a: Any) -> fx.Node:
-        """A container of tensors, made again by each stage that has it."""
+        """Add a node that rebuilds a container of tensors, in each stage that uses it."""
         name = type(a).__name__
         args, kwargs = contents(a)
         if args is None:
@@ -339,13 +342,13 @@ class Capture(TorchFunctionMode):
 
 
 def stream() -> bytes:
-    """The state of torch's random stream on the CPU."""
+    """Return the state of torch's random stream on the CPU."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         return torch.default_generator.get_state().numpy().tobytes()
 
 
 def _saving() -> Any:
-    """The hooks on what autograd saves; torch's own (checkpoint, save_on_cpu) bring back the same numbers."""
+    """Return the saved-tensor hooks; torch's own (checkpoint, save_on_cpu) restore the same values."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
@@ -354,14 +357,14 @@ def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def scripted(graph: fx.Graph) -> bool:
-    """Whether TorchScript runs there: it calls operators by name, and others once it has seen some calls."""
+    """Whether ``graph`` runs TorchScript, which calls operators by name, and other ones after some calls."""
     called = (n.target.func for n in graph.nodes if isinstance(n.target, NamedFunction))
     return any(isinstance(f, torch._ops.OpOverload) for f in called)
 
 
 @contextmanager
 def capturing(capture: Capture) -> Iterator[None]:
-    """Calls of leaves and autograd functions go through ``capture``, and torch functions meanwhile."""
+    """Pass calls of leaves, autograd functions and torch functions through ``capture`` while entered."""
     patched: list[tuple[Any, Any]] = []
 
     def patch(owner: Any) -> None:

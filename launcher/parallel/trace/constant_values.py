@@ -1,4 +1,4 @@
-"""Works out traced values that depend on no input, no weight and no random number: positions, say."""
+"""Computes traced values that depend on no input, no weight and no random number, such as positions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import fx
 from launcher.parallel.dispatch.containers import here
 
 RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "alpha_dropout", "empty", "new_empty")
-"""How names of functions begin whose results are other numbers each time."""
+"""Prefixes of functions whose results differ each time."""
 
 
 class _NotConstant(Exception):
-    """A value depends on an input, a weight or a random number."""
+    """Raised if a value depends on an input, a weight or a random number."""
 
 
 def constant_value(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
-    """The value of ``node`` on the CPU, or ``None``."""
+    """Return the value of ``node`` on the CPU, or ``None``."""
     try:
         return _value(node, done)
     except _NotConstant:

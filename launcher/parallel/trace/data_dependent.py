@@ -1,4 +1,4 @@
-"""Refuses data-dependent control flow: tracing has seen one branch only."""
+"""Detects data-dependent control flow, of which tracing sees only one branch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
 
 READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})
-"""What hands the numbers out without an operation."""
+"""Functions that pass values to Python without an operation."""
 TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -22,18 +22,18 @@ SIZES = frozenset({
     "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave",
     "unique_consecutive", "unique_dim", "_unique", "_unique2",
 })  # fmt: skip
-"""Operators whose result is a number for Python, or has a shape that depends on the numbers."""
+"""Operators whose result is a number for Python, or has a shape that depends on the values."""
 
 
 class _InputDependence(Dispatch):
-    """Knows the tensors that come from those ``given``; what comes of none, such as positions, is constant.
+    """Tracks the tensors that depend on those ``given``; the others, such as positions, are constant.
 
-    ``refuse`` is called, and raises, when one of them decides what is done.
+    ``refuse`` is called, and raises, if one of them decides what is done.
     """
 
     def __init__(self, given: Iterable[Tensor], refuse: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.given = {id(t): t for t in given}  # kept alive: a freed tensor's id could come back as another's
+        self.given = {id(t): t for t in given}  # kept alive, as a freed tensor's id could be reused
         self.refuse = refuse
 
     def among(self, *values: Any) -> bool:
@@ -62,14 +62,14 @@ class _Reads(TorchFunctionMode):
 
 @contextmanager
 def looking(given: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[None]:
-    """``refuse`` is called when what comes from the tensors ``given`` decides what is done meanwhile."""
+    """Call ``refuse`` if a value that depends on ``given`` decides what is done while entered."""
     mode = _InputDependence(given, refuse)
     with mode, _Reads(mode):
         yield
 
 
 class Sized(Dispatch):
-    """Tells of operators whose result Python could not know without the numbers."""
+    """Reports operators whose result Python could not know without the values."""
 
     def __init__(self, told: Callable[[Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -32,10 +32,10 @@ from launcher.plan.refusals.model_effects import DTYPES
 from launcher.plan.values.operations import Operations
 
 RUNNING = torch.float32
-"""The default dtype while a forward runs, whatever the weights' is: that of torch."""
+"""The default dtype while a forward runs, whatever that of the weights: torch's."""
 
 MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-"""Modules of torch that models of this package may have, and that look at the mode that they are in."""
+"""Modules of torch that models of this package may have, and that depend on the training mode."""
 
 STAGES = "parallel.pipeline.stage_config"
 CURE = "name a larger module in stage_config, so that this code runs inside it"
@@ -46,13 +46,18 @@ NO_COST: Cost = (0, 0, Operations())
 
 
 class Tracer(Capture):
-    """The graph of a model, ``leaves`` excepted, which are called and stay what they are.
+    """The graph of a model with ``leaves`` as opaque calls.
 
-    The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
-    ``costs``: bytes saved, flops and kernels of each node; ``writes``: the storages it has changed;
-    ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
-    ``evaluation``: the same in evaluation mode, where it was followed too. ``side_channels`` looks whether
-    leaves are told anything past their arguments.
+    The graph is valid for inputs of these shapes; another batch shape is traced anew and compared (``same``).
+
+    Attributes:
+        watch: what was observed of the forward.
+        side_channels: checks that leaves learn nothing except by their arguments.
+        evaluation: the trace in evaluation mode, if there is one.
+        costs: bytes saved, flops and kernels of each node.
+        writes: the storages that each node has changed.
+        spans: autograd's sequence number when each node began.
+        origins: where gradients of each node's value arrive.
     """
 
     watch: Watch
@@ -69,16 +74,16 @@ class Tracer(Capture):
         self._last: tuple[Cost, frozenset[int], int] = (NO_COST, frozenset(), 0)
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
-        """The module that ``node`` calls, and what it is given."""
+        """Return the module that ``node`` calls, and its arguments."""
         return self.calls[node]
 
     def given(self, node: fx.Node) -> tuple[Any, Any]:
-        """The values of its arguments."""
+        """Return the values of the node's arguments."""
         args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
         return args, kwargs
 
     def overwritten(self) -> frozenset[fx.Node]:
-        """Values that something after them changes in place."""
+        """Return the values that a later node changes in place."""
         out: set[fx.Node] = set()
         later: set[int] = set()
         for node in reversed(self.graph.nodes):
@@ -107,7 +112,7 @@ class Tracer(Capture):
         return out, bool(wrote)
 
     def _call_leaf(self, call: GlueCall) -> Any:
-        """Run a leaf, and see that it is told nothing past its arguments."""
+        """Run a leaf, and check that it learns nothing except by its arguments."""
         leaf = self.leaves[id(call.func)]
         told = None
         if self.side_channels is not None:
@@ -126,11 +131,11 @@ class Tracer(Capture):
             raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
 
     def _depends(self, leaf: str, what: str) -> None:
-        """Refuse what would be that of zeros for ever: code around the leaves runs now, and never again."""
+        """Refuse a result that would stay that of zeros: code around the leaves runs now, and never again."""
         raise self.refuse(f"{leaf} returns {what} with other data; return a tensor of a fixed shape")
 
     def over(self) -> None:
-        """The forward is done."""
+        """Check the side channels at the end of the forward."""
         if self.side_channels is not None:
             self._unchanged(*self.side_channels.over())
 
@@ -142,13 +147,13 @@ class Tracer(Capture):
         return node
 
     def escaped(self, func: Any) -> None:
-        """Refuse an operation that no node accounts for."""
+        """Refuse an operation that belongs to no node."""
         if not self.eager and torch._C._current_graph_task_id() == -1:
             name = func._schema.name.removeprefix("aten::")
             raise self.refuse(f"{name} runs there without torch's Python seeing it")
 
     def read(self, name: str) -> None:
-        """Refuse to look from outside at what a leaf counts in Python: this forward's number would stay."""
+        """Refuse an outside read of Python state that a leaf changes: this forward's value would stay."""
         leaf = next(u for u in self.leaves.values() if covers(u, name))
         here = self.watch.running
         ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
@@ -157,13 +162,13 @@ class Tracer(Capture):
 
 
 def origins(value: Any) -> frozenset[Any]:
-    """What gradients of the tensors in ``value`` arrive at: their functions, or for leaves themselves."""
+    """Return the autograd functions of the tensors in ``value`` with a gradient; for leaves, their ids."""
     found = [t for t in tensors(value) if t.requires_grad]
     return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in found)
 
 
 def storages(value: Any) -> dict[int, None]:
-    """The memory behind the tensors in ``value``, in their order."""
+    """Return the storages of the tensors in ``value``, in order."""
     return dict.fromkeys(t.untyped_storage()._cdata for t in tensors(value))
 
 
@@ -174,7 +179,7 @@ def trace(
 
     Raises ``RequestError``.
     """
-    # once
+    # the first time
     model = copied(model)  # a forward may count or cache
     before = held(model)
     modules = files(*map(type, model.modules()))
@@ -186,7 +191,7 @@ def trace(
         why = "which differs on every rank"
         raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
 
-    # again, and in evaluation mode: the same, or no stage can run it
+    # again, and in evaluation mode: it must do the same, or no stage can run it
     once = variables(modules)
     follow_again = partial(_follow, model, leaves, inputs, counted=counted)
     difference = same(tracer.graph, follow_again().graph)
@@ -207,7 +212,7 @@ def trace(
 def trace_ours(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
-    """The same of a model of this package: all of its forwards are known to do the same."""
+    """Trace a model of this package, whose forwards are known to do the same each time."""
     model = copied(model)
     tracer = _follow(model, leaves, inputs, units)
     if modal(model):
@@ -219,12 +224,12 @@ def trace_ours(
 
 
 def modal(model: nn.Module) -> bool:
-    """Whether a module of torch in it may do something else in evaluation mode."""
+    """Whether the model has a module of torch that depends on the training mode."""
     return any(isinstance(m, MODAL) for m in model.modules())
 
 
 def _evaluated(tracer: Tracer, other: Tracer) -> None:
-    """Add what the forward did in evaluation mode; what is between the modules must not depend on that."""
+    """Add the trace in evaluation mode; the code between the modules must be the same."""
     tracer.evaluation = other
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
@@ -235,7 +240,7 @@ def _evaluated(tracer: Tracer, other: Tracer) -> None:
 
 
 def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
-    """Refuse a forward that reads what the backwards before it have changed."""
+    """Refuse a forward that reads state that earlier backwards have changed."""
     names = list(dict.fromkeys(n for call in tracer.calls.values() for n in moved(model, *call)))
     read: dict[str, None] = {}
     if names:
@@ -251,9 +256,9 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
 def follow(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
-    """The trace in the mode that ``model`` is in.
+    """Trace ``model`` once, in its present mode.
 
-    Raises ``RequestError`` where the glue cannot be followed.
+    Raises ``RequestError`` if the glue cannot be traced.
     """
     return _follow(copied(model), leaves, inputs, units)
 
@@ -266,12 +271,15 @@ def _follow(
     counted: Sequence[str] = (),
     check_side_channels: bool = False,
 ) -> Tracer:
-    """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read."""
+    """Trace a model that may count or cache while it runs.
+
+    ``counted`` has attributes that only their own leaf may read.
+    """
     meter = Meter((*model.parameters(), *model.buffers()))
 
-    # who runs it, and on what
+    # the tracer, and its inputs
     tracer = Tracer(model, leaves, meter)
-    xs = [torch.empty_like(x) for x in inputs]  # one object each, for two inputs may be one tensor
+    xs = [torch.empty_like(x) for x in inputs]  # one object each, because two inputs may be one tensor
     _unhooked(model, leaves)
 
     with (
@@ -283,7 +291,7 @@ def _follow(
         capturing(tracer),
         reading(model, counted, tracer.read),
     ):
-        # who looks on
+        # observers
         meter.tell(tracer.escaped)
         if check_side_channels:
             called = {name: model.get_submodule(name) for name in tracer.leaves.values()}
@@ -298,14 +306,14 @@ def _follow(
 
 
 def _names(model: nn.Module, count: int) -> list[str]:
-    """What the forward calls its inputs."""
+    """Return the forward's names of its inputs."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     named = [p.name for p in signature(model.forward).parameters.values() if p.kind in kinds][:count]
     return [*named, *(f"input_{i}" for i in range(len(named), count))]
 
 
 def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
-    """A backward hook of a module that is cut has no backward of its own to hook."""
+    """Refuse backward hooks of modules that are split: they have no backward of their own."""
     for path, module in model.named_modules():
         inside = any(path == leaf or path.startswith(leaf + ".") for leaf in leaves)
         if not inside and (module._backward_hooks or module._backward_pre_hooks):
@@ -319,7 +327,7 @@ def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
 def refusing(
     model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | None = None
 ) -> Iterator[None]:
-    """What a user's forward raises becomes a ``RequestError``; what cannot be followed comes with a cure."""
+    """Turn errors of a user's forward into ``RequestError``, with a cure if only the trace fails."""
     name = type(model).__name__
     try:
         yield
@@ -331,7 +339,7 @@ def refusing(
         first = error if tracer is None or tracer.refused is None else tracer.refused
         line = next(iter(str(first).strip().splitlines()), "")
 
-        # it could run, but not be followed
+        # the forward can run, but not be traced
         why = line if isinstance(first, Uncuttable) or "meta" in line.lower() else ""
         if tracer is not None and looks(first) and not isinstance(first, Uncuttable):
             why = "its Python looks at data"
@@ -341,7 +349,7 @@ def refusing(
             text = f"cannot trace the code between the named modules of {name}{at}: {why}; {CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
 
-        # it fails by itself
+        # the forward itself fails
         shapes = ", ".join(f"{tuple(x.shape)}" for x in inputs)
         path = _submodule(model, first)
         inner = f" in {path}" if path else ""
@@ -352,7 +360,7 @@ def refusing(
 
 
 def _submodule(model: nn.Module, error: BaseException) -> str:
-    """The innermost module of ``model`` whose forward ``error`` went through; "" for the model's own."""
+    """Return the innermost module of ``model`` in the traceback of ``error``; "" for the model itself."""
     names = {id(m): f"{path} ({type(m).__name__})" for path, m in model.named_modules() if path}
     found, frame = "", error.__traceback__
     while frame is not None:
@@ -362,7 +370,7 @@ def _submodule(model: nn.Module, error: BaseException) -> str:
 
 
 def same(a: fx.Graph, b: fx.Graph) -> str:
-    """Where two graphs first differ, in words; "" when they do the same."""
+    """Return the first difference of two graphs, in words; "" if they do the same."""
     for left, right in zip(a.nodes, b.nodes, strict=False):
         one, other = said(left), said(right)
         if one != other:
@@ -371,7 +379,7 @@ def same(a: fx.Graph, b: fx.Graph) -> str:
 
 
 def said(node: fx.Node) -> str:
-    """A call with all its constants: ``y = mul(x, 2)``."""
+    """Return a call with all its constants, such as ``y = mul(x, 2)``."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     given = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
     return f"{node.name} = {name}({', '.join(given)})"

@@ -1,4 +1,4 @@
-"""What of the user's Python can be written into a graph as it is, and why the rest cannot."""
+"""Decides which Python objects can be written into a graph as they are, and why others cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 
 
 def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments with meta in place of the CPU, which tensors say they are on; lists stay themselves."""
+    """Return the arguments with meta in place of the CPU, which tensors report; lists stay the same."""
     if not any(isinstance(d, torch.device | str) for d in tree_leaves((args, kwargs))):
         return args, kwargs
     swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731
@@ -25,7 +25,7 @@ def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def writable_name(target: Any) -> Any:
-    """``target`` itself, or with a name that fx can write into code."""
+    """Return ``target``, under a name that fx can write into code."""
     if isinstance(target, str | NamedFunction) or target is getitem:
         return target
     if target.__name__ in ("__get__", "__set__"):
@@ -37,7 +37,7 @@ def writable_name(target: Any) -> Any:
 
 
 def why_foreign(t: torch.Tensor) -> str:
-    """Why a tensor that belongs to neither the model nor the trace cannot be used."""
+    """Return why a tensor that belongs to neither the model nor the trace cannot be used."""
     if torch._C._functorch.maybe_current_level() is not None:
         return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
     if isinstance(t, nn.Parameter):
@@ -47,13 +47,13 @@ def why_foreign(t: torch.Tensor) -> str:
 
 
 def is_frozen(a: Any) -> bool:
-    """Whether nobody can change it."""
+    """Whether the object is immutable."""
     made: Any = getattr(type(a), "__dataclass_params__", None)
     return isinstance(a, frozenset | np.dtype | type) or (made is not None and made.frozen)
 
 
 def captured_state(func: Any) -> str:
-    """What a function holds that is another on each stage, in words; "" for nothing."""
+    """Describe an object in a function that would differ between stages; "" for none."""
     # closures, methods, partials and defaults
     cells = [c.cell_contents for c in getattr(func, "__closure__", None) or () if not _empty(c)]
     bound = [*cells, getattr(func, "__self__", None), *getattr(func, "args", ()), getattr(func, "func", None)]

@@ -1,7 +1,7 @@
-"""Tries whether the output for a sample depends on the others of its batch, as a contrastive loss does.
+"""Tries whether the output for a sample depends on the others of its batch, as in a contrastive loss.
 
-Batch norms of torch, and their subclasses, are known and left out: their statistics are those of each rank's
-own micro batch, as everywhere.
+Torch's batch norms, and their subclasses, are excluded: their statistics are those of each rank's micro
+batch, as in any data-parallel training.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from launcher.parallel.trace.zero_inputs import in_memory, stand_ins
 SAMPLES = 8
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
 COARSE = 3e-2
-"""Relative to the largest number, by the narrowest dtype: kernels may round other rows otherwise."""
+"""Tolerance for other dtypes.
+
+All are relative to the largest value, as kernels may round other rows differently.
+"""
 
 
 class _FixedStatistics(TorchFunctionMode):
-    """Batch norms take no statistics of the batch."""
+    """Makes batch norms use no statistics of the batch."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -55,9 +58,10 @@ ARGUMENTS = {
 
 
 class _FixedDraws(Dispatch):
-    """Draws are the same wherever they are made: dropout keeps all, a permutation moves each by one.
+    """Makes random draws constant: dropout keeps all, a permutation moves each element by one.
 
-    ``narrowest``: the dtype of fewest bits that the forward computed floats in. ``drew``: it drew others.
+    ``narrowest`` is the floating-point dtype of fewest bits in the forward. ``drew``: it drew in other ways
+    too.
     """
 
     def __init__(self) -> None:
@@ -101,9 +105,9 @@ def _fix(func: Any, t: Tensor) -> None:
 
 
 def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> bool | None:
-    """Whether it does; ``None`` where nobody can tell: it is too large to be tried, draws, or fails.
+    """Whether samples depend on each other, or ``None`` if the model is too large to try, draws, or fails.
 
-    ``inputs``: on meta, of as many samples as they have.
+    ``inputs`` are on meta; their number of samples does not matter.
     """
     large = sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW
     if not trying() or large or not inputs or any(not x.dim() for x in inputs):
@@ -112,7 +116,7 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> bool | None:
     kept = put_back(files(*map(type, model.modules())))
     cpu = torch.device("cpu")
 
-    # whatever the user's code says of numbers that nobody promised it: the forward is judged elsewhere
+    # the user's code may raise anything for drawn values; other checks judge the forward
     with torch.random.fork_rng(devices=[]), cpu, kept, torch.enable_grad():
         for dtype in (torch.float64, torch.float32):
             with default_dtype(dtype), suppress(Exception):
@@ -122,7 +126,7 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> bool | None:
 
 
 def _mixing(model: nn.Module, xs: list[Tensor]) -> bool | None:
-    """In training mode; one that draws what cannot be fixed, in evaluation mode."""
+    """Compare in training mode; in evaluation mode, if there are draws that cannot be fixed."""
     for mode in (nullcontext(), evaluating([model])):
         with mode, _FixedDraws() as drawn:
             together = _run(model, xs)
@@ -135,7 +139,7 @@ def _mixing(model: nn.Module, xs: list[Tensor]) -> bool | None:
 def _with_others(
     model: nn.Module, xs: list[Tensor], together: list[Tensor]
 ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """The output for some samples, and for the same in another order, beside others, and beside fewer."""
+    """Yield outputs of some samples, paired with those in another order, beside others, and beside fewer."""
     places = torch.arange(SAMPLES)
     yield [t.flip(0) for t in together], _run(model, [x.flip(0) for x in xs])
     half = SAMPLES // 2
@@ -147,17 +151,17 @@ def _with_others(
     ):
         beside = _run(model, [x[torch.where(kept, places, others)] for x in xs])
         yield [t[kept] for t in together], [t[kept] for t in beside]
-    with suppress(Exception):  # it may take no other number of samples
+    with suppress(Exception):  # it may accept no other number of samples
         yield [t[:half] for t in together], _run(model, [x[:half] for x in xs])
 
 
 def _run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
-    """The floats that it gives, each a row a sample; of a copy, for a forward may count."""
+    """Return the floating-point outputs with one row per sample; runs a copy, as a forward may count."""
     torch.manual_seed(1)
     again = copied(model)
     for module in again.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.training = False  # a forward of its own takes statistics by itself
+            module.training = False  # its own forward may take statistics
     with _FixedStatistics():
         out = again(*(x.clone() for x in xs))
     tensors = [t.detach() for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()]
@@ -165,7 +169,7 @@ def _run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _alike(a: list[Tensor], b: list[Tensor], close: float) -> bool:
-    """But for roundings; those of another shape are judged elsewhere."""
+    """Whether two lists are equal up to rounding; tensors of other shapes are left to other checks."""
     pairs = [(x.double(), y.double()) for x, y in zip(a, b, strict=False) if x.shape == y.shape and x.numel()]
     return all(_close(x, y, close) for x, y in pairs)
 

@@ -1,4 +1,4 @@
-"""Reads a model's facts off a meta-device copy: names, shapes, ties, the graph between its modules."""
+"""Reads a model's facts from a meta-device copy: names, shapes, ties, the graph between its modules."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def meta(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-    """Meta tensors of these shapes."""
+    """Return meta tensors of these shapes."""
     return [torch.empty(s.shape, dtype=dtype_of(s.dtype), device="meta") for s in specs]
 
 
 def skeleton(model: nn.Module) -> Skeleton:
-    """Modules in definition order; parameters and persistent buffers, a tied one under each of its names."""
+    """Return modules in definition order, and parameters and persistent buffers under each of their names."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             text = f"{name or 'the model'} is a TorchScript module, whose tensors cannot be placed on ranks"
@@ -82,7 +82,7 @@ def skeleton(model: nn.Module) -> Skeleton:
         if b not in module._non_persistent_buffers_set
     }
 
-    # each under the first of its names
+    # each with the first of its names
     roles = param_roles(model)
     for name, p in model.named_parameters(remove_duplicate=False):
         role = roles.get(id(p), "")
@@ -91,7 +91,7 @@ def skeleton(model: nn.Module) -> Skeleton:
         if name in persistent:
             params.append(Param(name, spec(b), first.setdefault(id(b), name), trainable=False, buffer=True))
 
-    # modules, and what tensor parallelism can cut of them
+    # modules, and which of them tensor parallelism can split
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
     lists = frozenset(n for n, m in model.named_modules() if type(m).forward is nn.Module.forward)
@@ -123,20 +123,20 @@ def _traits(model: nn.Module) -> ModelTraits:
 
 
 def _over_samples(module: nn.Module) -> bool:
-    """Whether it normalizes by the samples of a batch: one kept in evaluation mode does not."""
+    """Whether it normalizes by the samples of a batch; one kept in evaluation mode does not."""
     known = isinstance(module, nn.modules.batchnorm._BatchNorm)
     return known and (module.training or module.running_mean is None)
 
 
 def _compiled(module: nn.Module) -> bool:
-    """Whether the model itself has had it compiled; by its name, for the class is slow to import."""
+    """Whether the model has compiled this module; checked by class name, as the class is slow to import."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 def graph(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec], ours: bool = False
 ) -> Graph:
-    """The glue of ``model`` between ``leaves`` for one micro batch of ``inputs``.
+    """Trace the glue of ``model`` between ``leaves`` for one micro batch of ``inputs``.
 
     ``ours``: a model of this package, which is known to do the same each time.
     """
@@ -149,7 +149,7 @@ def graph(
 
 
 def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
-    """The same of ``inputs`` of another length; ``model`` has been tried in all ways."""
+    """Trace ``inputs`` of another length; ``model`` has passed the checks of ``graph``."""
     known = skeleton(model)
     return facts(follow(model, leaves, meta(inputs), _loaded(known, model)), known)
 
@@ -157,7 +157,7 @@ def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 def one_sample_more(
     model: nn.Module, leaves: frozenset[str] | None, inputs: Sequence[TensorSpec]
 ) -> tuple[TensorSpec, ...] | None:
-    """What it returns of one sample more than ``inputs``; ``None`` where it cannot be run on so many."""
+    """Return the output specs for one sample more than ``inputs``; ``None`` if it cannot run on so many."""
     more = [replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) for t in inputs]
     try:
         made = _whole(model, skeleton(model), more)[0] if leaves is None else piece(model, leaves, more)
@@ -167,13 +167,13 @@ def one_sample_more(
 
 
 def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> int:
-    """Those of one forward; ``model`` is known to do the same each time."""
+    """Return the flops of one forward; ``model`` is known to do the same each time."""
     return sum(flops for _, flops, _ in follow(model, leaves, meta(inputs)).costs.values())
 
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
-    """The traced graph as plain values."""
-    # before modules run again for their backward, which may change them
+    """Return the traced graph as plain values."""
+    # first, as modules run again for their backward, which may change the observations
     watched = _watched(tracer.watch, known, _returned(tracer), tracer.meter)
 
     # a node each
@@ -214,7 +214,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
 
 
 def _backward(tracer: Tracer, node: fx.Node, backwards: BackwardMeter) -> Backward:
-    """What the backward of a node costs."""
+    """Return the cost of a node's backward."""
     saved, _, forward = tracer.costs.get(node, NO_COST)
     if node.op == "call_module":
         seen = backwards.measure(*tracer.called(node))
@@ -230,7 +230,7 @@ def _returned(tracer: Tracer) -> Any:
 
 
 def _evaluated(graph: Graph, other: Effects) -> Graph:
-    """``graph``, with what a forward in evaluation mode was seen to do."""
+    """Return ``graph`` with the effects of a forward in evaluation mode."""
     seen = graph.effects
     world = tuple(dict.fromkeys((*seen.world, *other.world)))
     draws = seen.global_draws or other.global_draws
@@ -239,7 +239,7 @@ def _evaluated(graph: Graph, other: Effects) -> Graph:
 
 
 def _loaded(known: Skeleton, model: nn.Module) -> tuple[str, ...]:
-    """The units that have parameters; those that run again together are one."""
+    """Return the units that have parameters; those that are recomputed together count as one."""
     loaded = [u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params)]
     regions = [name for name, module in model.named_modules() if hasattr(module.forward, "recomputed")]
     around = {u: next((r for r in regions if covers(r, u)), u) for u in loaded}
@@ -247,19 +247,19 @@ def _loaded(known: Skeleton, model: nn.Module) -> tuple[str, ...]:
 
 
 def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[str, Any]:
-    """Those fields of a graph that ``watch`` knows."""
+    """Return the fields of a graph that ``watch`` knows."""
 
     def among(seen: Collection[str]) -> tuple[str, ...]:
         return tuple(m for m in ("", *known.modules) if m in seen)
 
     found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
     return {
-        # who uses whose parameters, and who is called when
+        # which modules use which parameters, and when modules are called
         "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
         "chains": watch.chains(),
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
         "order": tuple(watch.order),
-        # who does what a layout may not allow
+        # modules that do what a layout may not allow
         "looks": among(watch.looks),
         "steers": watch.steers,
         "recomputed": watch.recomputed(),
@@ -270,7 +270,7 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "toggles": tuple(watch.toggles),
         "swapped": among(watch.swapped),
         "overwrites": among(watch.overwrites),
-        # what a forward leaves behind
+        # effects of the forward
         "effects": _effects(watch, output, meter),
     }
 
@@ -296,7 +296,10 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
 
 
 def _segments(watch: Watch, saved: int, outside: Operations) -> tuple[Segment, ...]:
-    """The calls of units in their order, and what was kept ``outside`` of them, where all is at first."""
+    """Return the calls of units in order, and the bytes kept outside of them.
+
+    ``outside`` starts with the operations of the full model.
+    """
     backwards = BackwardMeter()
     segments = []
     for run in watch.runs:
@@ -312,7 +315,7 @@ def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def whole(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool = False) -> Graph:
-    """The model as a single node, for one stage: any Python goes. ``ours``: as in ``graph``."""
+    """Return the model as a single node, for one stage; any Python is allowed. ``ours``: as in ``graph``."""
     known = skeleton(model)
     made, moved = _whole(model, known, inputs)
     if ours and not modal(model):
@@ -322,22 +325,22 @@ def whole(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool = False) ->
     with evaluating([model]):
         try:
             other = _whole(model, known, inputs)[0].effects
-        except RequestError:  # it is not made for that; who asks for it will hear from it
+        except RequestError:  # it does not support evaluation; a run that evaluates will report it
             other = Effects()
     return _evaluated(made, other)
 
 
 def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """``graph``, with what its forwards remember in Python."""
+    """Return ``graph`` with the Python state that its forwards keep."""
     kept = moving(model, meta(inputs), bool(graph.looks))
     return replace(graph, effects=replace(graph.effects, kept=kept))
 
 
 def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:
-    """In the mode that ``model`` is in; and whether anything in Python was other afterwards.
+    """Run the model in its present mode; also return whether Python state changed.
 
-    One that looks at data is traced, for code may look only where it runs, or else run on
-    zeros in memory, all of it.
+    A model that reads values is traced with its units as leaves, as the code that does so may lie inside of
+    them; if that fails, it runs as a whole on values in memory.
     """
     try:
         return _single(model, known, inputs, lambda model, xs, seen: model(*xs))

@@ -1,4 +1,4 @@
-"""Finds what passes from one forward to the next, or to a backward, outside of parameters and buffers."""
+"""Finds state that passes between forwards, or to a backward, outside of parameters and buffers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from launcher.parallel.trace.zero_inputs import OTHER, drawn, in_memory, stand_i
 from launcher.plan.values.facts import Kept
 
 ROUNDS = 3
-"""Forwards: what is a cache is filled by the first, and a warm-up may be over in the next."""
+"""Number of forwards: the first fills caches, and the second may end a warm-up."""
 
 
 def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kept, ...]:
-    """Attributes of modules and variables of their files, each with whether its numbers come from the data.
+    """Return attributes of modules and variables of their files, each with whether it depends on the data.
 
-    ``model`` stays what it is. ``looks``: its Python looks at data, so that it can run only on numbers in
-    memory, as one that draws from a generator of its own does. Nothing is known of a model that is too large
-    for that, or that fails for the numbers that it is tried with.
+    ``model`` is not changed. ``looks``: its Python reads values, so it can run only in memory, as can one
+    with its own generator. Nothing is found for a model that is too large for that, or that fails for the
+    values tried.
     """
     small = sum(t.numel() for t in (*model.parameters(), *model.buffers())) <= FEW
     looks = looks or owns_generator(model)
@@ -44,7 +44,7 @@ def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kep
 
 
 def _found(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kept, ...]:
-    # after the first forward, and after more
+    # state after the first forward, and after more
     one, xs = _ready(model, inputs, looks, 0)
     run = partial(_forward, one, xs, looks)
     run()
@@ -55,7 +55,7 @@ def _found(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kep
     if not names:
         return ()
 
-    # who reads it, and whether other data make something else of it
+    # which of it is read, and whether other data change it
     read: dict[str, None] = {}
     with reading(one, names, lambda name: read.setdefault(name)):
         run()
@@ -66,9 +66,9 @@ def _found(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Kep
 
 
 def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Kept, ...]:
-    """Variables and class attributes of the model's files that a forward changes and a later one reads.
+    """Return variables and class attributes of the model's files that pass from one forward to a later one.
 
-    A new copy of the model then gives something else for the same inputs.
+    A new copy of the model then returns other results for the same inputs.
     """
     names = files(*map(type, model.modules()))
 
@@ -77,7 +77,7 @@ def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Kept, ...]:
         return tree_leaves(_forward(one, xs, True)), variables(names)
 
     with put_back(names):
-        after(0)  # which fills caches
+        after(0)  # to fill caches
         first, before = after(0)
         second, later = after(0)
         moved = dict.fromkeys(name for name, _ in changed(before, later))
@@ -93,7 +93,7 @@ def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Kept, ...]:
 
 
 def _after(model: nn.Module, inputs: Sequence[Tensor], batch: int) -> PythonState:
-    """What a first forward leaves."""
+    """Return the state after a first forward."""
     one, xs = _ready(model, inputs, True, batch)
     _forward(one, xs, True)
     return held(one)
@@ -116,7 +116,7 @@ def _forward(model: nn.Module, xs: Sequence[Tensor], looks: bool) -> Any:
 
 
 def _tensor(model: nn.Module, name: str) -> bool:
-    """Whether it is a parameter or buffer, which others see to."""
+    """Whether the name is that of a parameter or buffer, which other checks cover."""
     path, _, attr = name.rpartition(".")
     with suppress(AttributeError):
         owner = model.get_submodule(path)
@@ -125,7 +125,7 @@ def _tensor(model: nn.Module, name: str) -> bool:
 
 
 def unentangled(calls: Mapping[str, tuple[nn.Module, Any, Any]], values: SampleValues) -> None:
-    """Refuse modules whose backward and other forwards hang on each other; ``calls``: of each by its name."""
+    """Refuse modules whose backward and other forwards affect each other; ``calls`` has each call by name."""
     for name, (leaf, args, kwargs) in calls.items():
         if sum(t.numel() for t in (*leaf.parameters(), *leaf.buffers())) > FEW:
             continue

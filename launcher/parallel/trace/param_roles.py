@@ -1,4 +1,4 @@
-"""What parameters are to a model: tables of embeddings, the head, adapters."""
+"""Classifies parameters of a model: embedding tables, the head, adapters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADAPTER = ("lora_A", "lora_B")
 
 
 def param_roles(model: nn.Module) -> dict[int, Role]:
-    """Of parameters, by identity: what is both is an embedding."""
+    """Return the roles of parameters by identity; a tied head is an embedding."""
     modules = dict(model.named_modules())
     lists = tuple(f"{n}." for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.ModuleDict))
     tables = [m for m in modules.values() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
@@ -26,14 +26,15 @@ def param_roles(model: nn.Module) -> dict[int, Role]:
 
 
 def adapted(module: nn.Module) -> bool:
-    """Whether it is linear, and has an adapter beside it."""
+    """Whether a module is linear and has an adapter."""
     return isinstance(module, nn.Linear) and module._parameters.keys() >= {*ADAPTER}
 
 
 def adds(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """Of an adapter of ``model.lora``: what it adds, given the input and its two factors, whole or pieces.
+    """Return the function of an adapter of ``model.lora``, or ``None``.
 
-    ``None`` of a class of the user's own, which may do anything with them.
+    It takes the input and the adapter's two factors (full or pieces), and returns what the adapter adds. A
+    user-defined class, which may do anything with the factors, has none.
     """
     found: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "launcher_lora", None)
     return found if adapted(module) else None
@@ -47,9 +48,9 @@ NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 def kind_of(module: nn.Module) -> str:
-    """What tensor parallelism knows how to cut, or "".
+    """Return the kind of a module that tensor parallelism can split, or "".
 
-    A subclass with a forward of its own is something else.
+    A subclass with another forward has no such kind.
     """
     kind = _plain_kind(module)
     if adapted(module):
@@ -67,5 +68,5 @@ def _plain_kind(module: nn.Module) -> str:
 
 
 def _limited(module: nn.Module) -> bool:
-    """Whether it is a table whose rows, or their gradients, depend on all that is looked up."""
+    """Whether it is a table whose rows, or their gradients, depend on everything that is looked up."""
     return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)

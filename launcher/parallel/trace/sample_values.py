@@ -1,7 +1,7 @@
-"""Numbers for a module that looks at data: first samples of the data set, weights of the constructor.
+"""Values for a module that reads data: first samples of the data set, weights of the constructor.
 
-A plan follows a forward on tensors without numbers. Of those that are inputs of the model, or come of inputs
-and constants alone (masks, lengths, positions), the numbers are known all the same, for a few batches.
+A plan traces a forward on meta tensors. The values of inputs, and of tensors that are computed from inputs
+and constants alone (masks, lengths, positions), are known all the same, for a few batches.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from launcher.plan.values.facts import Lookup
 aten = torch.ops.aten
 EMBEDDINGS = (aten.embedding.default, aten._embedding_bag.default)
 INDEXED = (aten.index_select.default, aten.gather.default)
-"""Each with the dim that it looks up."""
+"""Each is called with the dim that it looks up."""
 
 SAME = frozenset({
     aten._to_copy.default, aten._unsafe_view.default, aten.alias.default, aten.clone.default,
     aten.detach.default, aten.expand.default, aten.permute.default, aten.squeeze.default,
     aten.squeeze.dim, aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.view.default,
 })  # fmt: skip
-"""What comes of them has the numbers of their first argument and no others."""
+"""Operations whose result has exactly the values of their first argument."""
 SHIFTS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 FEW = 1 << 24
-"""Numbers of a module, or of a batch, that are tried at most: larger ones are zeros, which take no memory."""
+"""Most elements of a module, or of a batch, that are tried; larger ones are zeros, which take no memory."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """``batches``: of the inputs, dim 0 that of samples, as many as a batch needs are taken of them in turn.
+    """Values to try a forward with.
 
-    The first is tried first; the others may have other lengths, ids and so on. ``initial``: the numbers that
-    the constructor gave a tensor, by its name.
+    Attributes:
+        batches: of the inputs, with samples in dim 0; as many as a batch needs are taken in turn. The first
+            batch is tried first; the others may differ in lengths, ids and so on.
+        initial: returns the constructor's values of a tensor, by its name.
     """
 
     batches: tuple[tuple[Tensor, ...], ...]
@@ -56,7 +58,7 @@ _TRIAL: ContextVar[Trial | None] = ContextVar("trial", default=None)
 
 @contextmanager
 def tried_with(trial: Trial | None) -> Iterator[None]:
-    """Modules that look at data are tried with these numbers meanwhile; ``None``: with zeros."""
+    """Try modules that read values with those of ``trial`` while entered; ``None``: with zeros."""
     token = _TRIAL.set(trial)
     try:
         yield
@@ -65,28 +67,28 @@ def tried_with(trial: Trial | None) -> Iterator[None]:
 
 
 def initial(name: str, t: Tensor) -> Tensor | None:
-    """The constructor's numbers for ``t``; ``None`` where this rank has a part of it, or nobody knows."""
+    """Return the constructor's values for ``t``; ``None`` if they are unknown, or ``t`` is only a part."""
     trial = _TRIAL.get()
     if trial is None:
         return None
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.device("cpu"):
             value = trial.initial(name)
-    except Exception:  # what cannot be made again alone: the rank will say so
+    except Exception:  # it cannot be made again alone; the rank will report that
         return None
     return value.to(t.dtype) if value.shape == t.shape else None
 
 
 def trying() -> bool:
-    """Whether there are numbers to try with."""
+    """Whether there are values to try with."""
     return _TRIAL.get() is not None
 
 
 class SampleValues(Dispatch):
-    """Enter it around a forward on ``given``: it knows the numbers of what comes of them and of constants.
+    """Tracks the values of tensors that depend on ``given`` and constants, around a forward on ``given``.
 
-    ``beyond``: modules that look up more than their table has, each with its rows and the id. ``lookups``:
-    inputs that are ids of tables, by which a rank checks each batch.
+    ``beyond`` has the modules that look up more than their table has, with the table's rows and the id.
+    ``lookups`` has the inputs that are ids of tables, by which a rank checks each batch.
     """
 
     def __init__(self, given: Sequence[Tensor], running: Callable[[], str] = lambda: "") -> None:
@@ -109,7 +111,7 @@ class SampleValues(Dispatch):
                 self._ids[id(t)] = weakref.ref(t), place, 0
 
     def follow(self, stand_in: Tensor, t: Tensor) -> None:
-        """``stand_in`` has the numbers of ``t``, in memory."""
+        """Register ``stand_in``, which has the values of ``t`` in memory."""
         found, at = self._find(t), self._input(t)
         if found is not None:
             self._known[id(stand_in)] = weakref.ref(stand_in), found
@@ -117,7 +119,7 @@ class SampleValues(Dispatch):
             self._ids[id(stand_in)] = weakref.ref(stand_in), *at
 
     def of(self, t: Tensor, batch: int = 0) -> Tensor | None:
-        """The numbers of ``t`` for one of the batches, to be changed by whoever asks."""
+        """Return a copy of the values of ``t`` for one of the batches, or ``None``."""
         found = self._find(t)
         return None if found is None or batch >= len(found) else found[batch].clone()
 
@@ -154,16 +156,16 @@ class SampleValues(Dispatch):
         return out
 
     def _input(self, t: Tensor) -> tuple[int, int] | None:
-        """The place of the input that has the numbers of ``t``, and what was added to them."""
+        """Return the position of the input that has the values of ``t``, and the number added to it."""
         found = self._ids.get(id(t))
         return None if found is None or found[0]() is not t else found[1:]
 
     def _values(self, at: tuple[int, int] | None) -> list[Tensor]:
-        """The numbers of ids in memory, which come of an input."""
+        """Return the values of ids in memory that are computed from an input."""
         return [] if at is None else [v + at[1] for v in self._of_inputs.get(at[0], ())]
 
     def _count(self, func: Any, args: Any, out: Any) -> None:
-        """Note an input that has only been laid out otherwise, or shifted by a number."""
+        """Note an input that was only reshaped, or shifted by a number."""
         known = (func in SAME or func in SHIFTS) and isinstance(args[0], Tensor)
         at = self._input(args[0]) if known else None
         if at is None or not isinstance(out, Tensor):
@@ -176,7 +178,7 @@ class SampleValues(Dispatch):
         self._ids[id(out)] = weakref.ref(out), place, shift
 
     def _look_up(self, rows: int, ids: Tensor, wraps: bool) -> None:
-        """Note an id that a table has no row for; on meta it is looked up all the same."""
+        """Note ids beyond the table's rows, which a meta tensor does not check."""
         module, at = self.running(), self._input(ids)
         least = -rows if wraps else 0
         if at is not None:
@@ -189,19 +191,19 @@ class SampleValues(Dispatch):
                 self.beyond.setdefault(module, (rows, int(v.min())))
 
     def _carried_out(self, func: Any, args: Any, kwargs: Any, batch: int) -> list[Tensor]:
-        """What comes of the numbers of one batch; nothing where they cannot be had."""
+        """Run an operation on the values of one batch; return nothing if they are not known."""
         real = partial(tree_map_only, Tensor, lambda t: (self._find(t) or [])[batch])
         on_cpu = partial(tree_map_only, torch.device, lambda d: torch.device("cpu"))
         with _disable_current_modes(), torch.no_grad():
             try:
                 out = func(*on_cpu(real(args)), **on_cpu(real(kwargs)))
-            except (RuntimeError, IndexError, NotImplementedError):  # then nobody knows
+            except (RuntimeError, IndexError, NotImplementedError):  # then the values are unknown
                 return []
         return [t for t in tree_leaves(out) if isinstance(t, Tensor)]
 
 
 def _looked_up(func: Any, args: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
-    """The tables of a call, the dim that is looked up, and the ids."""
+    """Yield the tables of a call, the dim that is looked up, and the ids."""
     if func in EMBEDDINGS:
         yield args[0], 0, args[1]
     elif func in INDEXED and isinstance(args[0], nn.Parameter):
@@ -211,12 +213,18 @@ def _looked_up(func: Any, args: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
 
 
 def _only_ids(index: Sequence[Tensor | None]) -> bool:
-    """A mask takes as many dims as it has, so that others are not at their place."""
+    """Whether all indices are ids.
+
+    A mask takes as many dims as it has, so that others are not at their place.
+    """
     return all(t is None or t.dtype in (torch.int64, torch.int32) for t in index)
 
 
 def _fitted(samples: Tensor, t: Tensor) -> Tensor | None:
-    """As many of the ``samples`` as ``t`` has, in turn, and of sequences as much."""
+    """Return ``samples`` in turn, as many as ``t`` has, with sequences cut to its length.
+
+    Returns ``None`` if they are too short.
+    """
     if not len(samples) or samples.dim() != t.dim() or t.numel() > FEW:
         return None
     out = samples[torch.arange(t.shape[0], device="cpu") % len(samples)]

@@ -15,7 +15,7 @@ from launcher.plan.partition.stages import covers
 
 
 class SideChannels:
-    """Of one forward: what a leaf can see in Python, its arguments excepted, is as leaves have left it."""
+    """Checks in one forward that only leaves change the Python state that leaves can see."""
 
     def __init__(self, model: nn.Module, leaves: Mapping[str, nn.Module]) -> None:
         for name, leaf in leaves.items():
@@ -30,18 +30,18 @@ class SideChannels:
         self.around = variables(self.files)
 
     def begin(self, name: str) -> str:
-        """Leaf ``name`` is about to run. What was changed since leaves ran, or ""."""
+        """Return what was changed since leaves ran, or "", when leaf ``name`` is about to run."""
         return self._told(name) or self._set()
 
     def end(self, name: str) -> None:
-        """It has run, and may have changed what others hold too."""
+        """Record the state after leaf ``name``, which may have changed objects of other leaves too."""
         others = [m for m in self.leaves if covers(name, m) or covers(m, name)]
         for other in {*others}.union(*(self.holders.get(some, ()) for some in self.own[name].also)):
             self.own[other] = _own(self.leaves[other])
         self.around = variables(self.files)
 
     def over(self) -> tuple[str, str]:
-        """The forward is done. What was changed after a leaf had run, and that leaf."""
+        """Return, at the end of the forward, what was changed after a leaf had run, and that leaf."""
         last = self._set()
         for name in self.leaves:
             at = last or self._told(name)
@@ -50,11 +50,11 @@ class SideChannels:
         return "", ""
 
     def _told(self, name: str) -> str:
-        """An attribute of the leaf ``name`` that is not as leaves have left it."""
+        """Return an attribute of leaf ``name`` that differs from what leaves have left, or ""."""
         return next((_below(name, at) for at, _ in changed(self.own[name], _own(self.leaves[name]))), "")
 
     def _set(self) -> str:
-        """Such a variable."""
+        """Return a variable that differs from what leaves have left, or ""."""
         return next((at for at, _ in changed(self.around, variables(self.files))), "")
 
 
@@ -62,7 +62,7 @@ HOOKED = "the hooks of"
 
 
 def _own(leaf: nn.Module) -> PythonState:
-    """What its modules keep in Python, and their hooks, those of libraries excepted, which only look."""
+    """Return the Python state of a leaf's modules and hooks, without library hooks, which only observe."""
     out = held(leaf)
     for path, module in leaf.named_modules():
         each = [f for kind in HOOKS for f in vars(module)[kind].values()]
@@ -72,14 +72,14 @@ def _own(leaf: nn.Module) -> PythonState:
 
 
 def _below(leaf: str, at: str) -> str:
-    """What the model calls ``at``, which ``leaf`` calls so."""
+    """Return the model's name of ``at``, which is a name within ``leaf``."""
     if at.startswith(HOOKED):
         return f"{HOOKED} {leaf}.{at.removeprefix(HOOKED + ' ')}".strip(".")
     return f"{leaf}.{at}"
 
 
 def _movable(leaf: str, model: nn.Module) -> None:
-    """Refuse what a copy of the model, which the plan runs, has in common with it, and moves on."""
+    """Refuse a generator: it would be shared with the plan's copy of the model, which advances it."""
     for path, module in model.named_modules(prefix=leaf):
         for name, value in vars(module).items():
             if isinstance(value, GeneratorType) and value.gi_frame is not None:

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of what a forward is given and returns."""
+"""Shapes and dtypes of a forward's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from launcher.plan.values.facts import TensorSpec
 
 Specs = tuple[TensorSpec, ...] | None
-"""``None`` of what is no tensor, nor several."""
+"""``None`` for a value that is neither a tensor nor several."""
 _MOST = 6
-"""Entries of a collection that a message shows."""
+"""Most entries of a collection in a message."""
 
 
 def spec(t: torch.Tensor) -> TensorSpec:
-    """Shape and dtype of ``t`` (of the whole tensor, for a DTensor)."""
+    """Return shape and dtype of ``t`` (of the full tensor, for a DTensor)."""
     return TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
 
 
 def specs(value: Any) -> tuple[Specs, bool]:
-    """Of what a module or a function returns, and whether that is several tensors in one."""
+    """Return the specs of a module's or function's result, and whether it is several tensors in one."""
     if isinstance(value, torch.Tensor):
         return (spec(value),), False
     if isinstance(value, tuple | list) and value and all(isinstance(v, torch.Tensor) for v in value):
@@ -30,10 +30,11 @@ def specs(value: Any) -> tuple[Specs, bool]:
 
 
 def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
-    """The same of what a whole model returns, and where in it each of several tensors is.
+    """Return the specs of a full model's result, and the key of each if there are several.
 
-    Several are in a plain tuple, list or dict: a loss would get a named tuple without its names. Of what no
-    loss can take: what it is, and the Python that takes the first tensor out of it.
+    Several tensors must be in a plain tuple, list or dict: a loss would get a named tuple without its names.
+    For a result that no loss can take, the keys are its description, and the Python that takes its first
+    tensor.
     """
     if type(value) is dict and all(isinstance(key, str) for key in value):
         found, packed = specs([*value.values()])
@@ -49,7 +50,7 @@ def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
 
 
 def returned(value: Any, deep: int = 3) -> str:
-    """What a forward returns, for a message.
+    """Describe a forward's result, for a message.
 
     >>> returned((torch.zeros(1), None)), returned({"logits": [torch.zeros(1)], "n": 3})
     ('(Tensor, None)', "{'logits': [Tensor], 'n': int}")
@@ -70,7 +71,7 @@ def returned(value: Any, deep: int = 3) -> str:
 
 
 def tensor_inside(value: Any) -> str:
-    """The Python that takes the first tensor out of what a forward returns; "" where none is in it."""
+    """Return the Python that takes the first tensor out of a forward's result; "" if it has none."""
     if isinstance(value, Mapping):
         places = [(f"[{name!r}]" if type(value) is dict else f".{name}", v) for name, v in value.items()]
     elif hasattr(value, "_fields"):
@@ -84,7 +85,7 @@ def tensor_inside(value: Any) -> str:
 
 
 def _named(value: Any) -> list[tuple[str, Any]]:
-    """What is in a collection, with what stands before it in its text."""
+    """Return the entries of a collection, each with the text in front of it."""
     if isinstance(value, Mapping):
         return [(f"{k!r}: " if type(value) is dict else f"{k}=", v) for k, v in value.items()]
     if hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""Follows the side effects of a forward: changes of weights and buffers, and what these depend on."""
+"""Tracks the side effects of a forward: changes of weights and buffers, and what these depend on."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from launcher.plan.values.facts import Change
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
 DATA = ""
-"""What comes from the inputs, or is drawn at random. Other labels are names of buffers."""
+"""The label of values from inputs, or drawn at random. Other labels are names of buffers."""
 Labels = frozenset[str]
 NONE: Labels = frozenset()
 NUMBERS = (bool, int, float, complex, str)
 STATISTICS = frozenset({
     "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
 })  # fmt: skip
-"""They change the running mean and variance, their arguments 3 and 4, without saying so."""
+"""Operations that change running mean and variance, arguments 3 and 4, without a note in their schema."""
 FRESH = torch.ops.aten.lift_fresh.default
-"""What ``torch.tensor`` has just made; since torch 2.15 it is seen on meta tensors too."""
+"""The operation on a new ``torch.tensor``; since torch 2.15 it is seen on meta tensors too."""
 
 ONCE = "embedding_renorm_"
-"""To do it twice is to do it once."""
+"""An operation of which a second run changes nothing."""
 
 
 @dataclass
 class _Seen:
-    """What happened to one tensor.
+    """The changes of one tensor.
 
-    ``said``: an operation told autograd, or went around it, but not BatchNorm's. ``once``: nothing else than
-    ``ONCE``.
+    ``said``: an operation other than BatchNorm changed it in place, or its memory was replaced, which
+    bypasses autograd. ``once``: only ``ONCE`` has changed it.
     """
 
     labels: Labels = NONE
@@ -49,7 +49,7 @@ class _Seen:
 
 @dataclass
 class _Place:
-    """Where a tensor of a module hangs: ``t``, and the memory and the kind that it had."""
+    """The module and attribute of tensor ``t``, with its original memory, dtype and shape."""
 
     module: nn.Module
     attr: str
@@ -58,12 +58,12 @@ class _Place:
     path: str
 
     def __post_init__(self) -> None:
-        self.memory = self.t.untyped_storage()  # kept, so that no other gets its address
+        self.memory = self.t.untyped_storage()  # kept, so that its address is not reused
         self.kind = self.t.dtype, self.t.shape
 
 
 class StateEffects(Dispatch):
-    """Enter it around a forward of ``model``; ``running`` names the innermost module that runs."""
+    """Tracks effects of a forward of ``model`` while entered; ``running`` names the innermost module."""
 
     def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -75,17 +75,17 @@ class StateEffects(Dispatch):
         self.draws: dict[str, None] = {}
         self.dropouts: set[str] = set()
 
-        # tensors by id and storages: their names, who made them, and what they come from
+        # tensors by id and storage: their names, whether the model made them, and what they depend on
         self._ids: dict[int, str] = {}
         self._made: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
         self._names: dict[int, str] = {}
         self._seen: dict[str, _Seen] = {}
 
-        # what the code of each running module hangs on, for a look has told Python of it; the innermost last
+        # what control flow of each running module depends on, after Python has read values; innermost last
         self._control: list[Labels] = [NONE]
 
-        # the model's own: where they hang, and under which names
+        # the model's own tensors: their modules, and their names
         self._places: list[_Place] = []
         self._unset: list[tuple[nn.Module, str, str, str]] = []
         self._known: set[int] = set()
@@ -99,7 +99,7 @@ class StateEffects(Dispatch):
             self.learn(path, module)
 
     def mark(self) -> Callable[[], None]:
-        """What makes it forget all that it sees from now on."""
+        """Return a function that makes it forget everything recorded from now on."""
         seen = {n: replace(s, at=dict(s.at)) for n, s in self._seen.items()}
         sparse = dict(self.sparse)
         reads = dict(self.reads)
@@ -115,11 +115,11 @@ class StateEffects(Dispatch):
 
     @property
     def changed(self) -> int:
-        """How many tensors have been."""
+        """The number of tensors that have changed."""
         return len(self._seen)
 
     def learn(self, path: str, module: nn.Module) -> None:
-        """The tensors of ``module``, which may be a copy of the one in the model."""
+        """Register the tensors of ``module``, which may be a copy of the one in the model."""
         if id(module) in self._known:
             return
         self._known.add(id(module))
@@ -155,7 +155,7 @@ class StateEffects(Dispatch):
             self._statistics(args, out)
             return out
 
-        # what its results, and what it writes to, come from
+        # what its results, and the tensors that it writes to, depend on
         labels = self._of(_tensors((*args, *kwargs.values()))) | self._control[-1]
         if draws(func, args, kwargs):
             labels |= {DATA}
@@ -181,27 +181,27 @@ class StateEffects(Dispatch):
             self._write(t, labels, said=False)
 
     def make(self, t: Tensor) -> None:
-        """``t`` is no foreign tensor."""
+        """Note that ``t`` is not foreign."""
         if t.layout is torch.strided:
             self._made[_key(t)] = weakref.ref(t.untyped_storage())
 
     def follow(self, stand_in: Tensor, t: Tensor) -> None:
-        """``stand_in`` is there in the place of ``t``: it comes from the same."""
+        """Register ``stand_in`` for ``t``: it depends on the same."""
         self.make(stand_in)
         labels = self._of((t,))
         if labels:
             self._add(stand_in, labels)
 
     def look(self, values: Any) -> None:
-        """Python learns what is in the tensors ``values``: all that the module now does hangs on it."""
+        """Note that Python reads ``values``: everything that the module does now depends on them."""
         self._control[-1] |= self._of(_tensors((values,)))
 
     def enter(self) -> None:
-        """A module begins to run."""
+        """Note that a module begins to run."""
         self._control.append(self._control[-1])
 
     def leave(self, output: Any) -> None:
-        """It is done. Who called it hangs on what it has looked at if it is told so past tensors."""
+        """Note that a module ends; its caller depends on what it read if its output contains plain values."""
         control = self._control.pop()
         if control and any(isinstance(v, NUMBERS) for v in tree_leaves(output)):
             self._control[-1] |= control
@@ -239,11 +239,11 @@ class StateEffects(Dispatch):
             seen.at[self.running()] = None
 
     def settle(self) -> None:
-        """A forward is over: what has other memory than before was changed; later forwards change it again.
+        """Note tensors with new memory at the end of a forward; they count as changed in later forwards too.
 
         Raises ``RequestError`` for buffers of the state dict that checkpoints would not know.
         """
-        # buffers that were none before may be tensors now, which others follow
+        # buffers that were None may now be tensors
         for module, attr, name, path in self._unset:
             now = getattr(module, attr, None)
             labels = self._of((now,)) if isinstance(now, Tensor) else NONE
@@ -256,7 +256,7 @@ class StateEffects(Dispatch):
             self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
             self._also[name] = {name: None}
 
-        # another tensor in the place of one, or the same one with other memory (``p.data = ...``)
+        # a replaced tensor, or the same one with other memory (``p.data = ...``)
         for place in self._places:
             now = getattr(place.module, place.attr, None)
             if not isinstance(now, Tensor):
@@ -269,17 +269,17 @@ class StateEffects(Dispatch):
                 seen.labels |= self._of((now,))
                 seen.once = False
                 seen.at[place.path] = None
-                if now is place.t:  # a backward that needs it finds what is there then
+                if now is place.t:  # a backward that needs it reads the new memory
                     seen.said = True
                     self._names[_key(now)] = place.name
                 place.t, place.memory = now, now.untyped_storage()
 
     def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
-        """What was changed. ``kept`` are the storages that a backward needs."""
-        # what depends on them
+        """Return the changes. ``kept`` has the storages that a backward needs."""
+        # which outputs and backwards depend on them
         needed = {self._names[k] for k in kept if k in self._names}
         reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
-        reached |= {name for _, _, name, _ in self._unset}  # nobody knows what a later forward does with it
+        reached |= {name for _, _, name, _ in self._unset}  # a later forward may use it in any way
 
         return tuple(
             Change(
@@ -294,7 +294,7 @@ class StateEffects(Dispatch):
         )
 
     def _reached(self, found: Labels) -> Labels:
-        """With what the changed buffers among ``found`` were made of before."""
+        """Add the labels that changed buffers among ``found`` depended on before."""
         before = None
         while found != before:
             before = found
@@ -303,7 +303,7 @@ class StateEffects(Dispatch):
 
 
 def _as_large(name: str, was: tuple[torch.dtype, torch.Size], now: Tensor) -> None:
-    """Refuse a buffer of the state dict that grows."""
+    """Refuse a buffer of the state dict that changes shape or dtype."""
     if was != (now.dtype, now.shape):
         kinds = [f"{str(d).removeprefix('torch.')} {tuple(s)}" for d, s in (was, (now.dtype, now.shape))]
         text = f"the forward makes the buffer {name} {kinds[1]}, and checkpoints would expect {kinds[0]}"
@@ -324,7 +324,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @cache
 def _told(func: Any) -> tuple[str, tuple[tuple[int, str], ...], int | None]:
-    """Its name, the arguments that it writes to, and which one asks for sparse gradients."""
+    """Return an operator's name, the arguments that it writes, and the one that asks for sparse gradients."""
     arguments = list(enumerate(func._schema.arguments))
     written = tuple((n, a.name) for n, a in arguments if a.alias_info is not None and a.alias_info.is_write)
     sparse = next((n for n, a in arguments if a.name == "sparse"), None)

@@ -1,4 +1,4 @@
-"""Watches a forward: in which modules each parameter is used, what runs in which order, who looks at data."""
+"""Watches a forward: which modules use each parameter, the order of calls, and which modules read values."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ READS = frozenset({
     torch.Tensor.__array__, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__,
     torch.Tensor.__int__, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist,
 })  # fmt: skip
-"""What hands the numbers of a tensor to Python."""
+"""Functions that pass the values of a tensor to Python."""
 
 NUMBERS = frozenset({
     torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.Tensor.new_tensor,
 })  # fmt: skip
-"""What makes a tensor of numbers: on the meta device without an operation."""
+"""Functions that make a tensor of values; on the meta device they do so without an operation."""
 
 GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-"""What takes gradients."""
+"""Functions that compute gradients."""
 
 GRAD: Any = torch.Tensor.grad
-"""The property: what a backward has left."""
+"""The property with the gradient that a backward has left."""
 
 REQUIRES: Any = torch.Tensor.requires_grad
 TOGGLES = (torch.Tensor.requires_grad_, REQUIRES.__set__)
-"""What says whether a tensor requires a gradient."""
+"""Functions that set whether a tensor requires a gradient."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,30 @@ class ModuleCall:
 
 
 class Watch(TorchFunctionMode):
-    """What was seen of the forward of a model, when it is over.
+    """Records a forward of a model.
 
-    Of parameters ``scopes``: of every used one the deepest module around it that was running at each use. A
-    weight that is used while its own module is not running must be gathered by one that is. ``grads``: who
-    reads a gradient. Of calls ``calls``: how often each module ran; ``runs``: each call of a unit; ``order``:
-    each module as it begins (True) and ends. Of data ``looks``: the modules whose own code looked at the
-    numbers of a tensor, as far as these were real (``looking``); ``looked``: how often; ``steers``: units ran
-    in another order with other numbers. Of state ``effects``: what it changes; ``taken``: gradients that it
-    takes itself; ``counted``: what copies of modules change in Python. Modules by what they do:
-    ``overwrites`` change in place what they are given, ``fills`` change a list or dictionary that they are
-    given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
-    generator, whose code runs when they are over. Of what is around the model ``world``: modules that ask for
-    the processes that they run in, and what for; ``global_draws``: whether numbers come from the global
-    streams of Python or numpy; ``moved``: attributes of modules, or variables of their files, are other than
-    before, or may be once there are numbers.
+    Attributes:
+        scopes: for each used parameter, the deepest module around it that was running at every use. A weight
+            that is used while its own module is not running must be gathered by one that is.
+        grads: modules that read a gradient.
+        calls: how often each module ran.
+        runs: each call of a unit.
+        order: each module as it begins (True) and ends (False).
+        looks: modules whose own code read values of tensors, as far as these were real (``looking``).
+        looked: how often values were read.
+        steers: whether units ran in another order with other values.
+        effects: changes of state.
+        taken: gradients that the forward computes itself.
+        counted: Python state that copies of modules change.
+        overwrites: modules that change their inputs in place.
+        fills: modules that change a list or dictionary among their arguments.
+        nested: modules that run inside of themselves.
+        inferred: modules that run in inference mode.
+        lazy: modules that return a generator, whose code runs after they end.
+        world: modules that query the processes that they run in, and what for.
+        global_draws: whether values come from the global random streams of Python or numpy.
+        moved: whether attributes of modules, or variables of their files, have changed, or may do so once
+            there are values.
     """
 
     def __init__(
@@ -93,7 +102,7 @@ class Watch(TorchFunctionMode):
     ) -> None:
         super().__init__()
 
-        # who runs now: a stack each of modules, of what they were given, and of what was saved before them
+        # the running modules: stacks of names, arguments, and bytes saved before them
         self.saved = saved
         self.over = False
         self._thread = get_ident()
@@ -110,12 +119,12 @@ class Watch(TorchFunctionMode):
         self.runs: list[ModuleCall] = []
         self.order: list[tuple[str, bool]] = []
         self._names: dict[int, list[str]] = {}
-        self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
+        self._alive: list[nn.Parameter] = []  # a freed parameter's id could be reused
         self._outside = _saving()
-        self._regions: dict[int, list[str]] = {}  # calls of torch's checkpoint, whose modules run again
+        self._regions: dict[int, list[str]] = {}  # calls of torch's checkpoint, whose modules are recomputed
         self._reentrant: list[int] = []
 
-        # modules by what they do, and who looks at data or takes gradients
+        # modules by what they do, and which of them read values or compute gradients
         self.overwrites: set[str] = set()
         self.fills: set[str] = set()
         self.nested: set[str] = set()
@@ -144,7 +153,7 @@ class Watch(TorchFunctionMode):
         self.values = SampleValues(given, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """What makes it forget all that it sees from now on, or all but ``effects``."""
+        """Return a function that makes it forget everything recorded from now on, or all but ``effects``."""
         scopes = dict(self.scopes)
         calls = Counter(self.calls)
         runs = list(self.runs)
@@ -159,7 +168,7 @@ class Watch(TorchFunctionMode):
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """What runs meanwhile has real numbers: who looks at them is remembered."""
+        """Record modules that read values, which are real while entered."""
         self._real = True
         try:
             with Sized(self.look):
@@ -168,21 +177,21 @@ class Watch(TorchFunctionMode):
             self._real = False
 
     def units_below(self) -> bool:
-        """Whether somebody who looks at data has units inside, and may decide which of them run."""
+        """Whether a module that reads values contains units, and so may decide which of them run."""
         return any(covers(m, u) for m in self.looks for u in self._units - {m})
 
     def ran(self, since: int) -> list[str]:
-        """The units that began after the first ``since`` events."""
+        """Return the units that began after the first ``since`` events."""
         return [name for name, begins in self.order[since:] if begins and name in self._units]
 
     def look(self, values: Any) -> None:
-        """The innermost module that runs looks at the data of ``values``."""
+        """Note that the innermost running module reads ``values``."""
         self.looks.add(self._running[-1])
         self.looked += 1
         self.effects.look(values)
 
     def _region(self) -> int | None:
-        """The checkpoint that now runs, if any: what is in it runs again before its backward."""
+        """Return the active checkpoint, if any; modules in it are recomputed before their backward."""
         if self._reentrant:
             return self._reentrant[-1]
         now = _saving()
@@ -190,7 +199,7 @@ class Watch(TorchFunctionMode):
         return id(now[0]) if inside else None
 
     def recomputed(self) -> tuple[str, ...]:
-        """The deepest module around the units of each checkpoint that has several."""
+        """Return the deepest module around the units of each checkpoint that has several."""
         return tuple(dict.fromkeys(_around(names) for names in self._regions.values() if len(set(names)) > 1))
 
     def _learn(self, prefix: str, module: nn.Module) -> None:
@@ -202,33 +211,36 @@ class Watch(TorchFunctionMode):
 
     @property
     def running(self) -> str:
-        """The innermost module that runs."""
+        """The innermost running module."""
         return self._running[-1]
 
     def path(self, module: nn.Module) -> str:
-        """The name of a module of the model."""
+        """Return the name of a module of the model."""
         return self._paths[id(module)]
 
     @contextmanager
     def counting(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
-        """What ``copy``, which runs in the place of ``module``, changes in Python meanwhile is remembered."""
+        """Record the Python state that ``copy``, which runs instead of ``module``, changes while entered."""
         path, before = self._paths[id(module)], held(copy)
         yield
         self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, held(copy))]
 
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
-        """``copy`` runs in the place of ``module``; its parts may change before they run, or without."""
+        """Register ``copy``, which runs instead of ``module``.
+
+        Its parts may change before they run, or without.
+        """
         path = self._paths[id(module)]
         for name, part in copy.named_modules():
             self.effects.learn(f"{path}.{name}".strip("."), part)
         self._learn(path, copy)
 
     def enter(self, name: str, module: nn.Module, given: Any = ()) -> None:
-        """The module ``name`` begins to run; it may be a copy of the one in the model."""
+        """Note that module ``name`` begins to run; it may be a copy of the one in the model."""
         if self.over:
             return
 
-        # what the plan could not stand for
+        # what a plan does not allow
         if get_ident() != self._thread:
             text = f"the forward runs {name} in a thread of its own, where nobody can see what it does"
             raise RequestError((Problem("model", f"{text}; call modules one after the other"),))
@@ -240,12 +252,12 @@ class Watch(TorchFunctionMode):
         if self._built.get(id(module), own) != own:
             self.swapped.add(name)
 
-        # what it is given, to be compared when it is done
+        # its arguments, to be compared when it ends
         self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
         self._versions.append([_version(t) for t in self._given[-1]])
         self._filled.append(filled(given))
 
-        # that it runs, and what it has
+        # that it runs, and its tensors
         self._running.append(name)
         self.effects.enter()
         self.order.append((name, True))
@@ -259,14 +271,14 @@ class Watch(TorchFunctionMode):
         self.effects.learn(name, module)
 
     def leave(self, name: str, module: nn.Module, given: tuple[Any, Any], output: Any) -> None:
-        """It is done."""
+        """Note that module ``name`` ends."""
         if self.over or get_ident() != self._thread:
             return
         self._running.pop()
         self.effects.leave(output)
         self.order.append((name, False))
 
-        # what it has changed of what it was given, and how it returns
+        # which arguments it has changed, and whether it returns a generator
         before = zip(self._given.pop(), self._versions.pop(), strict=True)
         if any(t.requires_grad and _version(t) != version for t, version in before):
             self.overwrites.add(name)
@@ -275,7 +287,7 @@ class Watch(TorchFunctionMode):
         if isinstance(output, Iterator | Coroutine):
             self.lazy.add(name)
 
-        # what it has cost, where the plan asks
+        # its cost, if it is a unit
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves(given))):
             args, kwargs = given
@@ -287,7 +299,7 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
 
-        # before: who looks at data, and at gradients
+        # before: reads of values and of gradients
         if self._real and func in READS:
             self.look(args)
         if func == GRAD.__get__ and isinstance(args[0], nn.Parameter):
@@ -304,7 +316,7 @@ class Watch(TorchFunctionMode):
         # after: new tensors, and parameters in use
         if func in NUMBERS and all(out is not a for a in args):
             self.effects.make(out)
-        if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
+        if isinstance(out, torch.Tensor | tuple | list):  # not for reads of a property, such as a shape
             for value in (*args, *kwargs.values()):
                 for t in value if isinstance(value, tuple | list) else (value,):
                     if isinstance(t, nn.Parameter) and id(t) in self._names:
@@ -317,24 +329,24 @@ class Watch(TorchFunctionMode):
         of = args[1] if len(args) > 1 else kwargs.get("inputs")
         nodes = set()
         for t in (t for t in tree_leaves(of) if t.requires_grad):
-            with suppress(AttributeError):  # torch.func under vmap shows no node of what it starts from
+            with suppress(AttributeError):  # torch.func under vmap hides the node of its inputs
                 nodes.add(get_gradient_edge(t).node)
         crosses = []
         for name, given in zip(self._running, self._given, strict=True):
-            # what comes of the same node is the tensor itself: torch.func takes the gradient of a copy of it
+            # tensors of the same node are the input itself: torch.func takes the gradient of a copy of it
             others = [t.grad_fn for t in given if t.grad_fn is not None and t.grad_fn not in nodes]
             if any(reaches(fn, nodes, 0) for fn in others):
                 crosses.append(name)
         return Inner(self._running[-1], False, tuple(crosses))
 
     def _use(self, names: list[str]) -> None:
-        """Of a tied parameter's names the one that fits best to what is running is the one in use."""
+        """Note a use of a parameter; of a tied one's names, the one closest to the running modules counts."""
         seen = {n: max((m for m in self._running if covers(m, owner(n))), key=len) for n in names}
         name = max(names, key=lambda n: (seen[n] == owner(n), len(seen[n])))
         self.scopes[name] = min(self.scopes.get(name, seen[name]), seen[name], key=len)
 
     def chains(self) -> tuple[tuple[str, str], ...]:
-        """(a, b): unit b ran once, right after unit a, on what a made: its backward is over before a's."""
+        """Return (a, b) if unit b ran once, right after a, on a's output: b's backward ends before a's."""
         return tuple(
             (a.name, b.name)
             for a, b in zip(self.runs, self.runs[1:], strict=False)
@@ -343,23 +355,23 @@ class Watch(TorchFunctionMode):
 
 
 def _version(t: torch.Tensor) -> int:
-    """How often it was changed in place; those of inference mode do not count."""
+    """Return how often ``t`` was changed in place; inference tensors have no version and count as 0."""
     return 0 if t.is_inference() else t._version
 
 
 def _saving() -> Any:
-    """What autograd asks before it saves a tensor."""
+    """Return the active saved-tensor hooks."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def _around(names: list[str]) -> str:
-    """The deepest module that all of these are in."""
+    """Return the deepest module that contains all of ``names``."""
     same = takewhile(lambda level: len(set(level)) == 1, zip(*(n.split(".") for n in names), strict=False))
     return ".".join(level[0] for level in same)
 
 
 def _batched(t: Any) -> bool:
-    """Of ``torch.vmap`` and its like: it means nothing outside."""
+    """Whether ``t`` is a wrapper of ``torch.vmap`` and its like, which has no meaning outside."""
     return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
@@ -367,20 +379,20 @@ def _batched(t: Any) -> bool:
 def watching(
     model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
 ) -> Iterator[Watch]:
-    """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
+    """Watch a forward while entered. ``model`` keeps the hooks, so pass a copy."""
     forget()
     watch = Watch(model, units, saved, given)
     names = files(*map(type, model.modules()))
     streams, before, around = streams_now(), held(model), variables(names)
 
-    # modules: by lambdas, which a copy of the module shares, and so tells this watch
+    # modules, by lambdas: a copy of a module shares them and reports to this watch too
     for name, module in model.named_modules():
         left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, (args, kwargs), out)  # noqa: E731
         begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
         module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)
         module.register_forward_hook(left, with_kwargs=True, always_call=True)
 
-    # checkpoints of the kind that autograd does not show
+    # reentrant checkpoints, which autograd does not show
     reentrant: Any = CheckpointFunction
 
     def region(*args: Any) -> Any:

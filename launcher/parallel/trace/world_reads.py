@@ -1,4 +1,4 @@
-"""Notices code of a model that asks for the processes that it runs in: how many, which, their groups."""
+"""Detects code of a model that queries the processes it runs in: how many, which, their groups."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ VARIABLES = frozenset({
     "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
 })  # fmt: skip
-"""Of the environment: what launchers tell a process of its world."""
+"""Environment variables by which launchers describe the world to a process."""
 
 BETWEEN = (
     "os", "_collections_abc", "collections.abc", "contextlib", "functools", __name__,
     "launcher.planner.trace_model",
 )  # fmt: skip
-"""Modules that are only on the way from who asks."""
+"""Modules that are skipped in the search for the caller."""
 DISTRIBUTED = "torch.distributed"
 OTHERS = ("torch", "launcher", "transformers", "accelerate", "peft")
-"""Who may ask: they do so for layouts of their own, which are not in use here."""
+"""Packages that may query the processes: they do so for layouts of their own, which are not in use here."""
 
 
 _TOLD: ContextVar[Callable[[str], None] | None] = ContextVar("told", default=None)
@@ -35,9 +35,10 @@ _TOLD: ContextVar[Callable[[str], None] | None] = ContextVar("told", default=Non
 
 @contextmanager
 def world_reads(told: Callable[[str], None]) -> Iterator[None]:
-    """``told`` is called with what code of a model asks for meanwhile: ``torch.distributed.get_rank()``.
+    """Call ``told`` with each query by a model's code while entered.
 
-    Of the environment it is told by whoever calls ``ask`` when it is read.
+    A query is a text such as ``torch.distributed.get_rank()``. Reads of the environment are reported by the
+    callers of ``ask``.
     """
     world: Any = type(c10d._world)
     group = world.default_pg
@@ -57,31 +58,34 @@ def world_reads(told: Callable[[str], None]) -> Iterator[None]:
 
 
 def ask(what: str) -> None:
-    """Somebody has asked for ``what``: whoever listens is told if it was code of a model."""
+    """Report the query ``what`` to the active ``world_reads``, if it came from a model's code."""
     told = _TOLD.get()
     if told is not None and _asked() is not None:
         told(what)
 
 
 def _asked() -> str | None:
-    """The function of ``torch.distributed`` that the model called, "" for none; ``None``: none asked."""
+    """Return the function of ``torch.distributed`` that the model called, or "" for none.
+
+    ``None``: the query does not come from a model's code.
+    """
     called = ""
     frame: Any = sys._getframe(2)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module == DISTRIBUTED or module.startswith(f"{DISTRIBUTED}."):
             name = frame.f_code.co_name
-            if name == "<module>":  # it is being imported, and keeps no answer for the model
+            if name == "<module>":  # it is being imported, and keeps no result for the model
                 return None
             called = called if name in ("wrapper", "WORLD") or name[0] == "_" else f"{DISTRIBUTED}.{name}"
         elif module not in BETWEEN:
-            top = module.partition(".")[0]  # an import that torch does itself comes by importlib
+            top = module.partition(".")[0]  # torch's own imports come by importlib
             return None if top in OTHERS or top in sys.stdlib_module_names else called
         frame = frame.f_back
     return None
 
 
 def streams_now() -> tuple[Any, ...]:
-    """The state of the random streams that are not torch's."""
+    """Return the states of the random streams of Python and numpy."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, bytes(np.asarray(keys)), *rest

@@ -1,4 +1,4 @@
-"""Runs a module that looks at data, or autocast, on numbers in memory, while the rest is on meta tensors."""
+"""Runs a module that reads values, or autocast, on values in memory, while the rest is on meta tensors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from launcher.parallel.trace.state_effects import StateEffects
 from launcher.parallel.trace.usage import Watch
 
 Made = dict[int, torch.Tensor]
-"""A tensor in memory for each of others, by their ids."""
+"""Tensors in memory by the ids of the tensors that they stand for."""
 
 
 def cast(func: Any, args: Any, kwargs: Any, watch: Watch) -> Any:
-    """Autocast does nothing on meta tensors, so this one call runs on numbers in memory."""
+    """Run one call under autocast on values in memory, because autocast does nothing on meta tensors."""
     given = tensors((args, kwargs))
     with torch.device("cpu"):
         made = _stand_ins(given, watch)
@@ -37,7 +37,7 @@ def cast(func: Any, args: Any, kwargs: Any, watch: Watch) -> Any:
 
 
 def _stand_ins(given: list[torch.Tensor], watch: Watch | None, zeros: bool = False) -> Made:
-    """In memory, by the id of each of the ``given``, which they come from: its numbers, or some, or zeros."""
+    """Return tensors in memory by the id of each of the ``given``: with its values, drawn ones, or zeros."""
     stream = torch.Generator().manual_seed(0)
     made = {}
     for t in given:
@@ -52,14 +52,15 @@ def _stand_ins(given: list[torch.Tensor], watch: Watch | None, zeros: bool = Fal
 
 
 def _as(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """``value``, no leaf of autograd where ``t`` has a gradient: it may be changed in place."""
+    """Return ``value``, as a non-leaf if ``t`` needs a gradient, so that it may be changed in place."""
     return value.requires_grad_().clone() if t.requires_grad else value
 
 
 def _returned(out: Any, given: list[torch.Tensor], made: Made, effects: StateEffects | None) -> Any:
-    """``out`` of stand-ins, on meta again; one of the ``given`` is that itself, and gradients reach them.
+    """Return ``out`` on meta again; stand-ins of the ``given`` become these, which get its gradients.
 
-    Each comes from what it came from in memory, those of the ``given`` that were changed in place too.
+    Each depends on what it depended on in memory, including those of the ``given`` that were changed in
+    place.
     """
     back = {id(made[id(t)]): t for t in given}
     fresh = {id(t): t for t in tensors(out) if id(t) not in back}
@@ -75,7 +76,7 @@ def _returned(out: Any, given: list[torch.Tensor], made: Made, effects: StateEff
 
 
 class _Opaque(torch.autograd.Function):
-    """Meta tensors for what something has returned that ran elsewhere."""
+    """Makes meta tensors for the results of a call that ran elsewhere."""
 
     @staticmethod
     def forward(ctx: Any, specs: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -94,9 +95,9 @@ def _zeros(t: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Observers:
-    """Who counts and watches what a module does, and who is ``told`` of what it returns.
+    """The observers of a module's run.
 
-    ``told`` is called with what depends on the numbers where Python can see it.
+    ``told`` is called with each part of its result that depends on the values and that Python can see.
     """
 
     meter: Meter | None = None
@@ -104,7 +105,7 @@ class Observers:
     told: Callable[[str], None] | None = None
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """What makes both forget all that they see from now on, or all but ``effects``."""
+        """Return a function that makes both forget what they record from now on, or all but ``effects``."""
         undo = []
         if self.meter is not None:
             undo.append(self.meter.mark())
@@ -121,11 +122,11 @@ class Observers:
 def run_module(
     module: nn.Module, args: Any, kwargs: Any, seen: Observers = Observers(), on_zeros: bool = False
 ) -> Any:
-    """Run a module on meta tensors; one whose Python looks at the data instead alone on numbers in memory.
+    """Run a module on meta tensors, or alone on values in memory if its Python reads them.
 
-    These are the first samples of the data and the constructor's weights, as far as they are known, else some
-    that are drawn; where it fails for these, zeros. Then the observers forget what they saw of the first try.
-    ``on_zeros``: in memory without trying.
+    The values are the first samples of the data and the constructor's weights, as far as they are known, else
+    drawn ones; if the module fails for these, zeros. The observers forget the tries that failed.
+    ``on_zeros``: run in memory without a try on meta.
     """
     if not on_zeros:
         back = seen.mark()
@@ -155,8 +156,8 @@ TRIED = "it was tried on the first samples of the data, with numbers drawn for w
 
 
 def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_zeros: bool = False) -> Any:
-    # a copy in memory, which whoever watches takes for the module
-    with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
+    # a copy in memory, which observers treat as the module
+    with torch._C.DisableTorchFunction():  # copying a weight is no use of it
         real = zeros(copied(module))
         if not on_zeros and seen.watch is not None:
             _filled(real, seen.watch.path(module))
@@ -165,7 +166,7 @@ def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_ze
     if seen.meter is not None:
         seen.meter.own((*real.parameters(), *real.buffers()))
 
-    # numbers for what it is given
+    # values for its arguments
     given = tensors((args, kwargs))
     effects = None if seen.watch is None else seen.watch.effects
     storages = dict(zip(_storages(real), _storages(module), strict=True))
@@ -184,23 +185,23 @@ def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_ze
 
 
 OTHER = 1
-"""The batch after the first, of those that a model is tried with."""
+"""The batch after the first, of those to try a model with."""
 
 
 def in_memory(module: nn.Module, path: str = "") -> nn.Module:
-    """A copy with the numbers of the constructor, as far as they are known; zeros else."""
+    """Return a copy with the constructor's values, as far as they are known, else zeros."""
     real = zeros(copied(module))
     _filled(real, path)
     return real
 
 
 def stand_ins(inputs: Sequence[torch.Tensor], batch: int) -> list[torch.Tensor]:
-    """Numbers for the inputs of a model: those of a batch of the data, or drawn ones."""
+    """Return values for the inputs of a model: those of a batch of the data, or drawn ones."""
     return drawn(inputs, batch, SampleValues(inputs))
 
 
 def drawn(inputs: Sequence[torch.Tensor], batch: int, known: SampleValues) -> list[torch.Tensor]:
-    """The numbers that are ``known`` of a batch, drawn ones for other floats, zeros for the rest."""
+    """Return the ``known`` values of a batch, drawn ones for other floats, zeros for the rest."""
     stream = torch.Generator().manual_seed(batch)
     out = []
     for t in inputs:
@@ -213,7 +214,7 @@ def drawn(inputs: Sequence[torch.Tensor], batch: int, known: SampleValues) -> li
 
 @torch.no_grad()
 def _filled(real: nn.Module, path: str) -> None:
-    """The numbers of the constructor, if they are not too many."""
+    """Fill in the constructor's values, if they are not too many."""
     named = {**dict(real.named_parameters()), **dict(real.named_buffers())}
     if sum(t.numel() for t in named.values()) > FEW:
         return
@@ -226,7 +227,7 @@ def _filled(real: nn.Module, path: str) -> None:
 
 @dataclass(frozen=True)
 class _InMemory:
-    """A call of ``real``, a module in memory, with arguments in memory; ``origins``: what these stand for."""
+    """A call of the module ``real`` in memory; ``origins`` has the tensors that its arguments stand for."""
 
     real: nn.Module
     args: Any
@@ -238,7 +239,7 @@ class _InMemory:
 
 
 def _observed(module: nn.Module, call: _InMemory, seen: Observers) -> Any:
-    """Run ``call`` in the place of ``module``; also with other numbers, where that may do something else."""
+    """Run ``call`` instead of ``module``; run it again with other values if these may change what it does."""
     watch, told = seen.watch, seen.told
     if watch is None:
         return call.run()
@@ -249,14 +250,14 @@ def _observed(module: nn.Module, call: _InMemory, seen: Observers) -> Any:
         out = call.run()
     watch.effects.settle()
 
-    # it may look at what it has changed, and change other things then: of this run those alone are kept
+    # it may read state that it has changed, and then change more; only the effects of this run are kept
     if watch.effects.changed > before:
         back = seen.mark(effects=False)
         call.run()
         watch.effects.settle()
         back()
 
-    # with other numbers it may run other units, return something else or change other things
+    # with other values it may run other units, return something else or change other state
     small = sum(t.numel() for t in (*call.real.parameters(), *call.real.buffers())) <= FEW
     if watch.units_below() or (watch.looked > looked and (told is not None or small)):
         was = watch.ran(since)
@@ -273,13 +274,13 @@ def _storages(module: nn.Module) -> list[int]:
 
 
 SCALES = 1.0, 1e3, 1e-3
-"""Of the numbers that a module is tried with."""
+"""Scales of drawn values to try a module with."""
 
 
 def _tried(call: _InMemory, seen: Observers, watch: Watch) -> list[tuple[list[str], Any]]:
-    """Which units ran with a few other numbers, and what came of it: ``MISSING`` where it takes none.
+    """Return the units that ran with other values, and the result: ``MISSING`` if the call failed.
 
-    The other batches of the data first, then any numbers. What is changed then is kept, and nothing else.
+    The data's other batches are tried first, then drawn values. Only the effects of these runs are kept.
     """
     found = []
     back = seen.mark(effects=False)
@@ -288,7 +289,7 @@ def _tried(call: _InMemory, seen: Observers, watch: Watch) -> list[tuple[list[st
             args, kwargs = _others(call, given, watch)
             since = len(watch.order)
             out = MISSING
-            with suppress(Exception), watch.looking():  # then who knows
+            with suppress(Exception), watch.looking():  # then the result is unknown
                 out = call.real(*args, **kwargs)
             watch.effects.settle()
             found.append((watch.ran(since), out))
@@ -297,7 +298,7 @@ def _tried(call: _InMemory, seen: Observers, watch: Watch) -> list[tuple[list[st
 
 
 def _others(call: _InMemory, given: int | float, watch: Watch) -> tuple[Any, Any]:
-    """Other arguments: those of a batch by its number, or drawn ones of a scale, and then other weights."""
+    """Return other arguments: those of batch ``given``, or drawn ones of scale ``given`` with new weights."""
     stream = torch.Generator().manual_seed(round(given * 1e3))
 
     def drawn(t: torch.Tensor) -> torch.Tensor:
@@ -332,7 +333,7 @@ NUMBERS = (bool, int, float, complex)
 
 
 def _depends(out: Any, other: Any) -> str:
-    """What of ``out`` depends on numbers, if ``other`` is what came of other ones."""
+    """Describe what in ``out`` depends on values, or return ""; ``other`` is the result for other values."""
     one, two = _seen(out), _seen(other)
     numbers = [[v for v in some if isinstance(v, NUMBERS)] for some in (one, two)]
     if other is MISSING:
@@ -343,7 +344,7 @@ def _depends(out: Any, other: Any) -> str:
 
 
 def _seen(value: Any) -> list[Any]:
-    """What Python can see of it: shapes and dtypes of tensors, and numbers."""
+    """Return what Python can see of a value: shapes and dtypes of tensors, and numbers."""
     if isinstance(value, torch.Tensor):
         return [(value.dtype, value.shape)]
     if isinstance(value, NUMBERS):
@@ -358,12 +359,12 @@ def _seen(value: Any) -> list[Any]:
 
 
 def looks(error: BaseException | None) -> bool:
-    """Whether it says that Python looked at the data of a tensor that has none."""
+    """Whether the error says that Python read the values of a meta tensor."""
     return isinstance(error, RuntimeError | NotImplementedError) and "meta" in str(error).lower()
 
 
 def zeros(module: nn.Module) -> nn.Module:
-    """``module`` itself, its tensors now zeros in memory; one tensor under several names is still one."""
+    """Replace the tensors of ``module`` by zeros in memory, in place; ties stay ties."""
     made: dict[int, Any] = {}
     for owner in module.modules():
         for name, p in owner._parameters.items():

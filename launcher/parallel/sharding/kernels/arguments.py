@@ -15,12 +15,12 @@ END = 2**63 - 1
 
 
 def local_arguments(call: LocalCall) -> tuple[str, tuple[Arg, ...]]:
-    """The operator to run, and its positional arguments."""
+    """Return the operator to run, and its positional arguments."""
     op, kind, args = call.node.op, call.node.kind, call.node.args
     if op == "view.dtype":
         return op, args
     if kind in RESHAPES:
-        # a part need not be contiguous, and squeeze must leave a dim of which one element is here
+        # a part need not be contiguous, and squeeze must keep a dim of which one element is on this rank
         return "reshape", (args[0], call.local_outs[0])
     if kind in SIZED:
         place = 0 if not call.node.ins else 1
@@ -49,7 +49,7 @@ def _divided(args: tuple[Arg, ...], place: int, ways: int) -> tuple[Arg, ...]:
 
 
 def _diagonal(call: LocalCall) -> int:
-    """Element (i, j) of the part is (i + rows before, j + columns before) of the whole."""
+    """Return the diagonal in the part, whose (i, j) is (i + rows before, j + columns before) in the whole."""
     given = call.node.args[1] if len(call.node.args) > 1 else 0
     rows, columns = call.rule.outs[0][-2:]
     height, width = call.local_outs[0][-2:]

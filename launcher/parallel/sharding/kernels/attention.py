@@ -11,7 +11,7 @@ from launcher.parallel.sharding.kernels.torch_op import Run
 
 
 def attention(call: LocalCall, run: Run) -> Run:
-    """Keys after the last query that is here are left out; a mask says which of the others a query sees."""
+    """Drop the keys after this rank's last query; a mask says which of the others each query sees."""
     causal = len(call.node.args) > 5 and call.node.args[5] is True
     ways = call.ways("l")
     if not causal or ways == 1:

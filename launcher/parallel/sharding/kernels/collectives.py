@@ -1,4 +1,4 @@
-"""Collectives inside of operators: what they need of the ranks of a stage, and their gradients."""
+"""Collectives inside of operators over the ranks of a stage, and their gradients."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from torch import Tensor
 
 
 class Collectives(Protocol):
-    """Over the ranks that differ from this one along ``axes`` of a device ``matrix`` only."""
+    """Collectives over the ranks that differ from this one along ``axes`` of a device ``matrix`` only."""
 
     def sum(self, x: Tensor, matrix: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
-        """A new tensor: the sum over these ranks, on each of them."""
+        """Return a new tensor on each of these ranks: the sum over them."""
 
     def max(self, x: Tensor, matrix: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
-        """A new tensor: the largest over these ranks, on each of them."""
+        """Return a new tensor on each of these ranks: the maximum over them."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The ranks that meet inside of an operator."""
+    """The ranks that communicate inside of an operator."""
 
     here: Collectives
     matrix: tuple[int, ...]
     axes: tuple[int, ...]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Without a gradient."""
+        """Return the sum, without a gradient."""
         return self.here.sum(x.contiguous(), self.matrix, self.axes) if self.axes else x
 
     def max(self, x: Tensor) -> Tensor:
-        """Without a gradient."""
+        """Return the maximum, without a gradient."""
         return self.here.max(x.contiguous(), self.matrix, self.axes) if self.axes else x
 
     def sum_for_all(self, x: Tensor) -> Tensor:
-        """Of a sum from which each rank goes on to compute the same: its gradient is that of each term."""
+        """Return a sum from which each rank computes the same: its gradient is that of each term."""
         if not self.axes:
             return x
         return _SumForAll.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]

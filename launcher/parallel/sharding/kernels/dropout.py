@@ -1,4 +1,4 @@
-"""Random numbers that are those of one process: each rank draws all of them and uses its part."""
+"""Random operators that draw as one process does: each rank draws all values and uses its part."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from launcher.parallel.sharding.kernels.torch_op import Run
 
 
 def dropout(call: LocalCall, run: Run) -> Run:
-    """Uses the generator just as ``F.dropout`` of the whole tensor does.
+    """Use the generator as ``F.dropout`` of the full tensor does.
 
-    So does what tracing makes of it (``native_dropout``), which gives the mask too.
+    The traced form (``native_dropout``), which also returns the mask, does so too.
     """
     p, training = call.node.args[1:3]
     assert isinstance(p, int | float)
@@ -24,7 +24,7 @@ def dropout(call: LocalCall, run: Run) -> Run:
     part, whole = _part(call), _whole(call)
 
     def of_whole_mask(x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if x.device.type != "cpu":  # accelerators have a kernel of their own, with other draws
+        if x.device.type != "cpu":  # accelerators have another kernel, with other draws
             keep = torch.native_dropout(whole(x).fill_(1), p, True)[1][part]
             out = x * keep * (1 / (1 - p))
             return (out, keep) if masked else out
@@ -36,7 +36,7 @@ def dropout(call: LocalCall, run: Run) -> Run:
 
 
 def feature_dropout(call: LocalCall, run: Run) -> Run:
-    """Uses the generator just as ``F.dropout2d`` of the whole tensor does: a number for each channel."""
+    """Use the generator as ``F.dropout2d`` of the full tensor does, with one number per channel."""
     p, training = call.node.args[1:3]
     assert isinstance(p, int | float)
     if not training or not 0 < p < 1:
@@ -53,7 +53,7 @@ def feature_dropout(call: LocalCall, run: Run) -> Run:
 
 
 def drawn(call: LocalCall, run: Run) -> Run:
-    """Numbers that hang on nothing of their input but how it is in memory."""
+    """Draw values that depend on their input's shape and strides only."""
     part, whole = _part(call), _whole(call)
 
     def of_all(x: Tensor) -> Tensor:
@@ -64,13 +64,13 @@ def drawn(call: LocalCall, run: Run) -> Run:
 
 
 def _part(call: LocalCall) -> tuple[slice, ...]:
-    """Of the first tensor, what is here."""
+    """Return this rank's slices of the first tensor."""
     box = call.strategy.takes(call.rule, 0).box(call.ins[0], call.rank)
     return tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))
 
 
 def _whole(call: LocalCall) -> Callable[[Tensor], Tensor]:
-    """Makes room for numbers for the whole of the first tensor, which are drawn in the order of memory."""
+    """Return a function that allocates the full first tensor; values are drawn in the order of memory."""
     shape = call.ins[0]
     strides = call.strides or torch.empty(shape, device="meta").stride()
     dense = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()

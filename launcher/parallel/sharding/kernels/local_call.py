@@ -1,4 +1,4 @@
-"""One operator as one rank runs it: how it is cut, and which of the parts are here."""
+"""One operation as one rank runs it: how it is split, and which parts this rank has."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LocalCall:
-    """``ins`` and ``outs``: shapes of whole tensors. ``rank``: within the stage.
+    """An operation on one rank.
 
-    ``dtype`` and ``strides``: of the first tensor as a whole, the latter unless it is row-major.
+    ``ins`` and ``outs`` have shapes of full tensors, ``rank`` is within the stage.
+
+    ``dtype`` and ``strides`` are those of the first full tensor; ``strides`` is empty if it is row-major.
     """
 
     node: OpNode
@@ -45,23 +47,23 @@ class LocalCall:
 
     @cached_property
     def local_outs(self) -> tuple[Shape, ...]:
-        """Shapes of this rank's parts of what it makes."""
+        """The shapes of this rank's parts of the outputs."""
         layouts = [self.strategy.cut(letters) for letters in self.rule.outs]
         return tuple(x.local_shape(shape) for x, shape in zip(layouts, self.outs, strict=True))
 
     def axes(self, letters: tuple[str, ...]) -> tuple[int, ...]:
-        """Those that cut any of ``letters``."""
+        """Return the axes that split any of ``letters``."""
         return tuple(sorted({a for letter in letters if letter for a in self.strategy.of.get(letter, ())}))
 
     def ways(self, *letters: str) -> int:
-        """Into how many parts ``letters`` are cut, all together."""
+        """Return the number of parts into which ``letters`` are split together."""
         return prod(self.strategy.matrix[a] for a in self.axes(letters))
 
     def part(self, letter: str) -> int:
-        """Which part of the dims with ``letter`` is here."""
+        """Return which part of the dims with ``letter`` this rank has."""
         layout = self.strategy.cut((letter,) if letter else ())
         return layout.part(layout.dims[0], self.rank) if letter else 0
 
     def first(self, letters: tuple[str, ...]) -> bool:
-        """Whether the first parts of all ``letters`` are here."""
+        """Whether this rank has the first parts of all ``letters``."""
         return all(self.part(letter) == 0 for letter in letters)

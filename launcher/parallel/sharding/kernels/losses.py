@@ -1,4 +1,4 @@
-"""Losses of classes over a cut batch and over cut classes."""
+"""Losses of classes over a split batch and over split classes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ NONE, MEAN, SUM = 0, 1, 2
 
 @dataclass(frozen=True)
 class ClassLoss:
-    """What the arguments say. ``low``: the first class that is here, of ``classes`` in all.
+    """The arguments of a loss, on one rank.
 
-    ``samples``: how many there are on all ranks; ``targets``: ranks with other targets; ``scores``: with
-    other classes.
+    Attributes:
+        low: the first of this rank's classes, of ``classes`` in all.
+        samples: the number of samples on all ranks.
+        targets: the ranks with other targets.
+        scores: the ranks with other classes.
     """
 
     reduction: int
@@ -66,14 +69,14 @@ def _whole_number(arg: Arg) -> int:
 
 
 def class_loss(call: LocalCall, here: Collectives, run: Run, device: torch.device) -> Run:
-    """cross_entropy_loss and nll_loss."""
+    """Prepare cross_entropy_loss and nll_loss."""
     loss = ClassLoss.of(call, here)
     if loss.scores.axes:
         return _of_cut_classes(call, loss)
     if not loss.targets.axes or loss.reduction != MEAN:
         return run
 
-    # the sum is torch's own, divided by what all ranks have
+    # torch's own sum, divided by the count over all ranks
     args = (*call.node.args, *(None, None, None)[len(call.node.args) :])
     added = bound(torch_op(call.node.op), replaced(args, 3, SUM), dict(call.node.kwargs), device)
 
@@ -85,7 +88,7 @@ def class_loss(call: LocalCall, here: Collectives, run: Run, device: torch.devic
 
 
 def _divisor(loss: ClassLoss, target: Tensor, *weight: Tensor) -> Tensor | int:
-    """Of a mean: weights of the targets of all ranks that are not ignored."""
+    """Return the divisor of a mean: the weights of all ranks' targets that are not ignored."""
     if loss.probabilities:
         return loss.samples
     if not weight:
@@ -96,14 +99,14 @@ def _divisor(loss: ClassLoss, target: Tensor, *weight: Tensor) -> Tensor | int:
 
 
 def _here(loss: ClassLoss, target: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Whether the class of a target is here and counts, and its place here."""
+    """Return whether each target's class is on this rank and counts, and its place here."""
     local = target - loss.low
     here = (local >= 0) & (local < classes) & (target != loss.ignored)
     return here, local.masked_fill(~here, 0)
 
 
 def _of_cut_classes(call: LocalCall, loss: ClassLoss) -> Run:
-    """Each rank's term: the losses of targets whose class it has."""
+    """Return this rank's term: the losses of targets whose class it has."""
     normalize = call.node.kind == "cross_entropy_loss"
 
     def over_ranks(scores: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
@@ -121,7 +124,7 @@ def _of_cut_classes(call: LocalCall, loss: ClassLoss) -> Run:
 
 
 def _hard_terms(loss: ClassLoss, logs: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
-    """Of targets that are numbers of classes."""
+    """Return the losses of targets that are class numbers."""
     known = (target == loss.ignored) | ((target >= 0) & (target < loss.classes))
     torch._assert_async(known.all(), f"a target is beyond the {loss.classes} classes")
     here, local = _here(loss, target, logs.shape[loss.dim])
@@ -136,7 +139,7 @@ def _hard_terms(loss: ClassLoss, logs: Tensor, target: Tensor, *weight: Tensor) 
 
 
 def _soft_terms(loss: ClassLoss, logs: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
-    """Of targets that are a probability for each class."""
+    """Return the losses of targets that are a probability for each class."""
     smooth = target * (1 - loss.smoothing) + loss.smoothing / loss.classes
     return -(_along_classes(loss, logs, *weight) * smooth).sum(loss.dim)
 

@@ -1,4 +1,4 @@
-"""Norms whose statistics are those of several ranks."""
+"""Norms whose statistics span several ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.plan.sharding.op_graph import Arg, Ref
 
 @dataclass(frozen=True)
 class Statistics:
-    """Over ``dims``, of ``count`` elements on all ranks; ``centered``: the mean is taken off."""
+    """Statistics over ``dims``, of ``count`` elements on all ranks; ``centered``: the mean is subtracted."""
 
     meeting: Meeting
     dims: tuple[int, ...]
@@ -28,7 +28,7 @@ class Statistics:
 
 
 class _Normalized(torch.autograd.Function):
-    """``(x - mean) / sqrt(variance + eps)``; gives mean and variance too, which have no gradient."""
+    """``(x - mean) / sqrt(variance + eps)``; also returns mean and variance, which have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, over: Statistics) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,14 +57,14 @@ class _Normalized(torch.autograd.Function):
 
 
 def normalized(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor, Tensor]:
-    """Computed in float32 at least, as torch's; rounding is left to the caller."""
+    """Normalise in float32 at least, as torch does; the caller rounds."""
     wide = x.float() if x.dtype in HALVES else x
     made: tuple[Tensor, Tensor, Tensor] = _Normalized.apply(wide, over)  # type: ignore[no-untyped-call]
     return made
 
 
 def layer_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
-    """Also rms_norm."""
+    """Prepare layer_norm and rms_norm over split dims."""
     axes = call.axes(call.rule.inside)
     if not axes:
         return run
@@ -101,11 +101,11 @@ def _eps(call: LocalCall, place: int) -> float:
     if call.node.kind != "rms_norm":
         return 1e-5
     dtype = torch_dtype(call.dtype)
-    return torch.finfo(torch.float32 if dtype in HALVES else dtype).eps  # of what torch computes in
+    return torch.finfo(torch.float32 if dtype in HALVES else dtype).eps  # of torch's own dtype
 
 
 def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
-    """In training, over a cut batch: running statistics become those of the whole batch."""
+    """Prepare batch_norm in training over a split batch: running statistics are those of the full batch."""
     axes = call.axes(call.rule.inside)
     if not axes:
         return run
@@ -140,5 +140,5 @@ def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
 
 
 def _moved(running: Tensor, seen: Tensor, momentum: float) -> Tensor:
-    """Running statistics after a batch."""
+    """Return the running statistics after a batch."""
     return running.lerp(seen.detach().flatten().to(running.dtype), momentum)

@@ -1,4 +1,4 @@
-"""Makes of a node, its rule and its strategy what one rank calls with its parts of the inputs."""
+"""Prepares the function that one rank calls with its parts of the inputs, from a node, rule and strategy."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from launcher.parallel.sharding.kernels.sums import bias_once, embedding, mean
 from launcher.parallel.sharding.kernels.torch_op import Run, own_op
 
 Kernel = Callable[..., tuple[Tensor, ...]]
-"""Takes this rank's parts of the inputs in their order; gives its parts, or terms, of the outputs."""
+"""Takes this rank's parts of the inputs in order; returns its parts, or terms, of the outputs."""
 
 
 def prepare(call: LocalCall, here: Collectives, device: torch.device) -> Kernel:
-    """``device``: where tensors are made that have no input."""
+    """Return the kernel of ``call``; ``device`` is for operators that create tensors without an input."""
     run = _kernel(call, here, own_op(call, device), device)
 
     def kernel(*tensors: Tensor) -> tuple[Tensor, ...]:

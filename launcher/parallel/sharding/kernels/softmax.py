@@ -1,4 +1,4 @@
-"""Softmax, log-softmax and logsumexp over cut dims."""
+"""Softmax, log-softmax and logsumexp over split dims."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def softmax(call: LocalCall, here: Collectives, run: Run) -> Run:
 
 
 def _dtype(call: LocalCall) -> torch.dtype | None:
-    """In which it is computed, where the call names one."""
+    """Return the dtype of the computation, if the call names one."""
     if call.node.kind.startswith("_"):
         return torch.float32 if call.node.args[2] else None
     given: Arg = call.node.args[2] if len(call.node.args) > 2 else call.node.kwarg("dtype")
@@ -41,7 +41,7 @@ def _dtype(call: LocalCall) -> torch.dtype | None:
 
 
 def cut_softmax(x: Tensor, dim: int, meeting: Meeting, *, log: bool) -> Tensor:
-    """Computed in float32 at least, as torch's, and rounded at the end."""
+    """Compute in float32 at least, as torch does, and round at the end."""
     wide = x.float() if x.dtype in HALVES else x
     function = _LogSoftmax if log else _Softmax
     out: Tensor = function.apply(wide, dim, meeting)  # type: ignore[no-untyped-call]
@@ -81,7 +81,7 @@ class _LogSoftmax(torch.autograd.Function):
 
 
 def logsumexp(call: LocalCall, here: Collectives, run: Run) -> Run:
-    """The largest is taken out, unless it is infinite, as torch does."""
+    """Prepare logsumexp; the maximum is factored out, unless it is infinite, as in torch."""
     axes = call.axes(call.rule.inside)
     if not axes:
         return run

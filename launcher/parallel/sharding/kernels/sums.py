@@ -16,7 +16,7 @@ TENSORS_WITH_BIAS = {"bilinear": 4}
 
 
 def bias_once(call: LocalCall, run: Run) -> Run:
-    """The ranks that have the first of the parts that are added up add the bias; others add zeros."""
+    """Let only ranks with the first of the summed parts add the bias; others add zeros."""
     kind = call.node.kind
     place = 0 if kind in BIAS_FIRST else TENSORS_WITH_BIAS.get(kind, 3) - 1
     if place >= len(call.ins) or call.first(call.rule.sums):
@@ -30,7 +30,7 @@ def bias_once(call: LocalCall, run: Run) -> Run:
 
 
 class _Zeros(torch.autograd.Function):
-    """Instead of a tensor: its gradient is zero, and is there, since the other ranks have one."""
+    """Replaces a tensor by zeros; its gradient is zero but exists, as it does on the other ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -42,13 +42,13 @@ class _Zeros(torch.autograd.Function):
 
 
 def mean(call: LocalCall, run: Run) -> Run:
-    """Parts are equal, so the mean of all is the sum of their means by their number."""
+    """Divide by the number of parts: they are equal, so the mean is the sum of their means divided by it."""
     ways = call.ways(*call.rule.sums)
     return run if ways == 1 else lambda *tensors: run(*tensors) / ways
 
 
 def embedding(call: LocalCall, run: Run, device: torch.device) -> Run:
-    """Zeros for indices whose row is with another rank."""
+    """Return zeros for indices whose row is on another rank."""
     ways = call.ways("v")
     if ways == 1:
         return run

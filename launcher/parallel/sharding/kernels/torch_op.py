@@ -1,4 +1,4 @@
-"""Finds torch's operator of a name, and binds the arguments that are the same in every call."""
+"""Finds torch's operator by name, and binds the arguments that are the same in every call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.parallel.sharding.kernels.local_call import LocalCall
 from launcher.plan.sharding.op_graph import Arg, Name, Ref
 
 Run = Callable[..., Any]
-"""Takes the tensors of an operator in their order; gives what the operator gives."""
+"""Takes the tensors of an operator in order; returns what the operator returns."""
 
 
 def torch_op(op: str) -> Any:
@@ -25,7 +25,7 @@ def torch_op(op: str) -> Any:
 
 
 def own_op(call: LocalCall, device: torch.device) -> Run:
-    """The operator itself, on parts."""
+    """Return the operator itself, on parts."""
     op, args = local_arguments(call)
     if op == "copy":
         return _copy
@@ -38,7 +38,7 @@ def _copy(x: Tensor, source: Tensor) -> Tensor:
 
 
 def bound(op: Any, args: Sequence[Arg], kwargs: dict[str, Arg], device: torch.device) -> Run:
-    """``op`` with all that is no tensor filled in; tensors are numbered as they come."""
+    """Return ``op`` with all non-tensor arguments bound; it takes the tensors in order."""
     fixed = {key: constant(v, device) for key, v in kwargs.items() if not _tensors(v)}
     lead = next((i for i, a in enumerate(args) if not isinstance(a, Ref)), len(args))
     if len(fixed) == len(kwargs) and not any(_tensors(a) for a in args[lead:]):
@@ -56,14 +56,14 @@ def bound(op: Any, args: Sequence[Arg], kwargs: dict[str, Arg], device: torch.de
 
 
 def _leading(op: Any, count: int, after: tuple[Any, ...], fixed: dict[str, Any]) -> Run:
-    """The quick way of what most operators are: tensors first, then constants."""
+    """Return the fast form for most operators: tensors first, then constants."""
     if not after and not fixed:
         return lambda *tensors: op(*tensors)
     return lambda *tensors: op(*tensors, *after, **fixed)
 
 
 class _Tensor:
-    """The place of a tensor among arguments."""
+    """Marks the place of a tensor among arguments."""
 
 
 def _template(arg: Arg, device: torch.device) -> Any:
@@ -87,7 +87,7 @@ def _tensors(arg: Arg) -> bool:
 
 
 def constant(arg: Arg, device: torch.device) -> Any:
-    """What ``record`` made of it, back as torch's; every device is ``device``."""
+    """Return torch's value for an argument of a recording; every device becomes ``device``."""
     if isinstance(arg, tuple):
         return tuple(constant(a, device) for a in arg)
     if isinstance(arg, Name):
