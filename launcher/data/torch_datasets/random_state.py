@@ -14,7 +14,7 @@ Seed = Callable[..., None]
 
 @contextmanager
 def global_generators() -> Iterator[Seed]:
-    """Yields a function that seeds Python, numpy and torch (CPU) by a key; restores their state at the end."""
+    """Yields a function that seeds Python, numpy and torch (CPU) by a key; restores their state after it."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield _seed
