@@ -25,9 +25,6 @@ def permuted(places: Indices, n: int, seed: int, epoch: int) -> Indices:
     A Feistel network over a square of at least ``n`` numbers. A result of ``n`` or more goes through it again
     until it is below ``n`` (cycle walking).
 
-    A Feistel network over a square of at least ``n`` numbers: what falls beyond ``n`` goes through it again
-    until it does not (cycle walking).
-
     >>> sorted(permuted(np.arange(10), 10, seed=0, epoch=0).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """

@@ -32,8 +32,6 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
     """Opens the same samples on every rank. Raises ``RequestError``.
 
     ``seed`` matters only for random tokens, random augmentation and what a user's own torch data set draws.
-
-    ``seed`` matters to what is drawn: tokens, and what torch data sets of the user's own draw.
     """
     settings, _ = resolve(settings)
     if isinstance(settings, ImageFolder):

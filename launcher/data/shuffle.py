@@ -34,9 +34,6 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int) -> Indices:
 
     Epochs follow each other without a gap: a batch may span two. Every sample occurs once per epoch.
 
-    Epoch follows epoch without a gap: a batch may end one and begin the next, and every sample comes once an
-    epoch.
-
     >>> [batch_indices(0, step, 4, 6).tolist() for step in range(3)]
     [[1, 4, 5, 2], [0, 3, 2, 3], [1, 0, 4, 5]]
     """

@@ -45,9 +45,6 @@ class Dataset:
     Text has ``encode`` and ``decode``. ``token_bytes``: the bytes of text that each token stands for, if
     known. ``reading``: how samples of ``train`` are ordered. ``fraction``: the share of all samples that
     ``val`` was split off as, if it was.
-
-    ``token_bytes``: how many bytes of text each token stands for, where that is known. ``reading`` says how
-    samples of ``train`` are asked for; ``fraction`` of all were held out, where ``val`` was found so.
     """
 
     train: Source
@@ -76,10 +73,6 @@ def entropy(source: Source) -> float | None:
 
     ``None`` for an empty source. It is the loss on ``source`` of the best model that ignores its input (for
     text, the best unigram model), which predicts exactly these frequencies. A model with a lower loss has
-    learnt from context.
-
-    ``None`` for an empty source. It is the loss on ``source`` of the best model that ignores its input, for
-    text the best unigram model: it answers with exactly these frequencies. A model with a lower loss has
     learnt from context.
     """
     counts = np.zeros(0, np.int64)

@@ -30,8 +30,6 @@ def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tupl
     """The arguments of the model's forward for ``batch`` samples.
 
     Reads the first samples of a user's own class.
-
-    A class of the user's own is asked for its first sample.
     """
     settings, _ = resolve(settings)
     match settings:

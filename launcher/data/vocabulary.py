@@ -19,8 +19,6 @@ def with_vocabulary(job: Job) -> Job:
     """Returns ``job`` with ``data.vocab_size`` and ``model.vocab_size``, if they are null and the files tell.
 
     Problems with the files are left to their checks.
-
-    What is wrong with the files is left to their checks.
     """
     data, model = job.data, job.model
     if isinstance(data, Tokens | Chat) and data.vocab_size is None:

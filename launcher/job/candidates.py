@@ -21,8 +21,6 @@ def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields candidates that their key does not accept, and keys that cannot be searched over.
 
     ``data``: the composed configuration.
-
-    ``data``: as composed.
     """
     for key, candidates in job.search.over.items():
         if key not in AXES:

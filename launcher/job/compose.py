@@ -53,8 +53,6 @@ class Depth(IntEnum):
     """How far a request has been checked: by the schema, by all checks without torch, or by its plan.
 
     Each level imports several times what the one before imports.
-
-    Each imports a multiple of what the one before does.
     """
 
     COMPOSED = 0
@@ -66,8 +64,6 @@ class BadRequest(RequestError):
     """A request that cannot be carried out, with the origins of its values (or of each problem's values).
 
     ``late``: each value is valid by itself, but not in combination.
-
-    ``late``: each value is valid by itself, but they do not go together.
     """
 
     def __init__(
@@ -102,9 +98,6 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
 
     Without ``recipe=``, the default recipe is used. Does not import torch and writes nothing. Raises
     ``BadRequest`` with every problem.
-
-    Without ``recipe=`` the default recipe is taken. Torch is not imported, nothing is written.
-    Raises ``BadRequest`` with every problem found.
     """
     problems: list[Problem] = []
 
@@ -243,8 +236,6 @@ def _each_time(steps: Any, chosen: Sequence[str]) -> Any:
     """``steps`` with one entry for each time a step was ``chosen``: train, train_2, train_3.
 
     A repeated step has the settings of the first, overridden by those under its own name.
-
-    A further one has the settings of the first, and on top of them those that are given by its own name.
     """
     if not isinstance(steps, dict) or len(set(chosen)) == len(chosen):
         return steps

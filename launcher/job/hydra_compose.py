@@ -46,8 +46,6 @@ class Composed:
 
     ``files``: in the order of merging, each with the dotted package of its keys. ``steps``: the options of
     that group in the order in which they were chosen, with repetitions.
-
-    ``steps``: the options of that group in the order in which they were chosen, one as often as it was.
     """
 
     cfg: DictConfig
@@ -102,8 +100,6 @@ class _Loader(ConfigLoaderImpl):
     """Hydra's loader, which records in ``merged`` the files that it merged last, in order.
 
     Hydra's own API computes them again, which takes as long as composing.
-
-    Hydra tells them to who asks, by working them out again, which takes as long as to compose.
     """
 
     merged: Sequence[ResultDefault] = ()
@@ -185,8 +181,6 @@ def _relative_choice(group: str, option: str, configs: ConfigFiles) -> Problem |
     """The problem of a recipe that has ``- model: mlp`` or ``- override model: mlp``.
 
     Without ``/``, Hydra looks below ``recipe``.
-
-    Without ``/`` Hydra looks below ``recipe``.
     """
     if group not in configs.groups():
         return None

@@ -41,8 +41,6 @@ def problems(
     """Yields a problem for each setting that ``files`` must not make.
 
     ``raw``: the configuration before interpolation; ``own``: the folder of --config-dir.
-
-    ``raw``: the configuration before interpolation; ``own``: the folder of --config-dir.
     """
     said = origins.of(SETTING)
     if said is not None and not said.typed and not said.shipped:

@@ -31,8 +31,6 @@ class Cell:
     """One run of a sweep. ``varied``: those of its overrides that differ between cells.
 
     ``repeat``: its index among runs that differ only in the seed.
-
-    ``repeat``: the how-manieth of runs that differ in nothing but the seed.
     """
 
     name: str

@@ -27,9 +27,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
 
 They only hold tensors: they open no file, start no process and take no class by name. docs/security.md has
 the same table.
-
-Each only holds tensors: it opens no file, starts no process and takes no class by name. docs/security.md has
-the same table."""
+"""
 BASES: Mapping[str, str] = {
     "model": "Module",
     "data": "UserData",
@@ -48,8 +46,6 @@ def refusal(path: str, allow: tuple[str, ...], ours: tuple[str, ...]) -> tuple[s
     """Why the dotted ``path`` is not allowed, and the cure; ``None`` if it is allowed. Imports nothing.
 
     ``ours``: the launcher's own classes that may be named; ``allow`` cannot add any.
-
-    ``ours``: the launcher's own classes that may be named; ``allow`` opens no other.
     """
     parts = path.split(".")
     if len(parts) < 2 or not all(p.isidentifier() for p in parts):
@@ -92,9 +88,6 @@ def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_tar
 
     A class of the launcher's own must be listed for ``base`` in ``OURS``. Nothing is imported before the path
     is accepted. Raises ``RequestError``, naming ``key``.
-
-    A class of the launcher's own must be one that ``OURS`` has for ``base``. Nothing is imported before the
-    path itself has been accepted. Raises ``RequestError`` naming ``key``.
     """
     found = _trusted(path, allow, base, key)
     if not inspect.isclass(found) or not issubclass(found, base):
@@ -108,9 +101,6 @@ def factory(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_ta
 
     A class can only be constructed, whereas a function can do anything, so a trusted package is not enough:
     ``allow`` must name the function or its module.
-
-    A class does no more than to be built; a function can do anything. So it takes more than a package that is
-    trusted: ``allow`` names its module, or itself.
     """
     found = _trusted(path, allow, base, key)
     if not _function(found):
@@ -139,10 +129,6 @@ def build(
     ``given`` are passed first, then the target's own arguments. An argument that is itself a ``_target_`` is
     constructed first, of any type. It may name a class of the launcher's own only if ``OURS`` has it for the
     type of the argument, or for ``base`` if the argument has no type. Raises ``RequestError``.
-
-    ``given`` are passed first, then the target's own arguments. An argument that names a class or a function
-    itself is built first, whatever it is; of the launcher's own classes it may name those that ``OURS`` has
-    for the type of the argument, or for ``base`` where it has none. Raises ``RequestError``.
     """
     found: T = _built(target, allow, base, base, given, key)
     return found
@@ -183,8 +169,6 @@ def check(
     """Raises ``RequestError`` unless all names in ``target`` are allowed and their arguments fit.
 
     Constructs nothing. ``kind``: the required type, if ``base`` is that of an enclosing setting.
-
-    Builds nothing. ``kind``: what it must be, where ``base`` is that of a setting around it.
     """
     path, arguments, make = _accepted(target, allow, kind or base, key)
 
@@ -219,8 +203,6 @@ def _arguments(
     """``arguments`` with each ``_target_`` replaced by the result of ``nested``.
 
     ``first``: the position of the first item of ``_args_``.
-
-    ``first``: the position of the first of ``_args_``.
     """
     made = {
         name: _argument(value, _types(make, name), f"{above}{name}", nested)

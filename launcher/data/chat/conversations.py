@@ -71,8 +71,6 @@ class Conversation:
 
     Messages before index ``first`` are not trained on. ``tools``: what the assistant may call, as templates
     expect it.
-
-    ``tools``: what the assistant may call, as templates take it.
     """
 
     messages: tuple[Message, ...] = ()

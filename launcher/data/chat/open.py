@@ -26,9 +26,6 @@ class Conversations(Source):
 
     No token attends to later ones, and padding has no target. If ``packed``, a sample contains several
     conversations that fit into it; a second input numbers them, and the padding as one more.
-
-    Nothing attends to what comes after it, and what is padded has no target. ``packed``: of several samples
-    that fit into one; a second input numbers the conversations of a sample, and its padding as one more.
     """
 
     def __init__(self, made: ChatTokens, seq_len: int, first: int, count: int, *, packed: bool) -> None:

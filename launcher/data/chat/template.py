@@ -76,8 +76,6 @@ class ChatTemplate:
 
     The environment is that of transformers, except that it has no current date: tokens must not change from
     day to day.
-
-    The environment is that of transformers, but for the date of today: tokens are the same every day.
     """
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
@@ -112,8 +110,6 @@ class ChatTemplate:
 
         A span contains the content and the token that ends the turn, without the blanks after it. Raises
         ``BadRow``.
-
-        A span has the content and the token that ends the turn, without blanks after it. Raises ``BadRow``.
         """
         whole = self._rendered(said, said.messages)
         if START in whole or END in whole:

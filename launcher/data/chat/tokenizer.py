@@ -130,9 +130,6 @@ def _whole(tokenizer: Tokenizer) -> Tokenizer:
 
     Post-processors add special tokens, which the template already writes. Many also leave blanks out of the
     offsets (``trim_offsets``): a token of blanks only would then belong to no message.
-
-    Post-processors add special tokens, which templates write, and many leave blanks out of the offsets
-    (``trim_offsets``): a token of blanks only would then be nobody's.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()

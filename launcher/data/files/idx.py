@@ -82,8 +82,6 @@ def _size(file: Path) -> int:
     """The uncompressed size in bytes.
 
     A gzip file stores it in its last four bytes, modulo 4 GB; a truncated one ends differently.
-
-    A gzip file says so in its last four (modulo 4 GB), which a cut-off one does not have.
     """
     if file.suffix != ".gz":
         return file.stat().st_size

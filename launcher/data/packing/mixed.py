@@ -17,8 +17,6 @@ class MixedSource(Source):
     """Draws from sources by weight; a source that is exhausted starts again.
 
     One epoch is long enough to read every source once.
-
-    One epoch is as long as it takes to read every source once.
     """
 
     def __init__(self, sources: Sequence[Source], mixture: Mixture) -> None:

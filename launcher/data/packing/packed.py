@@ -21,8 +21,6 @@ class PackedDocuments(Source):
     """The packed windows of several files, in order; a target is the next token of the same document.
 
     If ``apart``, a second input numbers the documents of a window, and its padding as one more.
-
-    ``apart``: a second input numbers the documents of a window, and its padding as one more.
     """
 
     def __init__(

@@ -21,9 +21,6 @@ class TokenWindows(Source):
 
     If ``apart``, a second input numbers the documents of a window, and no target belongs to another document
     than its token. Each process opens a file when it first reads a sample of it.
-
-    ``apart``: a second input numbers the documents of a window, and no target is of another document than
-    its token. Files are opened when a sample of them is read, by each process for itself.
     """
 
     def __init__(

@@ -20,8 +20,6 @@ class Position:
     """A place in a corpus: in file number ``file``, after ``offset`` unpacked bytes and ``row`` rows.
 
     In text, ``row`` counts lines.
-
-    Of text ``row`` is how many lines came before.
     """
 
     file: int = 0
@@ -34,8 +32,6 @@ class Block:
     """Complete lines as bytes, or the values of a column, from ``start`` on; the next begins ``after`` it.
 
     ``ends``: it is the last block of its file. ``bad``: why a line that is too long was left out.
-
-    ``ends``: the file ends with it. ``bad``: why a line that is too long to be here is left out.
     """
 
     start: Position
@@ -79,9 +75,6 @@ def inside_text(data: bytes) -> int:
 
     That is before a letter or digit, after a line that does not end in a space. If there is no such line, the
     split is before any line or word, or else before a character; there the tokens may change.
-
-    The patterns of byte-level tokenizers see the same words on both sides. Where there is no such line,
-    before any line or word, and where there is none, before a character; there tokens may be others.
     """
     for mark in (_LETTER, _LINE, _WORD):
         at = _last(mark, data)

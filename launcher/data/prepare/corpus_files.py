@@ -45,8 +45,6 @@ def named(paths: Paths, form: str) -> list[Path]:
     """The files that ``paths`` name; of a folder, only those of a kind that is read, whatever ``form`` is.
 
     Raises ``BadFile``, naming the path, and ``OSError``.
-
-    Raises ``BadFile`` with the path, and ``OSError``.
     """
     each = [paths] if isinstance(paths, str) else paths
     listed = [file for path in each for file in _of_datasets(path) or [path]]

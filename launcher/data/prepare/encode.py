@@ -24,8 +24,6 @@ class Recipe:
 
     ``end``: the token that ends each document. ``cuts``: truncate what is longer than the tokenizer.json
     allows, as ``data=text`` does with lines.
-
-    ``cuts``: what is longer than the tokenizer.json allows is cut off, as ``data=text`` does to lines.
     """
 
     tokenizer: str | None

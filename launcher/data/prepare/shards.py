@@ -93,8 +93,6 @@ def kept(folder: Path, digest: str, skips: bool) -> Progress:
     """Returns the progress of an earlier start on the same corpus; for another corpus, empties the folder.
 
     Unless this start ``skips``, files that left out rows do not count.
-
-    Unless this one ``skips``, what has left out anything does not count.
     """
     if _json(folder / BEGUN) != {"digest": digest}:
         empty(folder)

@@ -2,9 +2,6 @@
 
 A word is encoded the same everywhere, so a known word needs no encoding. Only the characters ``SAFE`` are
 supported: a test on each of them shows whether ``tokenizers`` splits the same words.
-
-A word is encoded the same wherever it stands, so one that was seen needs no encoding. Characters are those of
-``SAFE``: of these it is tried whether ``tokenizers`` sees the same words.
 """
 
 from __future__ import annotations

@@ -56,8 +56,6 @@ def rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
     """Yields lists of the column's values, from row ``start`` on; null values are ``None``.
 
     ``start`` must be the first row of a list. Raises ``BadFile`` with the path.
-
-    Raises ``BadFile`` with the path.
     """
     import pyarrow as pa
 

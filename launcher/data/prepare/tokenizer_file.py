@@ -35,8 +35,6 @@ def vocabulary(settings: Prepare, trained: str | None = None) -> Vocabulary:
     """The vocabulary of the tokenizer that ``settings`` name, or of the ``trained`` tokenizer.json.
 
     Raises ``ValueError`` for a file that is not a tokenizer, and ``NoEnd``.
-
-    Raises ``ValueError`` for what is no tokenizer, and ``NoEnd``.
     """
     if settings.tokenizer == "bytes":
         return Vocabulary(None, BYTES_END + 1, BYTES_END, "end of document")

@@ -68,8 +68,6 @@ def packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers
 
     Windows are shuffled, independently of the job's seed: the last ones are for validation and must be like
     the others.
-
-    Windows come as drawn, whatever the job's seed: the last ones, which are held out, are like all others.
     """
     bins = best_fit(lengths, seq_len)
     places = permutation(0, block, int(bins.max()) + 1)[bins]

@@ -29,9 +29,6 @@ def token_file(path: Path, index: Path, size: int) -> TokenFile:
 
     Reads the index in bounded memory. Its sequences must cover the file without gaps, in order, as Megatron
     writes them. Raises ``BadFile`` and ``OSError``.
-
-    Reads the index, in bounded memory: its sequences must be all of the file, one after the other, as
-    Megatron writes them.
     """
     with opened(index) as file:
         dtype, sequences, documents = _header(file)

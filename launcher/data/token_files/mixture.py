@@ -76,10 +76,6 @@ def _period(counts: tuple[int, ...]) -> tuple[Indices, Indices]:
     The ``k``-th sample of a source comes no earlier than its share, rounded up, allows and no later than its
     share, rounded down, requires; the earliest deadline comes first. This always works: it is a proportionate
     fair schedule (Baruah et al. 1996) on one processor.
-
-    The ``k``-th sample of a source comes no sooner than its share rounded up allows and no later than its
-    share rounded down asks for; the one that must come first comes first. That always works out: it is a
-    proportionate fair schedule (Baruah et al. 1996) on one processor.
     """
     period = sum(counts)
     later = [(0, s, 0) for s, n in enumerate(counts) if n]  # earliest place, source, number

@@ -56,8 +56,6 @@ def mapped(file: TokenFile) -> NDArray[Any]:
     """All tokens of a file, memory-mapped. Each process opens the file on first use.
 
     Raises ``RunError`` if the file was truncated after it was checked.
-
-    Raises ``RunError`` for a file that has been cut since it was checked.
     """
     dtype = np.dtype(file.dtype).newbyteorder("<")
     if not file.tokens:
@@ -86,8 +84,6 @@ def check_digest(file: TokenFile) -> None:
     """Reads all tokens, in bounded memory. Raises ``BadFile`` if they do not match the digest.
 
     Files of a format without digests always pass.
-
-    Nothing can be said of a format without digests.
     """
     if file.digest is None:
         return

@@ -12,9 +12,6 @@ class TokenFile:
 
     ``vocab_size``: every token is below it; ``digest``: xxh3 (128 bits) of their bytes, hexadecimal;
     ``end_of_document``: the token that ends each document. ``None`` if the file does not store it.
-
-    ``vocab_size``: what every token is below; ``digest``: xxh3 (128 bits) of their bytes, hexadecimal;
-    ``end_of_document``: the token that ends each document. ``None`` where the file does not say it.
     """
 
     path: Path

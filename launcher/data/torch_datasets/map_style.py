@@ -15,9 +15,6 @@ class MapStyle(Items):
 
     What an item draws from the global generators depends only on ``key``, the epoch and the item, not on the
     process or the order of reading.
-
-    What an item draws from the global generators hangs on ``key``, epoch and item alone, not on who asks or
-    when.
     """
 
     def __init__(self, dataset: Any, part: Indices, name: str, key: tuple[int, ...]) -> None:

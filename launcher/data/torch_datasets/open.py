@@ -53,9 +53,6 @@ def halves(settings: Target, allow: tuple[str, ...]) -> Halves:
 
     ``val`` and ``val_fraction`` are settings of the launcher unless the constructor has such parameters. If
     it has a parameter ``split`` or ``train`` that the request does not set, that one selects the data.
-
-    ``val`` and ``val_fraction`` are the launcher's unless the constructor takes them itself; nor may it have
-    been told which ``split`` to be, or whether to be ``train``.
     """
     made, takes = _made(settings, allow)
     if inspect.isclass(made) and issubclass(made, Source):

@@ -26,8 +26,6 @@ def unsteady(one: Dataset, other: Dataset) -> Iterator[Problem]:
     """Yields a problem if items differ when they are read again, by this rank or another one.
 
     ``one`` and ``other`` are the same request, opened twice. Raises ``RequestError``.
-
-    ``one`` and ``other`` are the same request, opened twice. Raises ``RequestError``.
     """
     for mine, theirs in ((one.train, other.train), (one.val, other.val)):
         with refused():

@@ -22,9 +22,6 @@ class Stream(Items):
 
     Going back builds the data set again and reads it from the start. What an item draws from the global
     generators depends on ``key`` and its index. ``request``: text that identifies what its items depend on.
-
-    Going back means to make it and to read it anew. What an item draws from the global generators hangs on
-    ``key`` and its place. ``request``: all that its items hang on, in words.
     """
 
     def __init__(
@@ -85,8 +82,6 @@ class Stream(Items):
         """The position for ``go_on``, in JSON; ``None`` if neither the data set nor its iterator has one.
 
         It comes from ``state_dict`` and ``load_state_dict``, as torchdata defines them.
-
-        ``state_dict`` and ``load_state_dict`` are asked, as torchdata has them.
         """
         known: tuple[Any, ...] = (self._made, self._items)
         one = next((one for one in known if _stateful(one)), None)

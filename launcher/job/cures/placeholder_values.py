@@ -17,8 +17,6 @@ def placeholder(key: str, origins: Origins, which: int) -> str | None:
     """The override that sets ``key`` to its first (``which`` 1: second) valid value; ``None`` without any.
 
     A problem that occurs with both of them does not depend on the unknown value.
-
-    A problem that appears with both of them does not depend on the value, which nobody knows.
     """
     parts = tuple(key.split("."))
     note = schema_keys.at(parts, origins.data)

@@ -26,8 +26,6 @@ def _place(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[in
     """The index of the first of the words that caused the problem, and their number.
 
     If they occur more than once, the last place counts, as for overrides.
-
-    The last such place wins, as the last override does.
     """
     taken = len(problem.words)
     if taken:

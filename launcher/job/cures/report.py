@@ -25,8 +25,6 @@ def render(
 
     Hides ``secrets``. ``origins``: those of the request, or of each problem. The text does not end in a
     newline.
-
-    ``origins``: those of the request, or of each problem.
     """
     listed = list(problems)
     noun = "problem" if len(listed) == 1 else "problems"

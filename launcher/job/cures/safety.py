@@ -22,10 +22,6 @@ def kept(problem: Problem, origins: Origins, late: bool) -> bool:
     A value that is valid by itself (``late``) but conflicts with others is never changed: nothing tells which
     one was meant. Otherwise a new value for the key itself is safe, and so is moving an unknown key
     elsewhere.
-
-    A value that is valid by itself (``late``) and does not go with others is never changed: nobody
-    knows which of them was meant. Otherwise a new value for the key itself is safe, and so is an
-    unknown key that moves elsewhere.
     """
     changes = list(settings(shlex.split(problem.cure)))
     if not late:
@@ -49,8 +45,6 @@ def settable(parts: Sequence[str], origins: Origins) -> bool:
     """Whether the schema has this key for the chosen model, data set, optimizer and steps.
 
     Below a user's own class any key is an argument.
-
-    A class of the user's own has its arguments below it.
     """
     note = schema_keys.at(parts, origins.data)
     if note is None:

@@ -27,9 +27,6 @@ def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
     """``key={...}`` with the first change to ``bad`` that the schema accepts; "" if it accepts none.
 
     Tries its lists of numbers sorted and without duplicates, then every other word at a key that takes words.
-
-    Tried are: its lists of numbers sorted and without repeats, then every other word at a key that takes
-    words.
     """
     note = schema_keys.at(parts, data)
     for good in (_sorted_lists(bad), *_other_words(parts, bad, data)):

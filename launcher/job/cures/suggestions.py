@@ -22,8 +22,6 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     """A valid key in place of ``parts``, whose part ``bad`` is unknown; ``None`` if none or several match.
 
     Without ``data``, the keys of every model, data set, optimizer and step are valid.
-
-    Without ``data``, keys of every model, data set, optimizer and step count as valid.
     """
     leaf = parts[-1].lower().replace("-", "_")
     if bad == len(parts) - 1 and leaf in UNLIKE:
@@ -65,9 +63,6 @@ def _may_be_meant(parts: Sequence[str], key: str, sections: Collection[str]) -> 
 
     A key of another section may be if it is not deeper: train.lr means optim.lr, but checkpoint.dir does not
     mean logger.trackio.dir.
-
-    A key of another section is, where it is as near to the top: train.lr is optim.lr, and checkpoint.dir is
-    not logger.trackio.dir.
     """
     own = len(parts) > 1 and parts[0] in sections
     moves = key.count(".") < len(parts) and parts[-1] not in GENERIC

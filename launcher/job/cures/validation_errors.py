@@ -261,8 +261,6 @@ def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any],
     """The problem of a rule of ours, whose ``message`` may contain the cure: ``use key=value``.
 
     A rule over several keys first names the key that it is about: ``model.heads=3 must divide ...``.
-
-    A rule over several keys names the key it is about first: ``model.heads=3 must divide ...``.
     """
     key = ".".join(spot.parts)
     text = f"{shown(bad, key)}: {message}"

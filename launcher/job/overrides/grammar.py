@@ -98,8 +98,6 @@ def parse(text: str) -> Parsed:
     """Parses one override; raises Hydra's exception.
 
     Below an open key are names of modules. Hydra's grammar refuses some of them, so it parses only the rest.
-
-    Below an open key are module names, of which Hydra's grammar would refuse some: it reads the rest.
     """
     parser = OverridesParser.create()
     match = _BELOW_OPEN.fullmatch(text)

@@ -83,8 +83,6 @@ def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Proble
     """The keys to set: that of ``override``, or those in each candidate of a list above it.
 
     A word above it that means keys is replaced by them; any other would be lost, which is a problem.
-
-    Words above it, which it would replace, become the keys that they stand for; others are a problem.
     """
     parts = override.key.split(".")
     above = [".".join(parts[:n]) for n in range(1, len(parts))]
@@ -189,8 +187,6 @@ def _put_open(cfg: DictConfig, node: str, name: str, value: Any) -> None:
     """Sets module ``name`` below ``node``. Names keep their dots.
 
     Fields of a strategy or group may be set one by one: ``operators.layers.0.in=[[1,2]]``.
-
-    A strategy or a group may be set field by field: ``operators.layers.0.in=[[1,2]]``.
     """
     # the existing entries; stages may be nested in a file
     was = OmegaConf.select(cfg, node)
@@ -226,9 +222,6 @@ def plain(cfg: DictConfig, found: list[Problem]) -> dict[str, Any]:
 
     Reports and drops a key that cannot be resolved. Drops a key that is still ``???``, too, and reports it
     without text, because the text needs all other data.
-
-    A key that cannot be resolved is reported and left out. A key still at ``???`` is left out too and
-    reported without text: the text needs all other data.
     """
     known = tuple(keys(OmegaConf.to_container(cfg, resolve=False)))
     out: dict[str, Any] = _plain(cfg, "", found, known)

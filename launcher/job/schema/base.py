@@ -47,9 +47,6 @@ class Settings(BaseModel, metaclass=_Loud):
 
     In Python, a wrong value raises ``RequestError``, a ``ValueError``; a wrong type raises
     ``RequestTypeError``, which is also a ``TypeError``.
-
-    In Python, a wrong value raises ``RequestError``, a ``ValueError``; a wrong type ``RequestTypeError``, a
-    ``TypeError`` too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=True)

@@ -43,8 +43,6 @@ class Kernels(Settings):
     """What limits kernels below a device's peak.
 
     A product of (m, k) and (k, n) reaches ``efficiency`` / (1 + ``small`` (1/m + 1/n + 1/k)).
-
-    Products of (m, k) and (k, n) reach ``efficiency`` / (1 + ``small`` (1/m + 1/n + 1/k)).
     """
 
     small: NotNegative = Field(150, description="about the length at which a product loses half")

@@ -245,8 +245,6 @@ class Tokens(Settings):
     """Token files of any size, split into windows of ``seq_len``; no window spans two files.
 
     A path is a file, a folder of files or a pattern; ``sources`` are several of them, mixed by weight.
-
-    A path is a file, a folder of files or a pattern; ``sources`` are several, mixed by weight.
     """
 
     name: Literal["tokens"]

@@ -28,7 +28,7 @@ class NodeFault(Settings):
 
 
 class Drill(Settings):
-    """The faults; exactly one of them is set."""
+    """The faults; one of them is set."""
 
     kill_rank: RankFault | None = Field(None, description="a rank is killed at the start of a step")
     hang_rank: RankFault | None = Field(None, description="it never comes to the step's first collective")

@@ -43,9 +43,6 @@ class Compile(Settings):
 
     Each module is compiled separately. ``dynamic`` null: torch's default, static at first. ``timeout_s``: for
     the first step, instead of ``launch.timeout_s``.
-
-    ``dynamic`` null: torch's own way, static at first. ``timeout_s``: of the first step, in place of
-    ``launch.timeout_s``.
     """
 
     modules: str | tuple[str, ...] = "auto"
@@ -57,7 +54,7 @@ class Compile(Settings):
 
 
 class Ema(Settings):
-    """An average of the weights: every ``every``-th step it keeps ``decay`` of itself and adds the rest."""
+    """A moving average of the weights: ``decay`` of it stays at every ``every``-th step."""
 
     decay: float = Field(0.999, gt=0, lt=1)
     every: Count = 1
@@ -76,8 +73,6 @@ class Train(Settings):
     """Training. ``batch_size`` is global: samples per optimizer step over all ranks.
 
     With ``epochs`` instead of ``steps``, the planner, which opens the data, computes the steps.
-
-    ``epochs`` in place of ``steps``: the planner, which opens the data, works out the steps.
     """
 
     steps: Count | None = None
@@ -180,8 +175,6 @@ class Checkpoint(Settings):
     """Checkpoints. ``every``: optimizer steps between checkpoints during training; null: none.
 
     ``keep``: the number of newest checkpoints that are kept; null: all.
-
-    ``keep``: newest kept; null: all.
     """
 
     every: Count | None = None
@@ -206,9 +199,6 @@ class Debug(Settings):
 
     ``graphs``: draw what each stage runs into the run folder. ``drill``: a fault to inject. ``profiler``: the
     steps and ranks to profile.
-
-    ``graphs``: draw what each stage runs into the run folder. ``drill``: a fault to rehearse. ``profiler``:
-    the steps and ranks that are profiled.
     """
 
     limit: Count | None = None
@@ -231,8 +221,6 @@ class Job(Settings):
     """A request. It computes nothing: the plan resolves ``null`` and ``-1`` and leaves a note.
 
     A job that is made in Python may have steps with settings that the schema does not list.
-
-    A job that is made in Python may have steps of settings that the schema does not list.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")

@@ -57,8 +57,6 @@ class Logger(Settings):
     """Loggers. ``jsonl`` is always on; ``progress: auto`` draws a bar on a terminal, otherwise plain lines.
 
     ``wait_s``: seconds that the end of a run waits for loggers to send what is left.
-
-    ``wait_s``: how long the end of a run waits for what loggers have not sent.
     """
 
     progress: Literal["auto", "bar", "plain", "off"] = "auto"

@@ -61,8 +61,6 @@ def groups_by_name(groups: Any) -> Any:
 
     If a name occurs twice, the later one determines the position.
 
-    The later of two equal names takes the later place.
-
     >>> groups_by_name({"layers": {"lr": 0.1, 0: {"lr": 0.2}}, "embed.lr": 0.3, "layers.0": {"eps": 1}})
     {'layers': {'lr': 0.1}, 'embed': {'lr': 0.3}, 'layers.0': {'lr': 0.2, 'eps': 1}}
     """
@@ -141,9 +139,6 @@ class Adafactor(Settings):
 
     ``eps``: the minimum variance (``null``: that of the weights' dtype), and the minimum size of a weight
     that a step is relative to. ``d``: the maximum root mean square of an update.
-
-    ``eps``: the least variance, ``null`` as the dtype of the weights has it, and the least size of a weight
-    that a step is a share of; ``d``: the most that an update is, root mean square.
     """
 
     name: Literal["adafactor"]

@@ -86,9 +86,6 @@ class Hsdp(Settings):
 
     ``shard_size`` -1: all data-parallel ranks. ``uneven``: how to treat a parameter whose dim 0 the number of
     shards does not divide.
-
-    ``shard_size`` -1: all data-parallel ranks. ``uneven``: what becomes of a parameter whose dim 0 the
-    shards do not divide.
     """
 
     shard_size: ShardSize = -1
@@ -116,8 +113,6 @@ class FusionIndex(Settings):
     """How gradients are fused. ``config``: MB for ``size``; null: 64.
 
     For ``index``: ascending indices of trainable parameters.
-
-    For ``index``: ascending numbers of trainable parameters.
     """
 
     mode: Literal["auto", "size", "index"] = "auto"

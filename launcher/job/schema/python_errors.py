@@ -45,9 +45,6 @@ def request_error(error: ValidationError, data: Any) -> RequestError:
 
     It is also a ``TypeError`` if the type of a value is wrong, and a ``KeyError`` if every problem is a file
     name for which MindSpore raises one.
-
-    It is a ``TypeError`` too where the type of a value is wrong, and a ``KeyError`` where every problem is
-    the name of a file for which MindSpore raises one.
     """
     grouped: dict[tuple[str, ...], list[tuple[int, ErrorDetails]]] = {}
     for detail in error.errors(include_url=False):

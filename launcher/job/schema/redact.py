@@ -55,8 +55,6 @@ def place(text: str) -> bool:
 
     A name that may itself be the secret is treated as one.
 
-    A name that may be the secret is taken for it.
-
     >>> [place(text) for text in ("env:MY_KEY", "file:keys/run.key")]
     [True, True]
     >>> [place(text) for text in ("env:hunter2", f"env:{'A5' * 32}", f"file:{'5a' * 32}")]
@@ -108,8 +106,6 @@ def text(line: str) -> str:
 
     Hides anything that looks like a key, unless the line calls it a digest.
 
-    What looks like a key is hidden wherever it is, unless it is said to be a digest.
-
     >>> text("model={lr: 1, api_key: abc, dim: 2}")
     'model={lr: 1, api_key: ***'
     """
@@ -145,8 +141,6 @@ def _values(word: str, behind: bool) -> tuple[list[str], bool]:
     """The secrets in ``word``, and whether the next word may contain the value of a secret.
 
     ``behind``: whether the previous word said so of this one.
-
-    ``behind``: so did the one before.
     """
     found: list[str] = []
     before = ""

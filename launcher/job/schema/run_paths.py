@@ -1,8 +1,6 @@
 """Paths in a request: on this machine, or in the run folder, written ``run:NAME``.
 
 A request is made before its run folder has a name.
-
-A request is made before the folder of its run has a name.
 """
 
 from __future__ import annotations

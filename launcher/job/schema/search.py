@@ -42,8 +42,6 @@ class Search(Settings):
     """Settings of a search. ``over``: the candidates of each key, including those written at the keys.
 
     Candidates for operators have names.
-
-    Candidates of operators have names.
     """
 
     over: dict[str, Candidates] = Field({}, description="keys below parallel: auto, or a list of candidates")

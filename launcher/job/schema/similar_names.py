@@ -10,8 +10,6 @@ def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | Non
     """The most similar of ``names``, if it is at least ``alike`` (0 to 1) and no other is equally similar.
 
     Digits are never a misspelling: fp128 is not similar to fp16, nor level4 to level3.
-
-    Digits are never taken for a misspelling: fp128 is not similar to fp16, nor level4 to level3.
     """
     text = str(word).lower()
     lower = {n.lower(): n for n in names}
@@ -39,8 +37,6 @@ def _same_numbers(a: str, b: str) -> bool:
     """Whether the digits of ``a`` and ``b`` allow for a misspelling.
 
     They do if one has none, both have the same in any order, or one begins with all digits of the other.
-
-    One has none, or both the same in any order, or one has those of the other and then more.
     """
     mine, theirs = ("".join(c for c in t if c.isdigit()) for t in (a, b))
     same = sorted(mine) == sorted(theirs)

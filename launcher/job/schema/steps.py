@@ -77,9 +77,6 @@ class Certify(Settings):
 
     ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32; in half precision 8 roundings, or 1e-6 if rounding cannot
     differ.
-
-    ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32, and in half precision 8 roundings, or 1e-6 where none can
-    differ.
     """
 
     kind: Literal["certify"] = "certify"
@@ -150,8 +147,6 @@ class Export(Settings):
     """Writes one safetensors file, or a Hugging Face folder, with full tensors.
 
     ``check`` evaluates it in one process and compares the loss with that of the run.
-
-    ``check`` evaluates it in one process and compares with the run.
     """
 
     kind: Literal["export"] = "export"
@@ -277,8 +272,6 @@ def named(steps: Any) -> Any:
     """Adds to each step without a ``kind`` the verb that it is named after.
 
     ``{train: {}}`` becomes ``{train: {kind: train}}``.
-
-    ``{train: {}}`` is ``{train: {kind: train}}``.
     """
     if not isinstance(steps, dict):
         return steps

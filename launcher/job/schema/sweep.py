@@ -17,10 +17,6 @@ class Sweep(Settings):
     ``parallel``: cells at a time; ``auto``: as many as cores or devices, and memory, allow. ``sampler``:
     ``grid`` runs every combination; the others, which use optuna, propose one cell after another until there
     are ``cells`` of them or ``minutes`` are over.
-
-    ``parallel``: cells at a time; ``auto``: as many as there are cores or devices, and memory, for.
-    ``sampler``: ``grid`` is every combination; the others, of optuna, propose one cell after another, until
-    there are ``cells`` of them or ``minutes`` are over.
     """
 
     over: dict[str, str | tuple[Any, ...]] = Field(

@@ -22,8 +22,6 @@ class ConfigFiles:
         """The shipped folders, the ``user``'s own, and the folder of a ``recipe`` that is given by its path.
 
         The user's recipes are in the subfolder ``recipe`` or ``recipes``.
-
-        The user's recipes are in the folder ``recipe`` or ``recipes``.
         """
         conf = [CONF]
         recipes = [RECIPES]

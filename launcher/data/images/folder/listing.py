@@ -13,8 +13,6 @@ class Listing:
     """The ``classes`` in order of their names, and the path of each of the ``images`` with its class number.
 
     ``others``: files in class folders whose names are not those of images. Hidden files are left out.
-
-    ``others`` are files in class folders that are no images by their name; hidden files are left out.
     """
 
     classes: list[str]
@@ -35,8 +33,6 @@ def listed(root: str, classes: list[str] | None = None) -> Listing:
     """Lists everything below ``root`` in order of names, whatever the file system's order.
 
     ``classes`` numbers the classes if given; a folder not among them is skipped.
-
-    ``classes`` numbers them where it is given; a folder that is none of these is left out.
     """
     names = class_folders(root)
     out = Listing(names if classes is None else classes)

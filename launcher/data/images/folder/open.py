@@ -25,8 +25,6 @@ class FolderImages(Source):
     """The images ``numbers`` of ``files``; index ``i`` is image ``i % len`` in epoch ``i // len``.
 
     Images are not cached. ``augmentation``: ``None`` for validation images.
-
-    Nothing is kept of what was read. ``augmentation``: ``None`` of held-out images.
     """
 
     files: list[tuple[str, int]]
