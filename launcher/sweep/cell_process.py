@@ -21,7 +21,7 @@ from launcher.runtime.folder import status_of
 from launcher.runtime.lock import at_work
 from launcher.sweep.folder import without_run_dir
 
-SAVE_S = 30.0  # how long to wait for a cell of a killed sweep, which saves and stops
+SAVE_S = 30.0  # seconds to wait for a cell of a killed sweep, which saves and stops
 _PR_SET_PDEATHSIG = 1
 
 
@@ -66,7 +66,7 @@ class CellProcess:
             )
 
     def result(self, ended: str = "", why: str = "") -> CellResult | None:
-        """The result; ``None`` while it runs. ``ended`` and ``why``: the status of a stopped cell."""
+        """The result; ``None`` while it runs. ``ended``, ``why``: status and reason of a stopped cell."""
         code = self._child.poll()
         if code is None:
             return None

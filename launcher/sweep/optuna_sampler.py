@@ -34,7 +34,7 @@ from launcher.sweep.sampler import Reports
 IDLE = 50
 """The number of proposals in a row that cannot run, or already ran, after which the sampler stops."""
 STREAMS = 1 << 20
-"""The number of seeds that one sweep may use."""
+"""Random streams per seed of a sweep; each proposal has its own."""
 
 
 @dataclass
@@ -113,7 +113,11 @@ class OptunaSampler:
         return next(trial for trial in self._trials if name in trial.cells)
 
     def _propose(self) -> None:
-        """Makes a proposal. One that cannot run becomes a refused cell; one that already ran is skipped."""
+        """Makes a proposal.
+
+        One that cannot run becomes a refused cell. One that already ran is not run again: optuna is told that
+        it failed.
+        """
         number = len(self._trials)
         if self._known:
             self._study.enqueue_trial(self._known.popleft())

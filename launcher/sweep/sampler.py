@@ -28,7 +28,7 @@ class Sampler(Protocol):
         """The next cell; ``None`` while it waits for results of others."""
 
     def tell(self, result: CellResult, reports: Reports) -> None:
-        """Takes the result of a cell, once; cells that were interrupted are not told."""
+        """Takes the result of a cell, once; it is not called for interrupted cells."""
 
     def hopeless(self, name: str, reports: Reports) -> str:
         """Why the cell ``name`` should be pruned; "" if it should not."""

@@ -34,7 +34,7 @@ ARRAYS: dict[str, type[np.generic]] = {"tokens": np.uint32, "counted": np.uint8,
 
 
 def make(settings: Chat, say: Callable[[str], None], speed: Speed) -> None:
-    """Tokenize the conversations, unless they are cached.
+    """Tokenizes the conversations, unless they are cached.
 
     Raises ``RunError`` for a file that cannot be read or written.
     """

@@ -35,7 +35,7 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
 
 
 def learnt(settings: Chat) -> str:
-    """Shows people which text of the first usable row is trained on; empty if no row is usable."""
+    """Describes which text of the first usable row is trained on; empty if no row is usable."""
     try:
         by = chat_tokenizer(settings)
         for row in islice(rows(settings, settings.path), LOOKED):

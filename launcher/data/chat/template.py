@@ -102,7 +102,7 @@ class ChatTemplate:
         return template, generation
 
     def compile(self) -> None:
-        """Compile the template now. Raises ``ValueError`` if it is not one."""
+        """Compiles the template now. Raises ``ValueError`` if it is not one."""
         _ = self._compiled
 
     def spans(self, said: Conversation) -> tuple[str, list[Span]]:

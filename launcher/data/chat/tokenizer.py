@@ -64,7 +64,7 @@ class ChatTokenizer:
         return any(int(ids[stop - 1]) in special for _, stop in _runs(counted))
 
     def learnt(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> str:
-        """Shows people the text of each stretch that is trained on, shortened."""
+        """Describes the text of each stretch that is trained on, shortened for people."""
         texts = [self._text(ids[start:stop]) for start, stop in _runs(counted)]
         short = [t if len(t) <= SHOWN else f"{t[: SHOWN // 2]} ... {t[-SHOWN // 2 :]}" for t in texts]
         more = f" and {len(short) - 2} turns more" if len(short) > 2 else ""

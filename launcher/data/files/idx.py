@@ -48,7 +48,7 @@ def header(file: Path) -> tuple[int, ...]:
     except (OSError, EOFError, zlib.error) as error:
         raise BadFile(f"cannot be read: {error}") from error
 
-    # One length per dim.
+    # one length per dim
     if len(words) < 4 * dims:
         raise BadFile("cut off inside its header")
     return tuple(int.from_bytes(words[i : i + 4]) for i in range(0, 4 * dims, 4))
@@ -63,7 +63,7 @@ def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
     if len(shape) != dims:
         raise BadFile(f"an array of {len(shape)} dims, not {dims}")
 
-    # The file must have the size that the shape requires; a gzip file stores its own modulo 4 GB.
+    # the file must have the size that the shape requires; a gzip file stores its own modulo 4 GB
     need = offset(shape) + prod(shape)
     packed = file.suffix == ".gz"
     if packed and need > INFLATED:

@@ -40,7 +40,7 @@ def check_text(settings: Text) -> Iterator[Problem]:
 
 
 def check_absent(settings: Text) -> Iterator[Problem]:
-    """Check that the tokenizer's file exists. Only a run needs it: a plan needs only ``data.vocab_size``."""
+    """Checks that the tokenizer's file exists. Only a run needs it: a plan needs only ``data.vocab_size``."""
     key, path = "data.tokenizer_file", settings.tokenizer_file
     if path is not None and (kind := irregular(path)):
         yield Problem(key, f"{path}: {kind}")

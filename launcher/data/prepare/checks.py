@@ -14,7 +14,7 @@ from launcher.data.prepare.tokenizer_file import NoEnd, vocabulary
 from launcher.errors import Problem, said
 from launcher.job.schema.steps import Prepare
 
-HEAD = 64 << 10  # bytes of a JSON lines file that are searched for a document without the key
+HEAD = 64 << 10  # bytes of a JSON lines file that are checked for bad lines
 
 
 def problems(settings: Prepare, key: str) -> list[Problem]:

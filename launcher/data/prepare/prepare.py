@@ -29,7 +29,7 @@ from launcher.errors import RunError
 from launcher.job.schema.steps import Prepare
 from launcher.untrusted.files import opened, read_text
 
-VERSION = 1  # of the prepared format: folders of another one are made again
+VERSION = 1  # the version of the prepared format: folders of another one are made again
 SAMPLE = 32 << 20  # bytes of text that BPE is trained on
 SAMPLED = 32  # the maximum number of files that they come from
 CHUNK = 8 << 20  # bytes digested at once
@@ -140,7 +140,7 @@ class Corpus:
         return Encode(kind, block.data, self.settings.field, first=first, ends=block.ends)
 
     def place(self, block: Block, row: int) -> str:
-        """Where a row of a block is, as FILE:LINE for editors."""
+        """Where a row of a block is: FILE:LINE, as editors read it, or FILE: row NUMBER of a table."""
         file = self.files[block.start.file]
         number = block.start.row + row + 1
         return f"{file.path}:{number}" if file.form in LINES else f"{file.path}: row {number}"

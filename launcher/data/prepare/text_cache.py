@@ -30,7 +30,7 @@ from launcher.data.token_files.write import TokenWriter
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 
-VERSION = 1  # of the cached tokens
+VERSION = 1  # the version of the cached tokens
 TRAIN, VAL = "train.tokens", "val.tokens"
 FOLDER = "tokens"  # beside the runs, as a hidden folder, or inside the run's folder
 

@@ -34,7 +34,7 @@ class WordTable(dict[str, int]):
             self._begin()
 
     def rows(self, text: str) -> list[NDArray[np.int64]]:
-        """The rows of the words of ``text``; runs of lines with unsupported words are one row each."""
+        """The rows of the words of ``text``; runs of unsupported lines are one row each."""
         if not self._is_odd(text):
             return [self._of_words(text)]
         runs = ((odd, "".join(lines)) for odd, lines in groupby(LINE.split(text), self._is_odd))

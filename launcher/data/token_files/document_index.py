@@ -64,7 +64,7 @@ def document_index(file: TokenFile, seq_len: int, packing: Packing) -> DocumentI
 
 
 def packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers]:
-    """Packs pieces; returns their order, in which those of a window are adjacent, and each window's number.
+    """Packs pieces; returns their order, in which those of a window are adjacent, and how many each has.
 
     Windows are shuffled, independently of the job's seed: the last ones are for validation and must be like
     the others.
@@ -88,7 +88,7 @@ def _blocks(found: Iterator[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers,
 
 
 def _pieces(file: TokenFile, seq_len: int) -> Iterator[tuple[Numbers, Numbers]]:
-    """Where pieces start and stop, in order. Pieces without a target (an end token only) are left out."""
+    """Where pieces start and stop, in order. Leaves out those without a target: a single last token."""
     for start, stop in _documents(file):
         count = -(-(stop - start) // seq_len)  # ceil
         number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)

@@ -55,7 +55,7 @@ class Mixture:
         return chosen, periods * np.array(self.counts)[chosen] + before[places]
 
     def epoch(self, sizes: Sequence[int]) -> int:
-        """The number of samples after which every source has been read once; small ones are repeated.
+        """The samples until all ``sizes[s]`` windows of every source have been read; small ones repeat.
 
         >>> Mixture((1, 1)).epoch([10, 3])
         19

@@ -169,7 +169,7 @@ def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...
 
 
 def _beside_stream(settings: Target, found: Halves, seed: int, allow: tuple[str, ...]) -> Source:
-    """The validation data for a stream: empty unless they have a known length."""
+    """The validation data of a stream; they must have a length. Empty if the request names none."""
     if found.val is None:
         if "val_fraction" in settings.arguments:
             text = f"{found.fraction}: {settings.target} is an IterableDataset, and has no share by index"

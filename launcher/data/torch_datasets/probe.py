@@ -15,7 +15,7 @@ from launcher.data.torch_datasets.stream import Stream
 from launcher.errors import Problem
 
 ITEMS, TIMES = 4, 4
-"""The number of items read, and how often: a fair coin per read escapes once in 4000 times."""
+"""The number of items read, and how often: a coin toss per item goes unnoticed once in 4000 times."""
 KEY = "data._target_"
 DRAW = (
     "draw from the global random streams of torch, numpy or Python, which are seeded by (seed, epoch, item)"

@@ -19,7 +19,7 @@ from launcher.job.yaml.origins import Origins
 def with_group_cures(
     problems: Sequence[Problem], typed: Sequence[Override], origins: Origins
 ) -> tuple[Problem, ...]:
-    """Replaces the cure of a problem that an override of a group caused by that override, corrected."""
+    """If an override of a group of keys caused a problem, makes the corrected override its cure."""
     blamed = {p: _blamed(p, typed, origins) for p in problems}
     cures: dict[str, str] = {}
     for group in blamed.values():

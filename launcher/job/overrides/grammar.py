@@ -190,7 +190,7 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
 
 
 def _one_value(key: str, values: str) -> str:
-    """The override for ``a,b`` if it means one value: a list, or a number with commas between its digits."""
+    """The override for ``a,b`` if it means one value: a list, or a number with a comma every three digits."""
     note = schema_keys.anywhere(key)
     items = [v.strip() for v in values.split(",")]
     if key in LISTS:

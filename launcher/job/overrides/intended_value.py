@@ -43,7 +43,7 @@ UNITS = {
     "latency_us": {"us": 1, "ms": 1e3, "ns": 1e-3, "s": 1e6},
     "gb_per_s": {"gb/s": 1, "gbps": 0.125, "gbit/s": 0.125, "gb": 1, "mb/s": 1e-3, "g": 1},
 }  # fmt: skip
-"""The units that may follow a number, by the last part of the key, in the key's own unit."""
+"""The units that may follow a number, by the last part of the key, as multiples of the key's own unit."""
 
 WORDS = {
     "fp16": ("float16", "half", "f16", "16", "16-mixed", "16-true", "torch.float16"),

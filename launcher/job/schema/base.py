@@ -43,7 +43,7 @@ class _Loud(ModelMetaclass):
 
 
 class Settings(BaseModel, metaclass=_Loud):
-    """Settings: frozen, without unknown names. The order of fields is that of reports and ``config.yaml``.
+    """Frozen settings without unknown names. Fields are in the order of reports and ``config.yaml``.
 
     In Python, a wrong value raises ``RequestError``, a ``ValueError``; a wrong type raises
     ``RequestTypeError``, which is also a ``TypeError``.

@@ -1,4 +1,4 @@
-"""Settings of each model and data set, and the unions of models, data sets, losses and optimizers."""
+"""Settings of models and data sets; the unions Model, Data, Loss, Metric, Optim and Schedule."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Compile(Settings):
 
 
 class Ema(Settings):
-    """A moving average of the weights: ``decay`` of it stays at every ``every``-th step."""
+    """A moving average: every ``every`` steps it becomes ``decay`` * average + (1 - ``decay``) * weights."""
 
     decay: float = Field(0.999, gt=0, lt=1)
     every: Count = 1
@@ -211,7 +211,10 @@ class Debug(Settings):
 
 
 class Security(Settings):
-    """Trust. ``recipe`` auto: files of the current folder and of --config-dir are trusted, others are not."""
+    """Which packages and files are trusted.
+
+    ``recipe`` auto: files of the current folder and of --config-dir are trusted, others are not.
+    """
 
     allow: tuple[str, ...] = ()
     recipe: Literal["auto", "trusted", "untrusted"] = "auto"

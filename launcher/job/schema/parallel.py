@@ -141,7 +141,10 @@ class Network(Settings):
 
 
 class CommFusion(Settings):
-    """Fusion. ``network``: what ``auto`` is fitted to; null: 64 MB per all-reduce, one gather per block."""
+    """Fusion of collectives.
+
+    ``network``: what ``auto`` is fitted to; null: 64 MB per all-reduce, one gather per block.
+    """
 
     openstate: Flag = True
     allreduce: FusionIndex | None = None

@@ -140,7 +140,7 @@ def typed(words: Sequence[str]) -> frozenset[str]:
 def _values(word: str, behind: bool) -> tuple[list[str], bool]:
     """The secrets in ``word``, and whether the next word may contain the value of a secret.
 
-    ``behind``: whether the previous word said so of this one.
+    ``behind``: whether the previous word lets this one contain it.
     """
     found: list[str] = []
     before = ""

@@ -62,7 +62,7 @@ def every_axis() -> dict[str, Any]:
         node = out
         for part in above:
             node = node.setdefault(part, {})
-        if isinstance(node, dict):  # a section that is open has no open keys
+        if isinstance(node, dict):  # an open section needs no open keys
             node[name] = AUTO
     return out
 

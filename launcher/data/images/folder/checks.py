@@ -15,7 +15,7 @@ from launcher.job.schema.components import ImageFolder
 from launcher.optional_packages import install_command
 
 HEADS = 10_000
-"""The maximum number of files whose headers are read, evenly spread over more; it takes about a second."""
+"""The maximum number of files whose headers are read, evenly spread; that takes about a second."""
 SHOWN = 5
 HELD_OUT = ("val", "valid", "validation", "test")
 
@@ -27,7 +27,7 @@ def check_images(settings: ImageFolder) -> Iterator[Problem]:
         yield Problem("data", text)
         return
 
-    # Check the folders.
+    # check the folders
     wrong = [*_unfit("data.root", settings.root)]
     if settings.val is not None:
         wrong += _unfit("data.val", settings.val)
@@ -35,7 +35,7 @@ def check_images(settings: ImageFolder) -> Iterator[Problem]:
         yield from wrong
         return
 
-    # Check their files.
+    # check their files
     train = listed(settings.root)
     yield from _files("data.root", settings.root, train, settings)
     if settings.val is not None:
