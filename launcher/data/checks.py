@@ -13,7 +13,7 @@ from launcher.job.schema.components import Chat, Cifar10, Data, Idx, ImageFolder
 
 
 def check(settings: Data) -> list[Problem]:
-    """Every problem with the files named; none for random tokens, none for a class of the user's own."""
+    """Every problem with the named files. Random tokens and a user's own class have none."""
     settings, _ = resolve(settings)
     match settings:
         case Text():
@@ -35,5 +35,5 @@ def check(settings: Data) -> list[Problem]:
 
 
 def absent(settings: Data) -> list[Problem]:
-    """Files that the run will read and that its plan does without."""
+    """Problems with files that a run reads and a plan does not need."""
     return list(check_absent(settings)) if isinstance(settings, Text) else []

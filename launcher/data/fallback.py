@@ -9,12 +9,15 @@ from launcher.job.schema.job import Job
 
 
 def with_data_read(job: Job) -> Job:
-    """``job``, naming the data that will be read."""
+    """Returns ``job`` with the data that will actually be read."""
     return job.model_copy(update={"data": resolve(job.data)[0]})
 
 
 def resolve(settings: Data) -> tuple[Data, str | None]:
-    """What will be read, plus a note when that is not what was named. Looks only whether ``root`` exists."""
+    """Returns the data that will be read, and a note if they are not those named.
+
+    Checks only whether ``root`` exists.
+    """
     if not isinstance(settings, Cifar10) or settings.fallback == "none" or Path(settings.root).exists():
         return settings, None
     note = (

@@ -1,4 +1,4 @@
-"""A permutation of any number of samples that is worked out place by place, in no memory."""
+"""A permutation of any number of samples, computed element by element without a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
-ROUNDS = 8  # Luby and Rackoff: 4 tell nothing to one who may ask for both directions; the others cost little
+ROUNDS = 8  # Luby and Rackoff: 4 resist queries in both directions; the others cost little
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -20,10 +20,10 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def permuted(places: Indices, n: int, seed: int, epoch: int) -> Indices:
-    """What stands at ``places`` of the permutation of ``n`` that ``seed`` and ``epoch`` choose.
+    """The elements at ``places`` of the permutation of ``n`` that ``seed`` and ``epoch`` choose.
 
-    A Feistel network over a square of at least ``n`` numbers: what falls beyond ``n`` goes through it again
-    until it does not (cycle walking).
+    A Feistel network over a square of at least ``n`` numbers. A result of ``n`` or more goes through it again
+    until it is below ``n`` (cycle walking).
 
     >>> sorted(permuted(np.arange(10), 10, seed=0, epoch=0).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -39,7 +39,7 @@ def permuted(places: Indices, n: int, seed: int, epoch: int) -> Indices:
 
 
 def _network(x: NDArray[np.uint64], side: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One to one on the numbers below ``side * side``."""
+    """A bijection on the numbers below ``side * side``."""
     left, right = np.divmod(x, side)
     for key in keys:
         left, right = right, (left + mix(right ^ key) % side) % side

@@ -32,7 +32,7 @@ OwnData = Text | Mnist5k | Idx | Cifar10 | ImageFolder | RandomTokens | Tokens |
 
 
 def check_fit(model: Model, data: Data) -> list[Problem]:
-    """Problems of the pair; few where either is a class of the user's own. Opens tokenizers alone."""
+    """Problems of the pair; few if either is a user's own class. Opens no files except tokenizers."""
     if isinstance(model, Target):
         return []
     if isinstance(model, HuggingFace):
@@ -42,7 +42,7 @@ def check_fit(model: Model, data: Data) -> list[Problem]:
 
 
 def _unsaid(model: OwnModel) -> Iterator[Problem]:
-    """A class of the user's own does not say how many tokens it has."""
+    """Reports a missing vocabulary size: a user's own data class does not tell how many tokens it has."""
     if isinstance(model, LanguageModel | TiedPair) and model.vocab_size is None:
         text = "null: data of a class of your own does not say how many tokens there are; give their number"
         yield Problem("model.vocab_size", text)
@@ -63,14 +63,17 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
 
 
 def _kind(said: str, wants: bool, data: OwnData) -> Iterator[Problem]:
-    """Where ``said``, a model, reads tokens and the data are images, or the other way; ``wants`` tokens."""
+    """Reports a model that reads tokens and data that are images, or the reverse.
+
+    ``said``: the model; ``wants``: it reads tokens.
+    """
     if wants != isinstance(data, Text | RandomTokens | Tokens | Chat):
         kinds = ("images", "tokens")
         yield Problem("model", f"model {said} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}")
 
 
 def _enough(field: str, have: int | None, need: int | None, what: str) -> Iterator[Problem]:
-    """Where either is not known, the files of the data are to blame, which are checked by themselves."""
+    """Reports a size that is too small. If one is unknown, the checks of the data's files report why."""
     if have is not None and need is not None and have < need:
         text = f"{have} are too few for the {need} {what}"
         yield Problem(f"model.{field}", text, f"model.{field}={need}")

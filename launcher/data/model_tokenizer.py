@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: the numbers of its model are those of its tokens."""
+"""Checks that text is read with the tokenizer of a Hugging Face model: token ids depend on it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from launcher.job.schema.components import Chat, Data, HuggingFace, Model, Text
 
 TOKENIZER = "tokenizer.json"
 OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""Of tokenizers that are not written in one file."""
+"""Files of tokenizers that are not saved as one ``tokenizer.json``."""
 
 
 def check_tokenizer(model: Model, data: Data) -> Iterator[Problem]:
-    """Text that is read with another tokenizer than that of the folder, where it has one."""
+    """Reports text that is read with another tokenizer than that of the model's folder, if it has one."""
     if not isinstance(model, HuggingFace) or model.task != "causal_lm" or not isinstance(data, Text | Chat):
         return
     own = Path(model.path) / TOKENIZER
@@ -39,7 +39,7 @@ def check_tokenizer(model: Model, data: Data) -> Iterator[Problem]:
 
 
 def _with_its_own(own: Path, data: Text | Chat) -> str:
-    """The overrides that read the text with the folder's own tokenizer."""
+    """The overrides that select the folder's own tokenizer."""
     words = ["data.tokenizer=file", f"data.tokenizer_file={quote(str(own))}"]
     vocab = _vocabulary(own)
     if vocab is None:
@@ -50,7 +50,7 @@ def _with_its_own(own: Path, data: Text | Chat) -> str:
 
 
 def _another(own: Path, used: Path) -> Iterator[Problem]:
-    """Tokens of the model that ``used`` gives other numbers; it may have more of them."""
+    """Reports tokens of the model that have other ids in ``used``. ``used`` may have more tokens."""
     if not own.is_file() or not used.is_file() or own.samefile(used):
         return
     ours, theirs = _vocabulary(own), _vocabulary(used)
@@ -62,7 +62,7 @@ def _another(own: Path, used: Path) -> Iterator[Problem]:
 
 
 def _vocabulary(file: Path) -> dict[str, int] | None:
-    """``None`` for a file that is no tokenizer, which is told where it is read."""
+    """The id of each token; ``None`` for a file that is not a tokenizer, which its reader reports."""
     try:
         found: dict[str, int] = bpe.load(file).get_vocab(with_added_tokens=True)
     except (ValueError, OSError):

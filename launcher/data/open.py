@@ -1,4 +1,4 @@
-"""From the settings of a data set to its samples."""
+"""Opens a data set: turns its settings into samples."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ from launcher.job.schema.components import (
 
 
 def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:
-    """The same samples on every rank. Raises ``RequestError``.
+    """Opens the same samples on every rank. Raises ``RequestError``.
 
-    ``seed`` matters to what is drawn: tokens, and what torch data sets of the user's own draw.
+    ``seed`` matters only for random tokens, random augmentation and what a user's own torch data set draws.
     """
     settings, _ = resolve(settings)
     if isinstance(settings, ImageFolder):
-        return open_images(
-            settings, seed
-        )  # the plan has checked the heads of its files: there may be millions
+        return open_images(settings, seed)  # the plan has checked its headers: there may be millions of files
     if isinstance(settings, Tokens):
-        return open_tokens(settings)  # which checks what it opens: an index may be long
+        return open_tokens(settings)  # checks what it opens: an index may be long
     if found := check(settings):
         raise RequestError(tuple(found))
 

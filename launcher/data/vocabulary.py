@@ -1,4 +1,4 @@
-"""How many tokens there are, where the request leaves it to the files of its data."""
+"""Sets the number of tokens, if the request leaves it to the files of its data."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from launcher.job.schema.job import Job
 
 
 class FromFiles(int):
-    """A ``data.vocab_size`` that files say: those of tokens in their headers, or a tokenizer."""
+    """A ``data.vocab_size`` that was read from files: from headers of token files, or from a tokenizer."""
 
     why = "as the headers of its files say"
 
 
 def with_vocabulary(job: Job) -> Job:
-    """``job`` with ``data.vocab_size`` and ``model.vocab_size`` where they are null and the files say them.
+    """Returns ``job`` with ``data.vocab_size`` and ``model.vocab_size``, if they are null and the files tell.
 
-    What is wrong with the files is left to their checks.
+    Problems with the files are left to their checks.
     """
     data, model = job.data, job.model
     if isinstance(data, Tokens | Chat) and data.vocab_size is None:
@@ -44,7 +44,7 @@ def _said(data: Tokens | Chat) -> FromFiles | None:
 
 
 def note(job: Job) -> str | None:
-    """The key, and what became of it."""
+    """A note with the key and its value, if it was read from files."""
     said = vocab(job.data)
     if not isinstance(said, FromFiles):
         return None

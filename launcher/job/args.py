@@ -1,4 +1,4 @@
-"""The command line split into flags and overrides; no override is read yet."""
+"""Splits the command line into flags and overrides, without parsing the overrides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclass(frozen=True)
 class Args:
-    """``overrides`` in order, without ``sweep_dir``, which belongs to the sweep and not to a run."""
+    """The parsed command line.
+
+    ``overrides``: in order, without ``sweep_dir``, which belongs to the sweep, not to a run.
+    """
 
     overrides: tuple[str, ...] = ()
     help: bool = False
@@ -30,7 +33,7 @@ class Args:
 
 
 def parse(argv: Sequence[str]) -> Args:
-    """Flags may stand anywhere among the overrides. Raises ``RequestError``."""
+    """Parses the arguments; flags may be anywhere among the overrides. Raises ``RequestError``."""
     rest = list(argv)
     overrides: list[str] = []
     seen: set[str] = set()
@@ -38,7 +41,7 @@ def parse(argv: Sequence[str]) -> Args:
     sweep_dir: Path | None = None
     completion: str | None = None
     with problems() as found:
-        # flags and their values apart; all other words are overrides
+        # separate flags and their values; all other words are overrides
         while rest:
             word = rest.pop(0)
             name, equals, value = word.partition("=")
@@ -73,7 +76,7 @@ def parse(argv: Sequence[str]) -> Args:
                     text = f"--cfg {value}: only --cfg job is there"
                     found.append(Problem("", text, "show=config", (word, value)))
 
-        # what only a sweep has, without one
+        # settings of a sweep are errors without a sweep
         if not {"--multirun", "--help"} & seen:
             own = [] if sweep_dir is None else [f"sweep_dir={sweep_dir}"]
             found += map(_no_sweep, [*own, *(word for word in overrides if word.startswith("sweep."))])
@@ -104,7 +107,7 @@ def _no_sweep(typed: str) -> Problem:
 
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
-    """How many arguments ``after`` it are its value, and the problem to report."""
+    """The number of words ``after`` the flag that are its value, and the problem to report."""
     from launcher.job import hydra_flags
     from launcher.job.schema.similar_names import did_you_mean, nearest
     from launcher.job.stray_arguments import KnownNames, flag
@@ -114,20 +117,20 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
     configs = ConfigFiles.of(config_dir)
     taken, meant = flag(word, after, KnownNames(configs.groups(), configs.options("recipe")))
 
-    # one of Hydra's own: the sentence says what there is in its place
+    # a flag of Hydra: the sentence names our counterpart
     if hydras := hydra_flags.instead(word, after):
         sentence, taken, cure = hydras
         words = (word, *after[:taken])
         text = f"{redacted(' '.join(words))}: unknown flag; {sentence}"
         return taken, Problem("", text, meant or cure, words)
 
-    # any other
+    # any other flag
     words = (word, *after[:taken])
     hint = None if meant else nearest(name, FLAGS, 0.75)
     advice = did_you_mean(hint, shown=str)
     known = f"flags: {', '.join(FLAGS)}; settings are key=value"
     text = f"{redacted(' '.join(words))}: unknown flag{advice} ({known})"
 
-    # a flag that takes a value is not pasted without it
+    # a flag that takes a value cannot be pasted without one
     cure = meant or hint or ""
     return taken, Problem("", text, "" if cure in TAKE_A_VALUE else cure, words)

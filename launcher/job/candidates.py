@@ -1,4 +1,4 @@
-"""Candidates of a search as a request gives them: what each key accepts, and options of operators by name."""
+"""Checks the candidates that a request lists for a search, and looks up options of operators by name."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from launcher.job.yaml.config_files import ConfigFiles
 
 
 def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:
-    """Candidates that their key would not accept, and keys that nothing searches for.
+    """Yields candidates that their key does not accept, and keys that cannot be searched over.
 
-    ``data``: as composed.
+    ``data``: the composed configuration.
     """
     for key, candidates in job.search.over.items():
         if key not in AXES:
@@ -38,11 +38,14 @@ def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def named_operators(job: Job, configs: ConfigFiles) -> tuple[Job, list[Problem]]:
-    """With the options that ``parallel.operators`` may be, by their names; those of a list have numbers."""
+    """Replaces names of options for ``parallel.operators`` by their content, under that name.
+
+    Items of a list that are no names get their number as the name. Returns the problems, too.
+    """
     asked = job.search.over.get(OPERATORS)
     if asked is None or isinstance(asked, Mapping):
         return job, []
-    says = isinstance(job.model, HuggingFace)  # how it is cut
+    says = isinstance(job.model, HuggingFace)  # such a model says how it is cut
     options = [o for o in configs.options("operators") if says or o != AUTO]
     named: dict[str, Any] = {}
     problems = []
@@ -59,7 +62,7 @@ def named_operators(job: Job, configs: ConfigFiles) -> tuple[Job, list[Problem]]
 
 
 def _option(name: str, configs: ConfigFiles) -> Any:
-    """What ``operators=NAME`` sets."""
+    """The value that ``operators=NAME`` sets."""
     composed = hydrate([f"operators={name}"], configs)
     assert not isinstance(composed, Problem)
     return OmegaConf.to_container(OmegaConf.select(composed.cfg, OPERATORS), resolve=True)

@@ -1,4 +1,4 @@
-"""From overrides to a validated Job, every problem reported at once."""
+"""Composes overrides into a validated Job; reports every problem at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ _JOB = TypeAdapter(Job)  # unlike Job(...), it raises pydantic's error, which is
 
 @dataclass(frozen=True)
 class Request:
-    """``data``: the resolved configuration, ``overrides``: as typed, ``code``: what code its files bring."""
+    """A composed request.
+
+    ``data``: the resolved configuration. ``overrides``: as typed. ``code``: the code that its files name.
+    """
 
     job: Job
     data: dict[str, Any]
@@ -47,9 +50,9 @@ class Request:
 
 
 class Depth(IntEnum):
-    """How far a request is judged: by the schema, with all that needs no torch, with its plan.
+    """How far a request has been checked: by the schema, by all checks without torch, or by its plan.
 
-    Each imports a multiple of what the one before does.
+    Each level imports several times what the one before imports.
     """
 
     COMPOSED = 0
@@ -58,9 +61,9 @@ class Depth(IntEnum):
 
 
 class BadRequest(RequestError):
-    """A request that cannot be carried out, and where its values (or those of a problem) were set.
+    """A request that cannot be carried out, with the origins of its values (or of each problem's values).
 
-    ``late``: each value is valid by itself, but they do not go together.
+    ``late``: each value is valid by itself, but not in combination.
     """
 
     def __init__(
@@ -77,28 +80,28 @@ class BadRequest(RequestError):
 
 
 def depth(error: RequestError) -> Depth:
-    """How far the request was judged when ``error`` was raised."""
+    """How far the request had been checked when ``error`` was raised."""
     if error.planned:
         return Depth.PLANNED
     return Depth.SETTLED if isinstance(error, BadRequest) and error.late else Depth.COMPOSED
 
 
 def late(error: RequestError, request: Request) -> BadRequest:
-    """``error``, raised about a composed request, with where the values of that request were set."""
+    """Returns ``error``, raised about a composed request, with the origins and cures of that request."""
     typed = read(request.overrides, [])
     problems = with_group_cures(error.problems, typed, request.origins)
     return BadRequest(problems, request.origins, late=True, planned=error.planned)
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Request:
-    """The request of ``overrides`` on top of the shipped options and those in ``config_dir``.
+    """Composes ``overrides`` on top of the shipped options and those in ``config_dir``.
 
-    Without ``recipe=`` the default recipe is taken. Torch is not imported, nothing is written.
-    Raises ``BadRequest`` with every problem found.
+    Without ``recipe=``, the default recipe is used. Does not import torch and writes nothing. Raises
+    ``BadRequest`` with every problem.
     """
     problems: list[Problem] = []
 
-    # the command line: words that are no overrides are reported and left out
+    # the command line: report and drop words that are not overrides
     here = ConfigFiles.of(config_dir)
     texts = sift(overrides, KnownNames(here.groups(), here.options("recipe")), problems)
     typed = read(texts, problems)
@@ -113,13 +116,13 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     if isinstance(composed, Problem):
         raise BadRequest((*problems, composed), _partial(typed, configs, places))
 
-    # every other override goes on top
+    # apply every other override
     rest = words_first([o for o in typed if o not in groups])
     problems += [*replaced(rest), *(p for p in (put(composed.cfg, o) for o in rest) if p is not None)]
     data = _data(composed, problems)
     origins = gather((*of_files(composed.files), *places), data)
 
-    # what files of strangers may not ask for, then the schema judges what came out
+    # refuse what untrusted files may not set, then validate with the schema
     raw = OmegaConf.to_container(composed.cfg, resolve=False)
     problems += recipe_trust.problems(raw, data, origins, composed.files, config_dir)
     recipe_trust.forget(data)
@@ -139,12 +142,12 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
 def _config_files(
     typed: tuple[Override, ...], user: Path | None, found: list[Problem]
 ) -> tuple[ConfigFiles, tuple[Override, ...]]:
-    """The files to read, and ``typed`` with the name of the recipe in place of ``recipe=FILE.yaml``."""
+    """The files to read, and ``typed`` with the recipe's name in place of ``recipe=FILE.yaml``."""
     if user is not None and not user.is_dir():
         found.append(Problem("", f"--config-dir {user}: there is no such folder"))
         user = None
 
-    # a recipe named by its file is an option of the folder that the file is in
+    # a recipe named by its file becomes an option of its folder
     folder = None
     for o in typed:
         if not _names_a_file(o):
@@ -169,7 +172,7 @@ def _names_a_file(o: Override) -> bool:
 
 
 def _file_meant(name: str) -> str:
-    """The override for an existing recipe of a similar name; "" when there is none."""
+    """The override for an existing recipe with a similar name; "" if there is none."""
     path = Path(name)
     there = [str(p) for p in path.parent.glob("*.yaml") if p.is_file()] if path.parent.is_dir() else []
     shipped = [f"{r}.yaml" for r in ConfigFiles().options("recipe")]
@@ -180,7 +183,7 @@ def _file_meant(name: str) -> str:
 
 
 def _choices(groups: list[Override], configs: ConfigFiles, found: list[Problem]) -> list[str]:
-    """Overrides of groups for Hydra; those with an unknown option are reported and left out."""
+    """The group overrides for Hydra; reports and drops those with an unknown option."""
     texts = []
     for o in groups:
         chosen = o.value if isinstance(o.value, list) else [o.value]
@@ -188,7 +191,7 @@ def _choices(groups: list[Override], configs: ConfigFiles, found: list[Problem])
         options = configs.options(o.key)
         bad = [n for n in names if n not in options]
 
-        # refused, left out, or chosen
+        # refuse, delete or choose
         if o.add and o.key in LISTS:
             found.append(Problem(o.key, f"{o.text}: the list is given as a whole, in order"))
         elif bad and not o.delete:
@@ -202,7 +205,7 @@ def _choices(groups: list[Override], configs: ConfigFiles, found: list[Problem])
 
 
 def _name(option: Any) -> str:
-    """The name of an option as text, also where the grammar has read it as a number or a boolean."""
+    """The name of an option as text, even if the grammar parsed it as a number or a boolean."""
     return str(option).lower() if isinstance(option, bool) else str(option)
 
 
@@ -216,7 +219,7 @@ def _misspelt(o: Override, bad: str, options: Sequence[str]) -> Problem:
 
 
 def _data(composed: Composed, found: list[Problem]) -> dict[str, Any]:
-    """The configuration as plain data, with the recipe's name and, unless it was set, the name of the run."""
+    """The configuration as plain data, with the recipe's name and, unless it is set, a name for the run."""
     cfg = composed.cfg
     cfg["recipe"] = composed.recipe
     data = plain(cfg, found)
@@ -230,9 +233,9 @@ def _data(composed: Composed, found: list[Problem]) -> dict[str, Any]:
 
 
 def _each_time(steps: Any, chosen: Sequence[str]) -> Any:
-    """``steps`` with one entry each time a step was ``chosen``: train, train_2, train_3.
+    """``steps`` with one entry for each time a step was ``chosen``: train, train_2, train_3.
 
-    A further one has the settings of the first, and on top of them those that are given by its own name.
+    A repeated step has the settings of the first, overridden by those under its own name.
     """
     if not isinstance(steps, dict) or len(set(chosen)) == len(chosen):
         return steps
@@ -240,7 +243,7 @@ def _each_time(steps: Any, chosen: Sequence[str]) -> Any:
     times: Counter[str] = Counter()
     for name in chosen:
         times[name] += 1
-        if name not in steps:  # taken out again, by ~steps.NAME
+        if name not in steps:  # removed again by ~steps.NAME
             continue
         again = name if times[name] == 1 else f"{name}_{times[name]}"
         first, own = steps[name], steps.get(again) or {}
@@ -249,7 +252,7 @@ def _each_time(steps: Any, chosen: Sequence[str]) -> Any:
 
 
 def _typed_by_schema(cfg: DictConfig, data: dict[str, Any]) -> None:
-    """Environment variables are texts: convert what is set from one to the type that the schema wants."""
+    """Converts environment variables, which are text, to the types that the schema requires."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     for key in keys(raw):
         *above, name = key.split(".")
@@ -265,14 +268,14 @@ def _typed_by_schema(cfg: DictConfig, data: dict[str, Any]) -> None:
 
 
 def _node(tree: Any, parts: Sequence[str]) -> Any:
-    """What lies at a key, given as its parts; ``None`` when nothing does."""
+    """The value at a key, given as its parts; ``None`` if there is none."""
     for part in parts:
         tree = tree.get(part) if isinstance(tree, dict) else None
     return tree
 
 
 def _validated(data: dict[str, Any], origins: Origins, found: list[Problem]) -> Job | None:
-    """``None`` where the schema refuses ``data``, with the reasons in ``found``."""
+    """Validates ``data``; if the schema refuses it, returns ``None`` and appends the reasons to ``found``."""
     holes = {p.key for p in found}
     data["steps"] = _steps(data.get("steps"), origins, found)
     job = None
@@ -286,19 +289,19 @@ def _validated(data: dict[str, Any], origins: Origins, found: list[Problem]) -> 
 
 
 def _idle(origins: Origins) -> Iterator[Problem]:
-    """Hydra's own settings in a file: nothing here reads them."""
+    """Reports Hydra's own settings in a file: nothing reads them here."""
     origin = origins.of("hydra")
     if origin is not None and not origin.typed:
         yield Problem("", f"{origin.where}: {hydra_settings.instead('hydra', None)[0]}")
 
 
 def _of_hole(key: str, holes: set[str]) -> bool:
-    """Whether a complaint about ``key`` only follows from a value that is missing."""
+    """Whether a problem at ``key`` is only a consequence of a missing value."""
     return any(key == h or h.startswith(key + ".") or key.startswith(h + ".") for h in holes if h)
 
 
 def _steps(steps: Any, origins: Origins, found: list[Problem]) -> Any:
-    """Steps that were chosen carry their kind; settings alone choose no step."""
+    """Drops settings of steps that were not chosen; chosen steps have a ``kind``."""
     if not isinstance(steps, dict):
         return steps
     verbs = schema_keys.kinds(schema_keys.at(("steps", "any"), {}))
@@ -309,7 +312,7 @@ def _steps(steps: Any, origins: Origins, found: list[Problem]) -> Any:
             kept[name] = step
             continue
 
-        # those of a recipe are there for whoever chooses the step; somebody who types them wants it to run
+        # a recipe may have settings of optional steps; who types some wants the step to run
         origin = origins.of(f"steps.{name}")
         if origin is not None and origin.typed:
             chosen = [n for n, s in steps.items() if isinstance(s, dict) and "kind" in s]
@@ -320,14 +323,14 @@ def _steps(steps: Any, origins: Origins, found: list[Problem]) -> Any:
 
 
 def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> Iterator[Problem]:
-    """The user's own classes: from allowed packages only, and not on top of a shipped option."""
+    """Checks users' own classes: only from allowed packages, and not on top of a shipped option."""
     for section in CHOSEN:
         node = data.get(section)
         target = node.get("_target_") if isinstance(node, dict) else None
         if not isinstance(node, dict) or not isinstance(target, str):
             continue
 
-        # on top of a shipped option it would get that one's settings
+        # on top of a shipped option, that one's settings would become its arguments
         key = f"{section}._target_"
         name = origins.of(f"{section}.name") if "name" in node else None
         if name is not None and name.shipped:
@@ -369,7 +372,7 @@ def _untrusted(key: str, section: str, target: str, allow: tuple[str, ...]) -> I
 
 
 def _untrusted_arguments(node: Any, key: str, allow: tuple[str, ...]) -> Iterator[Problem]:
-    """Classes that arguments of a user's class name; those of the launcher are judged by their type later."""
+    """Checks classes named in arguments of a user's class; the launcher's are checked by type later."""
     for name, value in enumerate(node) if isinstance(node, list) else node.items():
         if not isinstance(value, dict | list):
             continue
@@ -382,7 +385,7 @@ def _untrusted_arguments(node: Any, key: str, allow: tuple[str, ...]) -> Iterato
 
 
 def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
-    """Each problem once, without those that may only follow from a misspelt option of a group."""
+    """Each problem once, without those that may result from a misspelt option of a group."""
     once = tuple(dict.fromkeys(found))
     if not misspelt:
         return once
@@ -391,7 +394,7 @@ def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
 
 
 def _typed_places(overrides: Sequence[str], typed: Sequence[Override]) -> Iterator[tuple[str, Origin]]:
-    """The keys that each override sets, also those of a group of keys, with the override as origin."""
+    """Yields each key that an override sets, including those in a mapping, with the override as origin."""
     by_text = {o.text: o for o in typed}
     for text in overrides:
         origin = Origin(COMMAND_LINE, redacted(text))
@@ -404,7 +407,7 @@ def _typed_places(overrides: Sequence[str], typed: Sequence[Override]) -> Iterat
 def _partial(
     typed: Sequence[Override], configs: ConfigFiles, places: Sequence[tuple[str, Origin]]
 ) -> Origins:
-    """The origins known where composing failed: those in the main configuration and in the recipe."""
+    """The origins known when composing fails: those in the main configuration and the recipe."""
     recipe = next((str(o.value) for o in reversed(typed) if o.key == "recipe"), None)
     options = [CONFIG, *([f"recipe/{recipe}"] if recipe else [])]
     files = [(path, "") for path in map(configs.file, options) if path]

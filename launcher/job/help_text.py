@@ -43,7 +43,7 @@ exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed wh
 
 
 def usage(config_dir: Path | None = None) -> str:
-    """Usage, the recipes with what each shows, the options of each group, examples."""
+    """The usage, the recipes with what each shows, the options of each group, and examples."""
     configs = ConfigFiles.of(config_dir)
     recipes = [(name, _shows(configs, name)) for name in configs.options("recipe")]
     width = max((len(name) for name, _ in recipes), default=0)
@@ -54,7 +54,7 @@ def usage(config_dir: Path | None = None) -> str:
 
 
 def _shows(configs: ConfigFiles, recipe: str) -> str:
-    """What a recipe says about itself in the comment of its first line."""
+    """The comment in the first line of a recipe; "" if there is none."""
     path = configs.file(f"recipe/{recipe}")
     first = path.read_text(encoding="utf-8").partition("\n")[0] if path else ""
     return first.removeprefix("#").strip() if first.startswith("#") else ""

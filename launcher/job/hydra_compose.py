@@ -1,4 +1,4 @@
-"""Composes the chosen options with Hydra, which is left without any state afterwards."""
+"""Composes the chosen options with Hydra and leaves no global state of Hydra behind."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ ALMOST = {
     ("optim", "adam"): ("it is adamw without decay", "optim=adamw optim.weight_decay=0"),
     ("data", "mnist"): ("idx reads its files, mnist5k is 5000 of its digits", ""),
 }
-"""Options of other programs, with our counterpart and an override for it."""
+"""Options of other programs: an explanation and an override for our counterpart."""
 
 
 @dataclass(frozen=True)
 class Composed:
-    """``files`` in the order they were merged, each with the dotted package its keys live in.
+    """A composed configuration.
 
-    ``steps``: the options of that group in the order in which they were chosen, one as often as it was.
+    ``files``: in the order of merging, each with the dotted package of its keys. ``steps``: the options of
+    that group in the order in which they were chosen, with repetitions.
     """
 
     cfg: DictConfig
@@ -54,10 +55,10 @@ class Composed:
 
 
 def hydrate(choices: Sequence[str], configs: ConfigFiles) -> Composed | Problem:
-    """The configuration for overrides of groups (``model=lm``); other overrides are not applied yet."""
+    """Composes overrides of groups (``model=lm``); the caller applies all other overrides."""
     if configs != ConfigFiles():
         return _hydrated(tuple(choices), configs)
-    known = _of_shipped(tuple(choices), configs)  # the caller changes the configuration: hand out a copy
+    known = _of_shipped(tuple(choices), configs)  # a copy, because the caller changes it
     return known if isinstance(known, Problem) else replace(known, cfg=copy.deepcopy(known.cfg))
 
 
@@ -80,9 +81,9 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         return _conflict(" ".join(str(error).split()), configs)
 
-    # what is left of Hydra is dropped, except which files it has read
+    # drop what Hydra adds; keep which files it read
     recipe = cfg.hydra.runtime.choices.get("recipe")
-    OmegaConf.set_struct(cfg, False)  # the schema judges keys
+    OmegaConf.set_struct(cfg, False)  # the schema checks keys
     del cfg["hydra"]
     read = [(configs.file(d.config_path), d.package or "") for d in loader.merged if d.config_path]
     packages = ((path, package.replace("_global_", "").strip(".")) for path, package in read)
@@ -92,13 +93,13 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
     return Composed(cfg, files, recipe, steps)
 
 
-_of_shipped = lru_cache(64)(_hydrated)  # files that no request changes
+_of_shipped = lru_cache(64)(_hydrated)  # shipped files never change
 
 
 class _Loader(ConfigLoaderImpl):
-    """Hydra's loader; ``merged`` are the files it has merged last, in order.
+    """Hydra's loader, which records in ``merged`` the files that it merged last, in order.
 
-    Hydra tells them to who asks, by working them out again, which takes as long as to compose.
+    Hydra's own API computes them again, which takes as long as composing.
     """
 
     merged: Sequence[ResultDefault] = ()
@@ -120,7 +121,7 @@ class _Loader(ConfigLoaderImpl):
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[_Loader]:
-    """Hydra set up to read ``folder``; an enclosing Hydra application gets its own state back."""
+    """Sets Hydra up to read ``folder``; afterwards restores the state of an enclosing Hydra application."""
     held = GlobalHydra.instance()
     mine = held.hydra
     held.clear()
@@ -140,7 +141,7 @@ def _opened(folder: Path) -> Iterator[_Loader]:
 
 
 def _syntax(error: yaml.YAMLError) -> Problem:
-    """A YAML syntax error, with its line."""
+    """A YAML syntax error with its line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         name, why = getattr(error, "name", "?"), getattr(error, "reason", error)
         return Problem("", f"{short(Path(name))}: not valid YAML: {why}")
@@ -155,7 +156,7 @@ def _syntax(error: yaml.YAMLError) -> Problem:
 
 
 def _not_utf8(configs: ConfigFiles) -> Problem:
-    """The first file that cannot be decoded: Hydra's error does not name it."""
+    """The first file that is not UTF-8: Hydra's error does not name it."""
     for folder in (*configs.conf, *configs.recipes):
         for path in sorted(folder.rglob("*.yaml")):
             try:
@@ -167,7 +168,7 @@ def _not_utf8(configs: ConfigFiles) -> Problem:
 
 
 def _missing_option(error: MissingConfigException, configs: ConfigFiles) -> Problem:
-    """An unknown option in a defaults list; those of the command line were checked before."""
+    """An unknown option in a defaults list; options on the command line were checked before."""
     group, _, option = (error.missing_cfg_file or "").rpartition("/")
     options = configs.options(group)
     if options:
@@ -177,9 +178,9 @@ def _missing_option(error: MissingConfigException, configs: ConfigFiles) -> Prob
 
 
 def _relative_choice(group: str, option: str, configs: ConfigFiles) -> Problem | None:
-    """A recipe that has ``- model: mlp`` or ``- override model: mlp``.
+    """The problem of a recipe that has ``- model: mlp`` or ``- override model: mlp``.
 
-    Without ``/`` Hydra looks below ``recipe``.
+    Without ``/``, Hydra looks below ``recipe``.
     """
     if group not in configs.groups():
         return None
@@ -194,7 +195,7 @@ def _relative_choice(group: str, option: str, configs: ConfigFiles) -> Problem |
 
 
 def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
-    """An unknown option of a group, with the most similar one as the cure."""
+    """The problem of an unknown option of a group, with the most similar one as the cure."""
     word, title = ("step", "steps") if group == "steps" else ("option", "there are")
     if (group, option.lower()) in ALMOST:
         why, fixed = ALMOST[group, option.lower()]
@@ -207,15 +208,15 @@ def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
 
 
 def _conflict(text: str, configs: ConfigFiles) -> Problem:
-    """Files that cannot be merged."""
-    # a recipe overrides a group that does not exist
+    """The problem of files that cannot be merged."""
+    # a recipe overrides an unknown group
     named = re.search(r"Could not override '([^'@]+)(?:@[^']*)?'", text)
     if named:
         group = named[1].removeprefix("recipe/")
         unknown = Problem(group, f"there is no such group{choice(group, configs.groups(), 'groups')}")
         return _relative_choice(group, "", configs) or unknown
 
-    # all else in Hydra's words, with the path of the file
+    # everything else in Hydra's words, with the path of the file
     text = text.partition(" full_key:")[0]
     if re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text):
         where = text.partition(":")[0]

@@ -1,4 +1,4 @@
-"""What to write here in place of a flag of Hydra's commands, as ``--info``."""
+"""Explains what to write in place of flags of Hydra, such as ``--info``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _ABOUT = "all|config|defaults|defaults-tree|plugins|searchpath"
 
 @dataclass(frozen=True)
 class HydraFlag:
-    """``cure``: what to type, the value in its braces. ``value``: what may follow, as a pattern."""
+    """Our counterpart of a flag. ``cure``: what to type, with the flag's value in place of ``{}``.
+
+    ``value``: a pattern for the flag's value.
+    """
 
     sentence: str
     cure: str = ""
@@ -50,13 +53,16 @@ _FLAGS = {
 
 
 def instead(word: str, after: Sequence[str]) -> tuple[str, int, str] | None:
-    """What to say, how many words ``after`` belong to it, what to type; ``None``: no flag of Hydra's."""
+    """The sentence, the number of words ``after`` that belong to the flag, and the cure.
+
+    ``None`` for a flag that is not Hydra's.
+    """
     name, equals, value = word.partition("=")
     flag = _FLAGS.get(SHORT.get(name, name))
     if flag is None:
         return None
 
-    # its value, of the same word or the next
+    # its value, in the same word or the next one
     follows = not equals and bool(flag.value and after and re.fullmatch(flag.value, after[0]))
     found = re.fullmatch(flag.value, after[0] if follows else value)
     cure = flag.cure

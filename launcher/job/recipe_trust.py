@@ -1,8 +1,8 @@
-"""What files of a request may ask for: those that the user names are trusted, those of strangers are not.
+"""Restricts what files of a request may set: the user's files are trusted, files of others are not.
 
-Whoever types the command is trusted with everything. A recipe of the working tree, or of ``--config-dir``, is
-trusted as the user's own. One from elsewhere, or with ``security.recipe=untrusted``, may choose among what
-the launcher has, and may not bring code, start a program, or read the environment.
+The user who types the command is trusted. A recipe in the working tree or in ``--config-dir`` is trusted as
+the user's own. One from elsewhere, or with ``security.recipe=untrusted``, may choose among the launcher's
+options; it may not bring code, start a program, or read the environment.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PROGRAMS = {
     "launch.k8s.env": "it is the environment of programs",
     "launch.k8s.env_from": "it is the environment of programs",
 }
-"""Settings that bring code or start a program, and why."""
+"""Settings that bring code or start a program, and the reason."""
 FROZEN = "request.yaml"
-"""The request that is frozen in a run folder: it was checked when it was asked for."""
+"""The frozen request in a run folder: it was checked when the run was requested."""
 _RESOLVER = re.compile(r"\$\{[^{}]*(:|\$\{)")
 
 
 def problems(
     raw: Any, data: Mapping[str, Any], origins: Origins, files: Sequence[tuple[Path, str]], own: Path | None
 ) -> Iterator[Problem]:
-    """What ``files`` ask for and may not.
+    """Yields a problem for each setting that ``files`` must not make.
 
     ``raw``: the configuration before interpolation; ``own``: the folder of --config-dir.
     """
@@ -60,14 +60,14 @@ def problems(
 
 
 def forget(data: dict[str, Any]) -> None:
-    """The word of this command counts for its own files, and for none that is written of it."""
+    """Resets trust to ``auto``: it applies to the files of this command, not to files written from it."""
     security = data.get("security")
     if isinstance(security, dict) and security.get("recipe") in ("trusted", "untrusted"):
         security["recipe"] = "auto"
 
 
 def _stranger(data: Mapping[str, Any], files: Sequence[Path], own: Path | None) -> str:
-    """Why files are not trusted; "" where they are."""
+    """Why the files are not trusted; "" if they are."""
     said = _value(data, SETTING)
     if said == "trusted":
         return ""
@@ -89,7 +89,7 @@ def _frozen(data: Mapping[str, Any], file: Path) -> bool:
 
 
 def code(data: Mapping[str, Any], origins: Origins) -> Iterator[str]:
-    """A line for what code the files of the request bring, and where that is allowed."""
+    """Yields a line for each setting by which files bring code, and where it is set."""
     for key, _ in PROGRAMS.items():
         value = _value(data, key)
         if value and _of_file(origins, key):
@@ -101,7 +101,7 @@ def code(data: Mapping[str, Any], origins: Origins) -> Iterator[str]:
 
 
 def _of_file(origins: Origins, key: str) -> bool:
-    """Whether a file that is not one of the launcher's own has set it."""
+    """Whether a file that is not the launcher's set the key."""
     origin = origins.of(key)
     return origin is not None and not origin.typed and not origin.shipped
 

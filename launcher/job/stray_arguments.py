@@ -1,4 +1,4 @@
-"""Recognises arguments that are no overrides: cut by the shell at a space, others' flags, bare names."""
+"""Recognises arguments that are not overrides: split by the shell, flags of other programs, bare names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAN_FLAGS = ("dry-run", "plan", "print-plan", "dryrun")
 
 @dataclass(frozen=True)
 class KnownNames:
-    """The names that a word may be: groups of options and recipes; the keys are those of the schema."""
+    """The names that a word may be: groups of options and recipes. Keys come from the schema."""
 
     groups: tuple[str, ...]
     recipes: tuple[str, ...]
@@ -32,7 +32,7 @@ class KnownNames:
         return bool(re.fullmatch(r"[a-z_][\w.]*", word)) and (word in self.groups or word in _keys())
 
     def meant(self, word: str) -> str | None:
-        """The key that ``word`` is, or is another name for."""
+        """The key that ``word`` is, or is another name for; ``None`` if there is none."""
         name = word.lstrip("-").replace("-", "_") if word.startswith("-") else word
         if self.key(name):
             return name
@@ -46,14 +46,14 @@ def _keys() -> frozenset[str]:
 
 
 def _first_unknown(name: str) -> int:
-    """Which part of an unknown key is the first that the schema does not have."""
+    """The index of the first part of an unknown key that the schema does not have."""
     parts = name.split(".")
     known = _keys()
     return next((i for i in range(len(parts)) if ".".join(parts[: i + 1]) not in known), len(parts) - 1)
 
 
 def sift(texts: Sequence[str], names: KnownNames, found: list[Problem]) -> list[str]:
-    """The overrides among ``texts``; all else is reported in ``found``, with what it was meant to be."""
+    """The overrides among ``texts``; reports all other arguments in ``found``, with what they may mean."""
     out = []
     at = 0
     while at < len(texts):
@@ -67,7 +67,7 @@ def sift(texts: Sequence[str], names: KnownNames, found: list[Problem]) -> list[
 
 
 def _stray(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]:
-    """How many arguments at the head of ``rest`` belong together, and what is wrong with them, if at all."""
+    """The number of arguments at the start of ``rest`` that belong together, and their problem, if any."""
     for recognise in (_called, _brackets, _around_equals, _listed, _several, _alone):
         match = recognise(rest, names)
         if match is not None:
@@ -77,11 +77,11 @@ def _stray(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]
 
 
 Match = tuple[int, str, str] | None
-"""How many arguments belong together, what to say about them, and the override that they were meant to be."""
+"""The number of arguments that belong together, the message about them, and the intended override."""
 
 
 def _called(rest: Sequence[str], names: KnownNames) -> Match:
-    """``hsdp(shard_size=2)``, a call of a method as in Python"""
+    """Matches ``hsdp(shard_size=2)``, a method call as in Python."""
     call = re.fullmatch(r"([\w.]+)\((.*)\)", rest[0].strip(), re.DOTALL)
     if call is None or len(rest[0]) > 2000:
         return None
@@ -102,7 +102,7 @@ def _called(rest: Sequence[str], names: KnownNames) -> Match:
 
 
 def _brackets(rest: Sequence[str], names: KnownNames) -> Match:
-    """``steps=[train, save]``"""
+    """Matches ``steps=[train, save]``, split at spaces."""
     if _depth(rest[0]) <= 0 or "=" not in rest[0]:
         return None
     for taken in range(2, min(len(rest), 40) + 1):
@@ -145,7 +145,7 @@ def _around_equals(rest: Sequence[str], names: KnownNames) -> Match:
 
 
 def _listed(rest: Sequence[str], names: KnownNames) -> Match:
-    """``optim.lr=0.1, 0.2``"""
+    """Matches ``optim.lr=0.1, 0.2``, split at spaces."""
     if "=" not in rest[0] or not rest[0].endswith(",") or len(rest) < 2 or "=" in rest[1]:
         return None
     taken = 1
@@ -155,7 +155,7 @@ def _listed(rest: Sequence[str], names: KnownNames) -> Match:
 
 
 def _several(rest: Sequence[str], names: KnownNames) -> Match:
-    """``'train.steps=5 seed=1'``, as one argument"""
+    """Matches ``'train.steps=5 seed=1'``, several overrides in one argument."""
     parts = rest[0].split()
     keyed = [p.partition("=") for p in parts]
     if len(parts) < 2 or not all(equals and names.key(name) for name, equals, _ in keyed):
@@ -165,7 +165,7 @@ def _several(rest: Sequence[str], names: KnownNames) -> Match:
 
 
 def _alone(rest: Sequence[str], names: KnownNames) -> Match:
-    """A word without a value: a recipe, the file of one, or anything else."""
+    """Matches a word without a value: a recipe, the file of one, or anything else."""
     word = rest[0]
     if "=" in word or word.startswith("~"):
         return None
@@ -176,7 +176,7 @@ def _alone(rest: Sequence[str], names: KnownNames) -> Match:
 
 
 def _recipe(word: str, names: KnownNames) -> str:
-    """The value for ``recipe=``: the name of a known recipe, else the path of a file."""
+    """The value for ``recipe=``: the name of a known recipe, otherwise the path of a file."""
     bare = word.removesuffix(".yaml")
     if word in names.recipes:
         return bare
@@ -188,13 +188,13 @@ def _recipe(word: str, names: KnownNames) -> str:
 
 
 def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
-    """How many arguments ``after`` an unknown flag are its value, and the override that was meant."""
+    """The number of arguments ``after`` an unknown flag that are its value, and the intended override."""
     name, equals, value = word.partition("=")
     follows = bool(not equals and after and "=" not in after[0] and not after[0].startswith("-"))
     if follows:
         value = after[0]
 
-    # flags of other programs, then any key of ours
+    # flags of other programs, then any key of the schema
     bare = name.lstrip("-").replace("_", "-")
     if bare in RECIPE_FLAGS and value:
         return int(follows), shell(f"recipe={_recipe(value, names)}")
@@ -205,7 +205,7 @@ def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
 
 
 def _pasted(text: str) -> str:
-    """``text`` as one argument, in the grammar's own form; "" when that cannot read it either way."""
+    """``text`` as one shell argument, rewritten if necessary; "" if the grammar cannot read it."""
     good = text if parsable(text) else rewritten(text)
     return shell(redacted(good)) if good and redacted(good) == good else ""
 

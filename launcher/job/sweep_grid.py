@@ -1,4 +1,4 @@
-"""Expands the overrides of a sweep into its axes, and those into the grid of its runs."""
+"""Expands the overrides of a sweep into axes, and the axes into a grid of cells."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from launcher.job.stray_arguments import KnownNames, sift
 from launcher.job.yaml.config_files import ConfigFiles
 
 OWN = "sweep."
-"""How keys of the sweep itself begin."""
+"""The prefix of the sweep's own keys."""
 SHOWN = 80
-"""Characters of a name."""
+"""The maximum number of characters of values in a name."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep. ``varied``: those of its overrides that differ between the cells.
+    """One run of a sweep. ``varied``: those of its overrides that differ between cells.
 
-    ``repeat``: the how-manieth of runs that differ in nothing but the seed.
+    ``repeat``: its index among runs that differ only in the seed.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Interval:
-    """From ``low`` to ``high``; ``log``: small values are as likely as large ones; ``whole`` numbers only."""
+    """Numbers from ``low`` to ``high``; ``log``: on a logarithmic scale; ``whole``: integers only."""
 
     low: float
     high: float
@@ -51,7 +51,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Axis:
-    """What one word of the command line may become: ``words``, or ``key`` with a number of ``interval``."""
+    """The values of one override: ``words``, or ``key`` with a number from ``interval``."""
 
     key: str
     words: tuple[str, ...]
@@ -63,7 +63,7 @@ class Axis:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """All words, or the lowest and the highest."""
+        """All words, or those of the lowest and the highest number."""
         it = self.interval
         return self.words if it is None else (self.word(it.low), self.word(it.high))
 
@@ -77,7 +77,7 @@ class Axis:
 
 
 def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Axis, ...]:
-    """One for each word. Raises ``RequestError``."""
+    """One axis per override. Raises ``RequestError``."""
     with problems() as found:
         single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), found)
         return tuple(_axis(o, configs, found) for o in single)
@@ -86,7 +86,7 @@ def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Axis, ...]:
 def written_axes(
     over: Mapping[str, str | Sequence[Any]], typed: Sequence[Axis], configs: ConfigFiles
 ) -> tuple[Axis, ...]:
-    """Those of ``sweep.over`` whose keys are not ``typed``. Raises ``RequestError``."""
+    """The axes of ``sweep.over`` whose keys are not ``typed``. Raises ``RequestError``."""
     there = {axis.key.lstrip("+~") for axis in typed}
     known = (*dict.fromkeys(schema_keys.everywhere()), *configs.groups())
     out: list[Axis] = []
@@ -105,7 +105,7 @@ def written_axes(
 
 
 def grid(given: Sequence[Axis]) -> tuple[Cell, ...]:
-    """Every combination, the last override varying fastest; cells are named by what varies."""
+    """Every combination, the last override varying fastest; cells are named by the values that vary."""
     varying = [i for i, axis in enumerate(given) if axis.varies]
     out = []
     for k, combination in enumerate(itertools.product(*(axis.words for axis in given))):
@@ -118,7 +118,7 @@ def cell(number: int, overrides: tuple[str, ...], varied: tuple[str, ...]) -> Ce
 
 
 def repeated(one: Cell, seeds: Sequence[int]) -> tuple[Cell, ...]:
-    """``one`` with each of ``seeds``, if there are several."""
+    """One cell per seed; only ``one`` itself if there is a single seed."""
     if len(seeds) == 1:
         return (one,)
     return tuple(
@@ -128,16 +128,16 @@ def repeated(one: Cell, seeds: Sequence[int]) -> tuple[Cell, ...]:
 
 
 def values(one: Cell) -> Mapping[str, str]:
-    """What varies, by key; secrets hidden."""
+    """The varied values of a cell by key, with secrets hidden."""
     pairs = (redact.text(word).partition("=") for word in one.varied)
     return {key.lstrip("+~"): value for key, _, value in pairs}
 
 
 def _axis(text: str, configs: ConfigFiles, found: list[Problem]) -> Axis:
-    """The values that an override of a sweep lists, or the interval."""
+    """The axis of an override: the values that it lists, or its interval."""
 
     class Options:
-        """The loader that Hydra's grammar asks for the options behind ``glob(...)``."""
+        """The part of Hydra's loader that its grammar needs for ``glob(...)``."""
 
         def get_group_options(self, group_name: str, results_filter: object = None) -> list[str]:
             return list(configs.options(group_name))
@@ -175,7 +175,7 @@ def _interval(key: str, parsed: Parsed, text: str, found: list[Problem]) -> Axis
 
 
 def _name(k: int, varied: Sequence[str]) -> str:
-    """Number ``k`` and the values that vary, without secrets, in letters that a path may have."""
+    """The number ``k`` and the varied values, without secrets, in characters that are safe in a path."""
     words = [v.partition("=")[2] for v in varied if not redact.secret(v.partition("=")[0])]
     text = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", _short(w)).strip("_.") for w in words)
     return f"{k}-{text[:SHOWN]}".rstrip("-")

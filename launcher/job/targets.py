@@ -1,4 +1,4 @@
-"""Finds, checks and builds what is the user's own, by ``_target_``: classes, and functions that make one."""
+"""Finds, checks and calls what users name by ``_target_``: classes, and functions that return an instance."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "Callable": (),
     "object": (),
 }
-"""The launcher's own classes that ``_target_`` may name, by the base that is expected; no other, ever.
+"""The launcher's own classes that ``_target_`` may name, by the required base; no others are allowed.
 
-Each only holds tensors: it opens no file, starts no process and takes no class by name. docs/security.md has
-the same table."""
+They only hold tensors: they open no file, start no process and take no class by name. docs/security.md has
+the same table.
+"""
 BASES: Mapping[str, str] = {
     "model": "Module",
     "data": "UserData",
@@ -37,14 +38,14 @@ BASES: Mapping[str, str] = {
     "callbacks": "object",
     "logger.others": "object",
 }
-"""The base, a key of ``OURS``, of what each setting names by ``_target_``."""
+"""The required base, a key of ``OURS``, of what each setting names by ``_target_``."""
 _ANYTHING = (object, type(None), inspect.Parameter.empty, list, tuple, dict, set, Any)
 
 
 def refusal(path: str, allow: tuple[str, ...], ours: tuple[str, ...]) -> tuple[str, str] | None:
-    """Why the dotted ``path`` is not allowed, and the cure; ``None`` when it is. Imports nothing.
+    """Why the dotted ``path`` is not allowed, and the cure; ``None`` if it is allowed. Imports nothing.
 
-    ``ours``: the launcher's own classes that may be named; ``allow`` opens no other.
+    ``ours``: the launcher's own classes that may be named; ``allow`` cannot add any.
     """
     parts = path.split(".")
     if len(parts) < 2 or not all(p.isidentifier() for p in parts):
@@ -61,7 +62,7 @@ def refusal(path: str, allow: tuple[str, ...], ours: tuple[str, ...]) -> tuple[s
 
 
 def named(data: Any) -> Iterator[str]:
-    """Every dotted path in plain data that a ``_target_`` names, but those of the launcher's own."""
+    """Yields every path that a ``_target_`` in plain data names, except the launcher's own."""
     if isinstance(data, Mapping):
         target = data.get("_target_")
         if isinstance(target, str) and not _own(target):
@@ -73,7 +74,7 @@ def named(data: Any) -> Iterator[str]:
 
 
 def there(path: str) -> bool:
-    """Whether the package at the head of the dotted ``path`` is installed. Imports nothing."""
+    """Whether the top-level package of the dotted ``path`` is installed. Imports nothing."""
     package = path.partition(".")[0]
     return package in sys.modules or importlib.util.find_spec(package) is not None
 
@@ -83,10 +84,10 @@ def absent(key: str, path: str) -> Problem:
 
 
 def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> type[T]:
-    """The class at ``path``: a subclass of ``base``, reached through and defined in a trusted package.
+    """The class at ``path``: a subclass of ``base``, in a trusted package and defined in one.
 
-    A class of the launcher's own must be one that ``OURS`` has for ``base``. Nothing is imported before the
-    path itself has been accepted. Raises ``RequestError`` naming ``key``.
+    A class of the launcher's own must be listed for ``base`` in ``OURS``. Nothing is imported before the path
+    is accepted. Raises ``RequestError``, naming ``key``.
     """
     found = _trusted(path, allow, base, key)
     if not inspect.isclass(found) or not issubclass(found, base):
@@ -96,15 +97,15 @@ def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_tar
 
 
 def factory(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> Callable[..., T]:
-    """As ``locate``, or a function, or a method of a class, that may make one: what it gives is to be seen.
+    """Like ``locate``, but ``path`` may also be a function or class method; callers must check its result.
 
-    A class does no more than to be built; a function can do anything. So it takes more than a package that is
-    trusted: ``allow`` names its module, or itself.
+    A class can only be constructed, whereas a function can do anything, so a trusted package is not enough:
+    ``allow`` must name the function or its module.
     """
     found = _trusted(path, allow, base, key)
     if not _function(found):
         return locate(path, allow, base, key=key)
-    if base.__name__ == "Callable":  # a factor, a loss: called to make one, it would give its own value
+    if base.__name__ == "Callable":  # a schedule or loss would be called, not built
         raise _other_kind(path, base, key)
     if path not in allow:
         _check_home(path, found, allow, base, key)
@@ -123,11 +124,11 @@ def build(
     *given: Any,
     key: str = "_target_",
 ) -> T:
-    """An instance of the class that ``target`` names, or what its function makes: a ``base``.
+    """Constructs the class, or calls the function, that ``target`` names; returns an instance of ``base``.
 
-    ``given`` are passed first, then the target's own arguments. An argument that names a class or a function
-    itself is built first, whatever it is; of the launcher's own classes it may name those that ``OURS`` has
-    for the type of the argument, or for ``base`` where it has none. Raises ``RequestError``.
+    ``given`` are passed first, then the target's own arguments. An argument that is itself a ``_target_`` is
+    constructed first, of any type. It may name a class of the launcher's own only if ``OURS`` has it for the
+    type of the argument, or for ``base`` if the argument has no type. Raises ``RequestError``.
     """
     found: T = _built(target, allow, base, base, given, key)
     return found
@@ -141,13 +142,13 @@ def _built(
     given: tuple[Any, ...],
     key: str,
 ) -> Any:
-    """A ``kind``; ``base`` is that of the setting."""
+    """Constructs an instance of ``kind``; ``base`` is that of the setting."""
     path, arguments, make = _accepted(target, allow, kind, key)
 
     def nested(node: Mapping[str, Any], types: tuple[type, ...], name: str) -> Any:
         return _built(node, allow, _expected(node, types, base), base, (), name)
 
-    # build the arguments, then see whether the class takes them: its own code has not run yet
+    # build the arguments, then check that they fit: the class's own code has not run yet
     made = _arguments(make, arguments, len(given), _above(key), nested)
     positional = (*given, *made.pop("_args_", ()))
     _check_fit(make, path, positional, made, key=key)
@@ -165,9 +166,9 @@ def check(
     key: str = "_target_",
     kind: type[Any] | None = None,
 ) -> None:
-    """Raises ``RequestError`` unless all that ``target`` names may be named and takes its arguments.
+    """Raises ``RequestError`` unless all names in ``target`` are allowed and their arguments fit.
 
-    Builds nothing. ``kind``: what it must be, where ``base`` is that of a setting around it.
+    Constructs nothing. ``kind``: the required type, if ``base`` is that of an enclosing setting.
     """
     path, arguments, make = _accepted(target, allow, kind or base, key)
 
@@ -182,7 +183,7 @@ def check(
 def _accepted(
     target: Target | Mapping[str, Any], allow: tuple[str, ...], kind: type[T], key: str
 ) -> tuple[str, dict[str, Any], Callable[..., T]]:
-    """The path and the arguments of ``target``, and what makes a ``kind`` of them."""
+    """The path and arguments of ``target``, and the class or function to call. Raises ``RequestError``."""
     path, arguments = (target.target, target.arguments) if isinstance(target, Target) else _split(target)
     reserved = [name for name in arguments if name.startswith("_") and name != "_args_"]
     if reserved:
@@ -193,15 +194,15 @@ def _accepted(
 
 
 Nested = Callable[[Mapping[str, Any], tuple[type, ...], str], Any]
-"""What becomes of an argument that is a ``_target_`` itself: its data, the types expected there, its key."""
+"""Handles an argument that is itself a ``_target_``: takes its data, the expected types, and its key."""
 
 
 def _arguments(
     make: Callable[..., Any], arguments: Mapping[str, Any], first: int, above: str, nested: Nested
 ) -> dict[str, Any]:
-    """``arguments`` with what ``nested`` gives in the place of each ``_target_``.
+    """``arguments`` with each ``_target_`` replaced by the result of ``nested``.
 
-    ``first``: the position of the first of ``_args_``.
+    ``first``: the position of the first item of ``_args_``.
     """
     made = {
         name: _argument(value, _types(make, name), f"{above}{name}", nested)
@@ -227,7 +228,7 @@ def _argument(value: Any, types: tuple[type, ...], key: str, nested: Nested) -> 
 
 
 def _expected(node: Mapping[str, Any], types: tuple[type, ...], base: type[Any]) -> type[Any]:
-    """What an argument must be: anything of a trusted package; of the launcher's own what its type says."""
+    """The required type of an argument: any for trusted packages, its annotation for our own classes."""
     path = str(node["_target_"])
     if not _own(path):
         return object
@@ -235,10 +236,10 @@ def _expected(node: Mapping[str, Any], types: tuple[type, ...], base: type[Any])
 
 
 def _types(make: Callable[..., Any], which: str | int) -> tuple[type, ...]:
-    """The classes that the annotation of an argument names; the argument is named, or counted from 0."""
+    """The classes that the annotation of an argument names; ``which`` is its name or its position from 0."""
     try:
         parameters = inspect.signature(make, eval_str=True).parameters
-    except Exception:  # no signature, as of some builtins, or annotations that cannot be read
+    except Exception:  # some builtins have no signature, and some annotations cannot be evaluated
         return ()
     many = inspect.Parameter.VAR_KEYWORD if isinstance(which, str) else inspect.Parameter.VAR_POSITIONAL
     if isinstance(which, str):
@@ -252,7 +253,7 @@ def _types(make: Callable[..., Any], which: str | int) -> tuple[type, ...]:
 
 
 def _classes(annotation: Any) -> Iterator[type]:
-    """Those in ``annotation``; what a container holds is in its place.
+    """The classes in ``annotation``; for a container, those of its items.
 
     >>> from collections.abc import Sequence
     >>> [*_classes(Sequence[int] | None)], [*_classes(Any)], [*_classes(dict)]
@@ -277,7 +278,7 @@ def _check_fit(
 
 
 def _bad_arguments(why: str, make: Callable[..., Any], given: Mapping[str, Any], key: str) -> tuple[str, str]:
-    """Why ``make`` does not take the arguments, and the cure where a name is misspelt."""
+    """Why ``make`` does not take the arguments, and the cure if a name is misspelt."""
     text = f"its arguments do not fit: {why}"
     names = list(inspect.signature(make).parameters)
     wrong = next((name for name in given if name not in names), "")
@@ -287,7 +288,7 @@ def _bad_arguments(why: str, make: Callable[..., Any], given: Mapping[str, Any],
     if right is None:
         return f"{text} (it takes {', '.join(names) or 'none'})", ""
 
-    # a value can be pasted where it reads the same in an override
+    # suggest a value only if it reads the same in an override
     value = given[wrong]
     plain = isinstance(value, int | float | bool) or (isinstance(value, str) and value.isidentifier())
     written = str(value).lower() if isinstance(value, bool) else value
@@ -300,7 +301,7 @@ def _split(target: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _trusted(path: str, allow: tuple[str, ...], base: type, key: str) -> Any:
-    """What is at ``path``, which is accepted."""
+    """The object at ``path``, once the path is accepted. Raises ``RequestError``."""
     refused = refusal(path, allow, _ours(base))
     if refused is not None:
         raise _error(key, path, *refused)
@@ -308,14 +309,14 @@ def _trusted(path: str, allow: tuple[str, ...], base: type, key: str) -> Any:
 
 
 def _function(found: Any) -> bool:
-    """Also a method that is bound to its class."""
+    """Whether it is a function, or a method that is bound to its class."""
     if inspect.ismethod(found):
         return inspect.isclass(found.__self__)
     return inspect.isfunction(found)
 
 
 def _check_home(path: str, found: Any, allow: tuple[str, ...], base: type, key: str) -> None:
-    """What ``path`` leads to may be defined elsewhere."""
+    """Raises ``RequestError`` if the object at ``path`` is defined in a package that is not trusted."""
     home = f"{found.__module__}.{found.__qualname__}"
     if home in _ours(base) or (not _own(home) and _inside(home, allow)):
         return
@@ -324,7 +325,7 @@ def _check_home(path: str, found: Any, allow: tuple[str, ...], base: type, key: 
 
 
 def _ours(base: type) -> tuple[str, ...]:
-    """The launcher's own classes that may stand where a ``base`` is expected."""
+    """The launcher's own classes that are allowed where a ``base`` is required."""
     return tuple(path for cls in base.__mro__ for path in OURS.get(cls.__name__, ()))
 
 
@@ -343,7 +344,7 @@ def _other_kind(path: str, base: type, key: str) -> RequestError:
 
 
 def _find(path: str, allow: tuple[str, ...], key: str) -> object:
-    """The object at ``path``, looked up from its longest importable part; never imports another package."""
+    """The object at ``path``, looked up from its longest importable part; imports only allowed packages."""
     parts = path.split(".")
     for n in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:n])
@@ -355,10 +356,10 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
             if error.name and (module == error.name or module.startswith(error.name + ".")):
                 continue
             raise _error(key, path, f"importing {module} failed: {of_users(error)}") from None
-        except (Exception, SystemExit) as error:  # whatever the user's file does
+        except (Exception, SystemExit) as error:  # the user's file can raise anything
             raise _error(key, path, f"importing {module} failed: {of_users(error)}") from None
 
-        # the rest are names inside of it
+        # the remaining parts are attributes
         for name in parts[n:]:
             if not hasattr(found, name):
                 raise _absent(key, path, module, name=name, there=found)

@@ -1,4 +1,4 @@
-"""``init FOLDER``: writes the project, all of its files or none."""
+"""``init FOLDER``: writes a starter project, either all of its files or none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parent / "project"
 
 
 def carry_out(words: Sequence[str]) -> int:
-    """``words``: ``init``, and a folder that is empty or not there. Raises ``RequestError``."""
+    """Runs ``init FOLDER``, for a folder that is empty or does not exist. Raises ``RequestError``."""
     name, *rest = words
     if len(rest) != 1 or not rest[0] or rest[0].startswith("-"):
         raise _refused(f"{name}: takes one folder, as launcher {name} my_project", words)
@@ -35,9 +35,9 @@ def carry_out(words: Sequence[str]) -> int:
 
 
 def write(folder: Path) -> list[str]:
-    """The names of the files. Raises ``OSError``: nothing is left then.
+    """Writes the files; returns their names. If it raises ``OSError``, it leaves nothing behind.
 
-    A folder that was not there comes with all of them; one that was is filled, for a shell may be in it.
+    A new folder appears with all files at once. An existing one is filled, as a shell may have it open.
     """
     folder = Path(os.path.realpath(folder))
     filled = folder.is_dir()
@@ -67,7 +67,7 @@ def _move(new: Path, folder: Path) -> None:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Makes ``folder`` with those above it; which were not there, innermost first."""
+    """Makes ``folder`` and its parents; returns the new ones, innermost first."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return new

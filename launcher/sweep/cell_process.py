@@ -1,4 +1,4 @@
-"""Runs one cell of a sweep in a process group of its own, and says what came of it."""
+"""Runs one cell of a sweep in its own process group, and reads its result."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from launcher.runtime.folder import status_of
 from launcher.runtime.lock import at_work
 from launcher.sweep.folder import without_run_dir
 
-SAVE_S = 30.0  # for the cell of a sweep that was killed, which saves and stops
+SAVE_S = 30.0  # seconds to wait for a cell of a killed sweep, which saves and stops
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """What came of ``cell``: ``status`` is done, failed, refused, pruned or interrupted.
+    """The result of ``cell``: ``status`` is done, failed, refused, pruned or interrupted.
 
-    ``same_as``: the name of the cell that ran in its place.
+    ``same_as``: the name of an identical cell that ran in its place.
     """
 
     cell: Cell
@@ -41,9 +41,9 @@ class CellResult:
 
 
 class CellProcess:
-    """``command`` at work on ``cell``, its words in a log of its own.
+    """A process that runs ``command`` for ``cell`` and writes its output to a log.
 
-    It is told to stop when this process dies, however that comes.
+    It is told to stop whenever this process dies.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class CellProcess:
             )
 
     def result(self, ended: str = "", why: str = "") -> CellResult | None:
-        """``None`` while it runs. ``ended``: the status of one that was told to stop, and ``why``."""
+        """The result; ``None`` while it runs. ``ended``, ``why``: status and reason of a stopped cell."""
         code = self._child.poll()
         if code is None:
             return None
         seconds = time.monotonic() - self._began
 
-        # what it says of itself counts, unless it died of something else
+        # the cell's own status counts, unless it died of another cause
         own = known_result(self._folder, self.cell)
         if own is not None and (own.status == "done") == (code == 0) and not (ended and own.status != "done"):
             return own
@@ -81,32 +81,32 @@ class CellProcess:
         return CellResult(self.cell, "failed", seconds=seconds, error=_why(code, self._log))
 
     def stop(self) -> None:
-        """Once: it saves first."""
+        """Tells the cell to save and stop; further calls do nothing."""
         if not self._told:
             self._child.terminate()
             self._told = True
 
     def end(self) -> None:
-        """At once, and all its ranks."""
+        """Kills the cell with all its ranks at once."""
         os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
 
 
 def held(folder: Path, cell: Cell) -> CellResult | None:
-    """``None`` if nobody is at work on it; the cell of a sweep that was killed saves first."""
+    """Waits until a process of a killed sweep has saved; returns a failed result if it does not end."""
     busy = at_work(folder / cell.name, SAVE_S)
     return CellResult(cell, "failed", seconds=SAVE_S, error=busy) if busy else None
 
 
 def _dies_with(parent: int) -> None:
-    """In the child: when this process dies, however that comes, the cell is told to save and stop."""
+    """Runs in the child: tells it to save and stop whenever the process ``parent`` dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _why(code: int, log: Path) -> str:
-    """Of a request that is refused the first problem, else the last line."""
+    """The first problem of a refused request, otherwise the exit code and the last line of the log."""
     text = log.read_text(encoding="utf-8", errors="replace")
     lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
     heads = [i for i, line in enumerate(lines) if line.startswith("error: ") and "in this request" in line]
@@ -116,7 +116,7 @@ def _why(code: int, log: Path) -> str:
 
 
 def known_result(folder: Path, cell: Cell) -> CellResult | None:
-    """What the cell's own ``status.json`` says; ``None`` when it says nothing about these overrides."""
+    """The result in the cell's ``status.json``; ``None`` if it has none for these overrides."""
     try:
         status = status_of(folder / cell.name / "status.json")
     except (OSError, ValueError):
@@ -138,7 +138,7 @@ def known_result(folder: Path, cell: Cell) -> CellResult | None:
 
 
 def _scalars(metrics: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """What fits a column of the table; nested figures by dotted name."""
+    """Yields the values that fit a column of a table; nested ones have dotted names."""
     for name, value in metrics.items():
         key = f"{above}.{name}" if above else name
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Cells of a sweep that a cluster runs: frozen in their folders, submitted by size, again if they failed."""
+"""Runs cells of a sweep on a cluster: freezes and submits them by size; failed ones are submitted again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Size = tuple[Ranks, Slurm]
 
 
 def refuse_long_array(asked: SweepRequest, checked: Sequence[Checked]) -> None:
-    """Raises ``BadRequest`` where more cells have one size than the cluster lets an array have."""
+    """Raises ``BadRequest`` if more cells have the same size than an array of the cluster may have tasks."""
     slurm = asked.first.job.launch.slurm
     if slurm is None or not slurm.submit or not slurm.array:
         return
@@ -43,7 +43,7 @@ def refuse_long_array(asked: SweepRequest, checked: Sequence[Checked]) -> None:
 
 
 def submitted(asked: SweepRequest, at: Path, checked: Sequence[Checked]) -> tuple[CellResult, ...]:
-    """What is known of each cell, those that are missing or failed submitted anew. Raises ``RunError``."""
+    """The known result of each cell; submits those that are missing or failed. Raises ``RunError``."""
     numbers = folder.texts(at / array_file.NUMBERS)
     slurm = asked.first.job.launch.slurm
     alive = cluster.jobs() if numbers and slurm is not None and slurm.submit else frozenset()
@@ -77,7 +77,7 @@ def submitted(asked: SweepRequest, at: Path, checked: Sequence[Checked]) -> tupl
 
 
 def _frozen(asked: SweepRequest, at: Path, cell: Cell) -> Size:
-    """Its request in its folder, and what it asks of the cluster."""
+    """Freezes the cell's request in its folder; returns its ranks and its Slurm settings."""
     from launcher.run.run_job import freeze
 
     words = (*cell.overrides, f"run_dir={quoted(str(at / cell.name))}")
@@ -88,7 +88,7 @@ def _frozen(asked: SweepRequest, at: Path, cell: Cell) -> Size:
 
 
 def _submit(asked: SweepRequest, at: Path, size: Size, cells: Sequence[Cell]) -> str:
-    """Returns the number of the job; "" where it is only written."""
+    """Submits the cells; returns the number of the job, or "" if the batch file is only written."""
     from launcher.runtime.cluster.signed_messages import private_file  # imports torch
 
     runs = tuple((at / cell.name).absolute() for cell in cells)

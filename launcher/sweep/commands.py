@@ -1,4 +1,4 @@
-"""``status``, ``logs`` and ``cancel`` of the folder of a sweep, which is to say of its cells."""
+"""``status``, ``logs`` and ``cancel`` for the folder of a sweep: applies them to its cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING = "no run of its own yet"
 
 
 def carry_out(words: Sequence[str]) -> int:
-    """``words``: what to do, and the folder of a sweep or of a run. Raises ``RequestError``, ``RunError``."""
+    """Runs a command on the folder of a sweep or a run. Raises ``RequestError`` and ``RunError``."""
     name, *rest = words
     if len(rest) != 1 or not (Path(rest[0]) / folder.INDEX).exists():
         return commands.carry_out(words)
@@ -32,7 +32,7 @@ def carry_out(words: Sequence[str]) -> int:
 
 
 def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:
-    """A line a cell, then how many are how far."""
+    """Yields one line per cell, then the number of cells in each state."""
     pruned, states = folder.pruned(at), Counter[str]()
     for cell in cells:
         state, *more = list(commands.progress(cell)) or [NOTHING]
@@ -45,10 +45,10 @@ def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:
 
 
 def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
-    """Those that Slurm has, in one call."""
+    """Cancels all Slurm jobs of the cells in one call."""
     found = (commands.cancellable(cell) for cell in cells)
     asked = dict.fromkeys(number for number in found if number is not None)
-    alive = cluster.jobs() if asked else frozenset()  # one that was killed has not said so
+    alive = cluster.jobs() if asked else frozenset()  # a killed job has not recorded that it ended
     numbers = [number for number in asked if number in alive]
     if not numbers:
         text = "none of its cells is a job of Slurm that is not over; those that run here end with it"

@@ -1,4 +1,4 @@
-"""The folder of a sweep: whose it is, which folder in it each cell has, and which cells were pruned."""
+"""The folder of a sweep: finds or makes it, names its cells' folders, and records pruned cells."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from launcher.runtime.cluster import launch_env
 from launcher.untrusted.files import read_json, read_text
 
 INDEX = "sweep.json"
-"""The overrides of each cell, by its name."""
+"""The overrides of each cell, by the cell's name."""
 
 PRUNED = "pruned.json"
-"""Why, by the names of cells that were."""
+"""The reason why each pruned cell was pruned, by its name."""
 
 COMMAND, JOB = "command.txt", "job"
-"""What was typed, and which Slurm job began it."""
+"""The command as typed, and the Slurm job that began the sweep."""
 
 HOME = Path("runs/sweeps")
 
 
 def open_folder(named: Path | None, words: Sequence[str]) -> Path:
-    """``named``, else that of this very sweep if Slurm runs its job again, else a new one."""
+    """``named``, else the folder of this sweep if Slurm restarts its job, else a new one."""
     folder = named or _begun(HOME, words) or _new(HOME)
     _make(folder)
     write_text(folder / COMMAND, _command(words))
@@ -59,7 +59,7 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _new(above: Path) -> Path:
-    """A folder that no other sweep has."""
+    """Makes a folder that no other sweep has."""
     _make(above)
     for k in itertools.count(1):
         folder = above / f"{k:04d}"
@@ -79,7 +79,7 @@ def _make(folder: Path) -> None:
 
 
 def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """The cells by the names of their folders; the same overrides keep theirs, new ones are numbered on."""
+    """Names the cells' folders. Known overrides keep their name; new ones get the next number."""
     path = folder / INDEX
     names = {tuple(overrides): name for name, overrides in known(folder).items()}
     out = []
@@ -94,7 +94,7 @@ def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 
 def known(folder: Path) -> dict[str, list[str]]:
-    """The overrides of each cell that there is. Raises ``RequestError`` for a file that does not say them."""
+    """The overrides of each known cell, by name. Raises ``RequestError`` for a file that is damaged."""
     index = folder / INDEX
     if not os.path.lexists(index):
         return {}
@@ -104,7 +104,7 @@ def known(folder: Path) -> dict[str, list[str]]:
         why = said(error) if isinstance(error, OSError) else f"{index}: no JSON"
         raise RequestError((Problem("sweep_dir", why),)) from error
 
-    # anybody may have edited it
+    # users may edit the file
     rows: list[Any] = [*found.values()] if isinstance(found, dict) else [None]
     if not all(isinstance(row, list) and all(isinstance(word, str) for word in row) for row in rows):
         raise RequestError((Problem("sweep_dir", f"{index}: it does not say which overrides each cell has"),))
@@ -112,7 +112,7 @@ def known(folder: Path) -> dict[str, list[str]]:
 
 
 def texts(file: Path) -> dict[str, str]:
-    """By the names of cells. One that is damaged says nothing: what it told of is done again."""
+    """The texts in ``file``, by names of cells; empty if it is damaged, so that its cells run again."""
     try:
         found = read_json(file)
     except (OSError, ValueError):
@@ -129,5 +129,5 @@ def prune(folder: Path, name: str, why: str) -> None:
 
 
 def without_run_dir(overrides: Sequence[str]) -> tuple[str, ...]:
-    """What tells a cell from others, secrets hidden."""
+    """The overrides that identify a cell, with secrets hidden."""
     return tuple(redact.text(o) for o in overrides if not o.lstrip("+").startswith("run_dir="))

@@ -1,4 +1,4 @@
-"""What the plan of a cell predicts, and which cells come to the very same run."""
+"""What the plan of a cell predicts, and a digest that identifies cells with the same run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ PLANNED = (
     "pipeline.scheduler", "pipeline.interleave", "pipeline.chunks", "pipeline.micro_batch_num",
     "pipeline.seq_chunks", "pipeline.seq_split",
 )  # fmt: skip
-"""Settings below ``parallel`` that are what the plan says they come to, however they are written."""
+"""Settings below ``parallel`` whose resolved values are in the plan, however they are written."""
 WORDS = ("name", "notes", "settings", "scheduler")
-"""Of a plan: how it was asked for, and what is said of that."""
+"""Parts of a plan that only describe how it was requested."""
 ASIDE = {"sweep", "search", "recipe", "run_dir", "runs", "show"}
 ENDLESS = Free(1 << 62)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """``ranks`` of ``threads`` each, on ``nodes``; ``resident``: bytes of main memory that they take here.
+    """Resources and speed of a cell: ``ranks`` with ``threads`` each, on ``nodes``.
 
-    ``memory``: bytes of the rank that needs most. ``seconds`` of a step, and ``samples`` and ``tokens`` of
-    one, where the cluster is known. ``digest``: the same for cells that are the same run.
+    ``resident``: bytes of main memory on this machine. ``memory``: bytes of the rank that needs most.
+    ``seconds``, ``samples`` and ``tokens`` are per step; only ``samples`` is known without a cluster.
+    ``digest``: equal for cells that are the same run.
     """
 
     ranks: int
@@ -52,7 +53,7 @@ class Forecast:
 
     @property
     def columns(self) -> Mapping[str, float]:
-        """Of a table."""
+        """The predicted columns of a table."""
         found: dict[str, float] = {
             "ranks": self.ranks,
             "planned_memory_mb": round(self.memory / 2**20, 1),
@@ -68,7 +69,7 @@ class Forecast:
 
 
 def forecast(job: Job, plan: Plan) -> Forecast:
-    """``plan`` is that of ``job``."""
+    """The forecast of ``plan``, which must be that of ``job``."""
     ranks, found = local_ranks(job, plan), plan.estimate
     size, step = plan.sizes.grid.size, plan.estimate.step
     needed = fit(job, plan, ranks, ENDLESS, besides={}) if ranks else None
@@ -89,7 +90,10 @@ def forecast(job: Job, plan: Plan) -> Forecast:
 
 
 def _digest(job: Job, plan: Plan) -> str:
-    """Of the plan, and of each setting that is not in it for certain: rather twice than not at all."""
+    """A digest of the plan and the settings that may not be in it.
+
+    If in doubt, equal runs get different digests: running a cell twice is better than not at all.
+    """
     asked: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude=ASIDE)
     for key in PLANNED:
         section: dict[str, Any] = asked["parallel"]
@@ -99,6 +103,6 @@ def _digest(job: Job, plan: Plan) -> str:
         section.pop(name)
     planned = {k: v for k, v in json.loads(as_json(plan)).items() if k not in WORDS}
     if planned["hsdp"] is not None:
-        del planned["hsdp"]["shard_size"]  # the grid has it
+        del planned["hsdp"]["shard_size"]  # the grid determines it
     text = json.dumps([redact.values(asked), planned], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Cells that optuna proposes, from what those before them came to.
+"""Lets optuna propose cells, based on the results of earlier ones.
 
-The same seed proposes the same: each proposal has a random stream of its own and knows the results of a
-certain number of cells, whichever has ended first. So a sweep that goes on tells it again what is known.
+The same seed gives the same proposals. Each one has its own random stream and knows the results of a fixed
+number of cells, in whatever order they end. So a resumed sweep replays the known results.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from launcher.sweep.results.ranking import value
 from launcher.sweep.sampler import Reports
 
 IDLE = 50
-"""Proposals in a row that cannot run, or have, after which there is nothing left to propose."""
+"""The number of proposals in a row that cannot run, or already ran, after which the sampler stops."""
 STREAMS = 1 << 20
-"""Seeds of one sweep."""
+"""Random streams per seed of a sweep; each proposal has its own."""
 
 
 @dataclass
 class _Trial:
-    """One proposal, and what came of each of its ``cells`` so far."""
+    """A proposal, and the results so far of its ``cells``."""
 
     optuna: optuna.Trial
     cells: tuple[str, ...] = ()
@@ -53,9 +53,10 @@ class _Trial:
 
 
 class OptunaSampler:
-    """``named`` gives cells their names; ``known``: overrides of the cells that there are, in order.
+    """Proposes cells.
 
-    ``window``: how many proposals are made before the first of them has a result.
+    ``named`` names cells. ``known``: the overrides of existing cells, in order. ``window``: the maximum
+    number of proposals that are waiting for results.
     """
 
     def __init__(
@@ -112,7 +113,11 @@ class OptunaSampler:
         return next(trial for trial in self._trials if name in trial.cells)
 
     def _propose(self) -> None:
-        """Of what cannot run, or has run already, optuna hears, and nobody else."""
+        """Makes a proposal.
+
+        One that cannot run becomes a refused cell. One that already ran is not run again: optuna is told that
+        it failed.
+        """
         number = len(self._trials)
         if self._known:
             self._study.enqueue_trial(self._known.popleft())
@@ -152,7 +157,7 @@ class OptunaSampler:
         return sweep_grid.cell(number, words, varied)
 
     def _report(self, trial: _Trial, reports: Reports) -> None:
-        """Those that are new, up to the first that ends it."""
+        """Reports new values to optuna, up to the first that prunes the trial."""
         if self._settings.prune is None:
             return
         for step, found in reports[len(trial.reports) :]:
@@ -163,7 +168,7 @@ class OptunaSampler:
             trial.pruned = trial.optuna.should_prune()
 
     def _learn(self) -> None:
-        """What is known, in the order of proposals."""
+        """Tells optuna the results of complete trials, in the order of proposals."""
         while self._told < len(self._trials) and self._trials[self._told].complete:
             self._tell(self._trials[self._told])
             self._told += 1
@@ -210,7 +215,7 @@ def _word(axis: Axis, params: Mapping[str, Any]) -> str:
 
 
 def _params(axes: Sequence[Axis], known: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """Of each proposal of this sweep that there is, the first of its repeats."""
+    """The parameters of each earlier proposal of this sweep, without repeats for other seeds."""
     last: dict[str, Any] | None = None
     for words in known:
         found = _param(axes, words)
@@ -220,7 +225,7 @@ def _params(axes: Sequence[Axis], known: Sequence[Sequence[str]]) -> Iterator[di
 
 
 def _param(axes: Sequence[Axis], words: Sequence[str]) -> dict[str, Any] | None:
-    """``None`` where ``words`` are those of another sweep."""
+    """The parameters that ``words`` set; ``None`` if they belong to another sweep."""
     found: dict[str, Any] = {}
     for axis, word in zip(axes, words, strict=False):
         if axis.interval is not None:

@@ -1,4 +1,4 @@
-"""The requests of a sweep: its own settings, its axes, and each cell composed, checked and planned."""
+"""Composes, checks and plans the requests of a sweep: its own settings, its axes, and each cell."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from launcher.sweep.forecast import Forecast, forecast
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """``axes`` of the cells; ``own``: words of the sweep itself, which no cell is started with.
+    """``axes``: those of the cells; ``own``: settings of the sweep itself, which cells do not get.
 
-    ``words``: all as typed. ``cells``: of a grid, or for a sampler those at the ends of its axes, composed.
+    ``words``: the command line. ``cells``: the composed cells of a grid, or those at the ends of a sampler's
+    axes.
     """
 
     words: tuple[str, ...]
@@ -42,13 +43,13 @@ class SweepRequest:
         return self.first.job.sweep
 
     def compose(self, cell: Cell) -> Request:
-        """Raises ``BadRequest``."""
+        """Composes the request of ``cell``. Raises ``BadRequest``."""
         return compose((*self.own, *cell.overrides), config_dir=self.config_dir)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A cell: what is predicted of it, or why it is ``refused``."""
+    """A cell with its forecast, or the reason why it is ``refused``."""
 
     cell: Cell
     forecast: Forecast | None = None
@@ -56,7 +57,7 @@ class Checked:
 
 
 def composed(args: Args) -> SweepRequest:
-    """Raises ``RequestError`` with each problem once, whichever cell has it."""
+    """Composes the sweep. Raises ``RequestError`` with each problem once, whichever cells have it."""
     configs = ConfigFiles.of(args.config_dir)
     given = sweep_grid.axes(args.overrides, configs)
     own = tuple(axis for axis in given if axis.key.lstrip("+").startswith(OWN))
@@ -65,12 +66,12 @@ def composed(args: Args) -> SweepRequest:
     words = tuple(word for axis in own for word in axis.words)
     probe = SweepRequest(args.overrides, args.config_dir, typed, words, {})
 
-    # a cell that can be composed says what else varies, and how cells are chosen
+    # a cell that can be composed shows the other axes and the sampler
     first = Cell("0", tuple(axis.ends[0] for axis in typed), ())
     try:
         request = probe.compose(first)
     except BadRequest:
-        _composed(probe, tuple(_ends(typed)), args)  # others may be wrong too
+        _composed(probe, tuple(_ends(typed)), args)  # others may have problems, too
         raise
     asked = request.job.sweep
     try:
@@ -105,7 +106,7 @@ def _composed(asked: SweepRequest, cells: Sequence[Cell], args: Args) -> dict[Ce
 
 
 def _ends(axes: Sequence[Axis]) -> Iterator[Cell]:
-    """Each value that an axis lists, and both ends of each interval, once; the others at their first."""
+    """Yields a cell for each listed value and each end of an interval; other axes have their first value."""
     first = tuple(axis.ends[0] for axis in axes)
     yield sweep_grid.cell(0, first, ())
     for i, axis in enumerate(axes):
@@ -114,7 +115,7 @@ def _ends(axes: Sequence[Axis]) -> Iterator[Cell]:
 
 
 def _one_value(axis: Axis) -> Problem:
-    """Of the sweep itself."""
+    """The problem of a setting of the sweep itself that has several values."""
     key = axis.key.lstrip("+")
     shown = ",".join(word.partition("=")[2] for word in axis.words)
     return Problem(key, f"{shown}: cells differ in other settings; a sweep has one {key}", axis.words[0])
@@ -127,7 +128,7 @@ def _own_folder(run_dir: str, args: Args) -> Problem:
 
 
 def check(request: Request) -> Forecast | None:
-    """What its plan predicts. Raises ``BadRequest`` where it would be refused when its turn came."""
+    """The forecast of its plan. Raises ``BadRequest`` if the request would be refused when it runs."""
     from launcher.run.run_job import rehearse
 
     try:
@@ -138,7 +139,7 @@ def check(request: Request) -> Forecast | None:
 
 
 def impossible(requests: Mapping[Cell, Request], planned: bool) -> dict[Cell, BadRequest]:
-    """The cells that would be refused when their turn came, and why."""
+    """The cells that would be refused when they run, with the reason."""
     from launcher.run.run_job import rehearse
 
     out = {}
@@ -151,7 +152,7 @@ def impossible(requests: Mapping[Cell, Request], planned: bool) -> dict[Cell, Ba
 
 
 def together(errors: Mapping[Cell, BadRequest]) -> BadRequest:
-    """Each problem once, whichever cell has it."""
+    """One error with each problem once, whichever cells have it."""
     places: dict[Problem, Origins] = {}
     for error in errors.values():
         origins = error.origins if isinstance(error.origins, Origins) else Origins()
@@ -162,6 +163,6 @@ def together(errors: Mapping[Cell, BadRequest]) -> BadRequest:
 
 
 def reason(error: RequestError, words: Sequence[str]) -> str:
-    """What is wrong, in one line, without the secrets of the command line ``words``."""
+    """The problems in one line, without the secrets of the command line ``words``."""
     said = "; ".join(f"{p.key}: {p.text}" if p.key else p.text for p in error.problems)
     return redact.hide(said, redact.typed(words))

@@ -1,4 +1,4 @@
-"""Runs the cells of a sweep, side by side where there is room, until all have or somebody says stop."""
+"""Runs the cells of a sweep, side by side if there is room, until all have run or a signal stops them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launcher.sweep.watch import Watch
 
 LOOK_S = 0.1
 ROWS_S = 1.0
-"""Between two looks at what the cells have written."""
+"""Seconds between two reads of what the cells have written."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Work:
 
 @dataclass
 class CellRuns:
-    """``deadline``: by the monotonic clock; no cell begins after it. ``results``: as they came."""
+    """Runs cells. None begins after ``deadline`` (monotonic clock). ``results``: in the order of ending."""
 
     folder: Path
     sampler: Sampler
@@ -56,7 +56,7 @@ class CellRuns:
         self._dropped = False
 
     def run(self) -> tuple[CellResult, ...]:
-        """Returns once no cell of ours is at work any more."""
+        """Runs all cells; returns their results once no process is left."""
         waiting: Checked | None = None
         while True:
             try:
@@ -86,7 +86,7 @@ class CellRuns:
         return bool(self.told.signum) or late
 
     def _begin(self, one: Checked) -> bool:
-        """Whether it has begun, or need not."""
+        """Starts a cell, unless it need not run; returns false if there is no free slot."""
         cell, wanted = one.cell, one.forecast
         if wanted is not None:
             self.forecasts[cell.name] = wanted
@@ -96,7 +96,7 @@ class CellRuns:
                 self.watch.ended(same, known=True)
                 return True
 
-        # known already, or not to be run at all
+        # it is known already, or will not run
         done = cell_process.known_result(self.folder, cell)
         why = folder.pruned(self.folder).get(cell.name)
         if done is not None and done.status == "done":
@@ -125,7 +125,7 @@ class CellRuns:
         self.watch.began(cell)
 
     def _look(self) -> None:
-        """At each cell that runs: whether it has ended, and now and then at what it has written."""
+        """Checks for cells that have ended, and periodically reads what running ones have written."""
         for name, work in [*self._work.items()]:
             if self.told.signum:
                 work.process.stop()
@@ -158,7 +158,7 @@ class CellRuns:
         self.outcome.now(self._all(), self.forecasts)
 
     def _end(self, result: CellResult, known: bool) -> None:
-        """With what its rows come to beside what it says of itself."""
+        """Records a result, with the measurements in the cell's rows added."""
         rows = RowReader(self.folder / result.cell.name).read()
         result = replace(result, metrics={**result.metrics, **measured(rows)})
         self.results[result.cell.name] = result
@@ -167,7 +167,7 @@ class CellRuns:
         self.watch.ended(result, known)
 
     def _all(self) -> tuple[CellResult, ...]:
-        """Those that are the same run have what the first of them came to."""
+        """All results; a cell that is the same run as another gets that one's result."""
         out = []
         for result in self.results.values():
             twin = self.results.get(result.same_as)

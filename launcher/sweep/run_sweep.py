@@ -1,4 +1,4 @@
-"""A sweep from its checks to its summary."""
+"""Runs a sweep from its checks to its summary."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from launcher.sweep.watch import Watch
 
 
 def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable, "-m", "launcher")) -> int:
-    """Check every cell that is known, then run those that are not done; 1 if any failed.
+    """Checks every known cell, then runs those that are not done; returns 1 if any failed.
 
-    Raises ``RequestError`` before any runs.
+    Raises ``RequestError`` before any cell runs.
     """
     _refuse_outer_launcher(args, rank)
     asked = composed(args)
     if all(r.job.show is not None for r in asked.cells.values()):
         return _show(asked.cells)
 
-    # what can be refused is refused before any runs
+    # refuse what can be refused before any cell runs
     checked = _checked(asked)
     if asked.settings.plan:
         print("\n".join(planned(checked)), flush=True)
@@ -49,7 +49,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
 
     cluster_cells.refuse_long_array(asked, checked)
 
-    # the folder of the sweep, with one for each cell
+    # the folder of the sweep, with a folder per cell
     at = folder.open_folder(args.sweep_dir, asked.words)
     with _alone(at):
         if handover.key(asked.first.job) is not None:
@@ -58,7 +58,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
 
 
 def check(args: Args, depth: Depth | None) -> None:
-    """Raises ``RequestError`` with the problems of all cells, judged as far as ``depth`` says."""
+    """Raises ``RequestError`` with the problems of all cells, as far as ``depth`` says."""
     _refuse_outer_launcher(args, launch_env.rank())
     cells = composed(args).cells
     if depth == Depth.COMPOSED:
@@ -68,7 +68,7 @@ def check(args: Args, depth: Depth | None) -> None:
 
 
 def _checked(asked: SweepRequest) -> tuple[Checked, ...]:
-    """Every cell of a grid, planned; of a sampler those at the ends of its axes. Raises if none can be."""
+    """Plans all cells of a grid, or those at the ends of a sampler's axes. Raises if none can run."""
     out: list[Checked] = []
     wrong: dict[Cell, BadRequest] = {}
     for one, request in asked.cells.items():
@@ -103,7 +103,7 @@ def _run(asked: SweepRequest, checked: Sequence[Checked], at: Path, command: Seq
 
 
 def _hand_over(asked: SweepRequest, checked: Sequence[Checked], at: Path) -> int:
-    """To a cluster; what has come of cells that it ran before is told."""
+    """Hands cells over to a cluster; reports the results of those that it has already run."""
     metric = settings.metric(asked.settings, [r.job for r in asked.cells.values()])
     found = cluster_cells.submitted(asked, at, _named(checked, at))
     forecasts = {one.cell.name: one.forecast for one in checked if one.forecast is not None}
@@ -119,13 +119,13 @@ def _named(checked: Sequence[Checked], at: Path) -> list[Checked]:
 
 
 def _wrong(asked: SweepRequest) -> tuple[str, ...]:
-    """What no cell should have come to; a sampler may well propose what cannot be."""
+    """The statuses that fail a sweep. A sampler may propose cells that are refused."""
     return ("failed", "interrupted", *(("refused",) if asked.settings.sampler == GRID else ()))
 
 
 @contextmanager
 def _alone(at: Path) -> Iterator[None]:
-    """Raises ``RequestError`` while another sweep is at work in this folder."""
+    """Raises ``RequestError`` while another sweep uses this folder."""
     if busy := at_work(at, patience_s=0):
         raise RequestError((Problem("sweep_dir", f"{at}: {busy}"),))
     with locked(at):
@@ -156,7 +156,7 @@ def _refuse_outer_launcher(args: Args, rank: int | None) -> None:
 
 
 def _show(cells: Mapping[Cell, Request]) -> int:
-    """What each cell prints; nothing is started, nothing written. Raises ``RequestError`` when none can."""
+    """Prints what each cell shows; starts and writes nothing. Raises ``RequestError`` if no cell can."""
     errors: dict[Cell, BadRequest] = {}
     for cell, request in cells.items():
         print(f"[{cell.name}] {' '.join(redact.text(v) for v in cell.varied)}", flush=True)

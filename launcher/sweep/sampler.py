@@ -1,4 +1,4 @@
-"""Where the cells of a sweep come from: all at once from a grid, or one after another from optuna."""
+"""Supplies the cells of a sweep: all at once from a grid, or one after another from optuna."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from launcher.sweep.cell_process import CellResult
 from launcher.sweep.requests import Checked
 
 Reports = Sequence[tuple[int, float]]
-"""The metric after steps, in their order."""
+"""The metric after some steps, as (step, value) in order."""
 
 
 class Sampler(Protocol):
-    """``ask`` until it is ``finished``, and ``tell`` what came of each."""
+    """Call ``ask`` until the sampler is ``finished``, and ``tell`` it the result of each cell."""
 
     @property
     def finished(self) -> bool:
-        """Whether no cell is to come."""
+        """Whether there are no more cells."""
 
     @property
     def size(self) -> int | None:
-        """How many cells there will be, if that is known."""
+        """The total number of cells, if it is known."""
 
     def ask(self) -> Checked | None:
-        """The next cell; ``None`` while it waits for what others come to."""
+        """The next cell; ``None`` while it waits for results of others."""
 
     def tell(self, result: CellResult, reports: Reports) -> None:
-        """What came of a cell, once; not of one that was interrupted."""
+        """Takes the result of a cell, once; it is not called for interrupted cells."""
 
     def hopeless(self, name: str, reports: Reports) -> str:
-        """Why the cell of this ``name`` is not worth going on with, "" if it is."""
+        """Why the cell ``name`` should be pruned; "" if it should not."""
 
 
 class GridSampler:
-    """Those that there are, in order."""
+    """The cells of a grid, in order."""
 
     def __init__(self, cells: Sequence[Checked]) -> None:
         self._left = deque(cells)
@@ -49,7 +49,7 @@ class GridSampler:
         return self._left.popleft()
 
     def tell(self, result: CellResult, reports: Reports) -> None:
-        """Nothing hangs on it."""
+        """Ignores the result: a grid does not depend on it."""
 
     def hopeless(self, name: str, reports: Reports) -> str:
         return ""

@@ -1,4 +1,4 @@
-"""What of ``sweep`` cannot be, or does not go together; what its metric is."""
+"""Checks settings of ``sweep`` that are invalid or do not fit together, and chooses its metric."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from launcher.optional_packages import install_command
 from launcher.run.cluster_jobs import handover
 
 MEASURED = ("step_ms", "tokens_per_s", "samples_per_s", "memory_mb")
-"""Of the rows of a run, and what they come to over all of its steps."""
+"""Measurements in the rows of a run, and of a complete run."""
 TIMED = ("step_ms", "tokens_per_s", "samples_per_s", "seconds")
-"""What cells that run beside each other slow down."""
+"""Metrics that cells distort when they run at the same time."""
 
 
 def intervals(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
-    """That a grid has no end of."""
+    """Reports intervals in a grid, which would have infinitely many cells."""
     for axis in axes:
         if axis.interval is not None and asked.sampler == GRID:
             key, _, shown = axis.words[0].lstrip("+").partition("=")
@@ -31,7 +31,7 @@ def intervals(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
 
 
 def refused(asked: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator[Problem]:
-    """``jobs``: of the cells that are known before any runs."""
+    """Yields problems of a sweep's settings. ``jobs``: those of the cells that are known before any runs."""
     if asked.sampler != GRID:
         yield from _sampler(asked, axes)
     else:
@@ -51,14 +51,14 @@ def refused(asked: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator
 
 
 def metric(asked: Sweep, jobs: Sequence[Job]) -> str:
-    """What cells are sorted by."""
+    """The metric by which cells are sorted."""
     if asked.metric is not None:
         return asked.metric
     return "val_loss" if any(_validates(job) for job in jobs) else "loss"
 
 
 def side_by_side(asked: Sweep, metric: str) -> int | Literal["auto"]:
-    """How many cells at a time: one where it is their speed that counts."""
+    """How many cells run at a time; for ``auto``, one if the metric is their speed."""
     return 1 if asked.parallel == "auto" and metric in TIMED else asked.parallel
 
 
@@ -76,7 +76,7 @@ def _sampler(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
 
 
 def _metric(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
-    """One that no cell will report."""
+    """Reports a metric that no cell reports."""
     if asked.metric is None:
         return
     known = [*MEASURED, "seconds"]
@@ -110,7 +110,7 @@ def _prune(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
 
 
 def _elsewhere(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
-    """Cells that a cluster runs."""
+    """Reports settings that do not work for cells on a cluster."""
     keys = dict.fromkeys(handover.key(job) for job in jobs)
     key = next((key for key in keys if key is not None), None)
     if key is None:

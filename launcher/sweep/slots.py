@@ -1,4 +1,4 @@
-"""What of this machine the cells of a sweep take, and which still have room beside them."""
+"""Assigns parts of this machine to the cells of a sweep, as long as there is room."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from launcher.sweep.forecast import Forecast
 
 @dataclass(frozen=True)
 class Machine:
-    """``cores`` that this process may use, bytes of ``memory`` that are free, names of ``devices``.
+    """The ``cores`` that this process may use, free ``memory`` in bytes, and names of ``devices``.
 
-    ``visible``: the variable that gives a process some of the devices.
+    ``visible``: the environment variable that limits a process to some of the devices.
     """
 
     cores: int
@@ -26,7 +26,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Slot:
-    """What one cell has of it."""
+    """The part of the machine that one cell gets."""
 
     cores: int
     memory: int
@@ -39,9 +39,9 @@ class Slot:
 
 
 class Slots:
-    """``most``: cells at a time; ``auto``: as many as there are cores or devices, and memory, for.
+    """Slots for cells. ``most``: cells at a time; ``auto``: as many as cores or devices, and memory, allow.
 
-    One cell may always run: whether it has room by itself it finds out.
+    One cell may always run: it checks itself whether it fits.
     """
 
     def __init__(self, machine: Machine, most: int | Literal["auto"]) -> None:
@@ -49,7 +49,7 @@ class Slots:
         self._taken: list[Slot] = []
 
     def take(self, wanted: Forecast | None) -> Slot | None:
-        """``None`` where there is no room now."""
+        """Takes a slot; returns ``None`` if there is no room now."""
         slot = self._fit(wanted)
         if slot is None:
             return None
@@ -60,7 +60,7 @@ class Slots:
         self._taken.remove(slot)
 
     def room(self, wanted: Forecast | None) -> int:
-        """How many such cells fit the whole machine."""
+        """How many such cells can run at a time on this machine if it is free; at least 1."""
         tried = Slots(self._machine, self._most)
         count = 0
         while count < self._machine.cores + len(self._machine.devices) and tried.take(wanted):
@@ -72,7 +72,7 @@ class Slots:
     def _fit(self, wanted: Forecast | None) -> Slot | None:
         used = [d for slot in self._taken for d in slot.devices]
         devices = [d for d in self._machine.devices if d not in used]
-        if wanted is None:  # nobody knows what it takes
+        if wanted is None:  # its needs are unknown
             return None if self._taken else Slot(self._machine.cores, self._machine.memory)
         if self._most != "auto" and len(self._taken) >= self._most:
             return None
@@ -96,9 +96,9 @@ class Slots:
 
 
 def machine(env: Mapping[str, str] = os.environ) -> Machine:
-    """This one, as it is now.
+    """This machine, as it is now.
 
-    Of a kind of device that no known variable gives out it has none: such cells run one after the other.
+    It has no devices of a kind that no known variable controls: such cells run one after another.
     """
     from launcher.runtime import device
 

@@ -1,4 +1,4 @@
-"""Shows a running sweep: on a terminal as a table that is drawn anew, elsewhere as a line an event."""
+"""Shows a running sweep: a table that is redrawn on a terminal, otherwise one line per event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEEDS = ("tokens_per_s", "samples_per_s")
 
 
 class Watch:
-    """``size``: how many cells there will be, if that is known."""
+    """The display of a running sweep. ``size``: the total number of cells, if it is known."""
 
     def __init__(self, size: int | None, out: TextIO | None = None) -> None:
         self._out = sys.stdout if out is None else out
@@ -68,7 +68,7 @@ class Watch:
         self._live.update(Text(text), refresh=True)
 
     def _table(self, rows: Mapping[Cell, Sequence[Row]]) -> Iterator[str]:
-        """Of what runs now."""
+        """Yields a table of the cells that run now."""
         last = [self._last(cell, found) for cell, found in rows.items()]
         heads = ("cell", "step", "loss", "tokens/s", "samples/s", "eta")
         if last:

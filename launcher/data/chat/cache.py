@@ -27,14 +27,17 @@ from launcher.errors import RunError
 from launcher.job.schema.components import Chat
 
 VERSION = 3
-"""Of what is made of conversations."""
+"""The version of the cached tokens' format."""
 PARTS = {"train": "path", "val": "val"}
 ARRAYS: dict[str, type[np.generic]] = {"tokens": np.uint32, "counted": np.uint8, "ends": np.int64}
-"""Files of a part, and their numbers."""
+"""The files of a part, and the types of their numbers."""
 
 
 def make(settings: Chat, say: Callable[[str], None], speed: Speed) -> None:
-    """Unless they are there. Raises ``RunError`` for what cannot be read or written."""
+    """Tokenizes the conversations, unless they are cached.
+
+    Raises ``RunError`` for a file that cannot be read or written.
+    """
     if settings.cache is None:
         return
     final = _folder(settings)
@@ -55,7 +58,7 @@ def make(settings: Chat, say: Callable[[str], None], speed: Speed) -> None:
 
 
 def opened(settings: Chat) -> dict[str, ChatTokens] | None:
-    """What ``make`` has left, mapped into memory; ``None`` where it has not."""
+    """Returns the cached tokens of each part, mapped into memory; ``None`` if they are not cached."""
     if settings.cache is None or shards.published(folder := _folder(settings)) is None:
         return None
     return {
@@ -66,7 +69,7 @@ def opened(settings: Chat) -> dict[str, ChatTokens] | None:
 
 
 def _make(settings: Chat, folder: Path, speed: Speed) -> str:
-    """In words, what it has become."""
+    """Tokenizes every part into ``folder``; returns a summary for people."""
     said = []
     with workers(cores()) as crew:
         for part, field in PARTS.items():
@@ -79,7 +82,7 @@ def _make(settings: Chat, folder: Path, speed: Speed) -> str:
 
 
 def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: Speed) -> Counts:
-    """In the order of the rows, whatever process has encoded them. Raises ``BadFile``."""
+    """Writes the answers in the order of the rows, whichever process encoded them. Raises ``BadFile``."""
     counts, size, before, last = Counts(), 0, 0, Row("", b"")
     with ExitStack() as stack:
         out = {name: stack.enter_context(_file(folder, part, name).open("wb")) for name in ARRAYS}
@@ -104,7 +107,10 @@ def _file(folder: Path, part: str, name: str) -> Path:
 
 
 def _folder(settings: Chat) -> Path:
-    """By a digest of all that the tokens hang on. Reads the conversations, and the tokenizer's files."""
+    """The cache folder, named by a digest of everything that the tokens depend on.
+
+    Reads the conversations and the tokenizer's files.
+    """
     asked = settings.model_dump(include={"seq_len", "too_long", "on_bad", "tokenizer"})
     held = [] if settings.val is None else files(settings.val)
     read = [content_digest(file.path) for file in (*files(settings.path), *held)]

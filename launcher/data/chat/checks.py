@@ -1,4 +1,4 @@
-"""What is wrong with conversations, as far as names, the tokenizer and the first rows tell."""
+"""Checks conversations by the names of their files, the tokenizer and the first rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.errors import Problem, said
 from launcher.job.schema.components import Chat, Paths
 
 LOOKED = 50
-"""Rows at the start of each path: a corpus of another form is seen at its first."""
+"""The number of rows that are checked at the start of each path: a corpus of another form shows it there."""
 
 
 def check_chat(settings: Chat) -> Iterator[Problem]:
@@ -35,7 +35,7 @@ def check_chat(settings: Chat) -> Iterator[Problem]:
 
 
 def learnt(settings: Chat) -> str:
-    """What is learnt of the first row that can be trained on, for people; empty where none can."""
+    """Describes which text of the first usable row is trained on; empty if no row is usable."""
     try:
         by = chat_tokenizer(settings)
         for row in islice(rows(settings, settings.path), LOOKED):
@@ -45,13 +45,13 @@ def learnt(settings: Chat) -> str:
                 )
             except BadRow:
                 continue
-    except (BadFile, ValueError, OSError):  # which the checks of the data tell
+    except (BadFile, ValueError, OSError):  # the checks of the data report these errors
         pass
     return ""
 
 
 def vocabulary(settings: Chat) -> int | None:
-    """Tokens of its tokenizer; ``None`` where that cannot be read."""
+    """The tokenizer's number of tokens; ``None`` if the tokenizer cannot be read."""
     try:
         return chat_tokenizer(settings).size
     except (ValueError, OSError):

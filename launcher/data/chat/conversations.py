@@ -1,4 +1,4 @@
-"""Conversations as rows of JSON lines, Parquet or Arrow: messages, or a prompt and its completion."""
+"""Reads conversations from JSON lines, Parquet or Arrow: messages, or a prompt and its completion."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from launcher.job.schema.components import Chat, Paths
 
 SHIPPED = Path(__file__).parents[1] / "text" / "conversations.jsonl"
 LONGEST = 8 << 20
-"""Bytes of a row."""
+"""The maximum length of a row, in bytes."""
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
-"""Another one may be one of these misspelt, and nothing of it would be learnt."""
+"""The allowed roles. Another one may be one of these misspelt, and its message would not be trained on."""
 READ = "JSON lines (.jsonl, also .gz and .zst), .parquet and .arrow"
 FORMS = f"a row has {MESSAGES!r}, or {PROMPT!r} and {COMPLETION!r}"
 
@@ -32,14 +32,14 @@ class BadRow(ValueError):
 
 
 class OtherForm(BadRow):
-    """A row of another known form: all of its file are, and a line of Python turns them into ours."""
+    """A row of another known form. All rows of its file have that form; one line of Python converts them."""
 
     def __init__(self, form: str, messages: str) -> None:
         self.form, self.messages = form, messages
         super().__init__(f"a row of {form}; {FORMS}")
 
     def advice(self, path: Path) -> str:
-        """What to do about ``path``, with a command to paste."""
+        """Says how to convert ``path``, with a command to paste if it is a ``.jsonl`` file."""
         rows, opened = "map(json.loads, sys.stdin)", f" < {quote(str(path))}"
         if path.suffix != ".jsonl":
             return f"{self}: rewrite each row r as {{'messages': {self.messages}}}"
@@ -67,9 +67,10 @@ def _other_form(keys: Collection[str]) -> OtherForm | None:
 
 @dataclass(frozen=True)
 class Conversation:
-    """``messages``, those before ``first`` not to be learnt; or a ``prompt`` and its ``completion``.
+    """The ``messages`` of a conversation, or a ``prompt`` and its ``completion``.
 
-    ``tools``: what the assistant may call, as templates take it.
+    Messages before index ``first`` are not trained on. ``tools``: what the assistant may call, as templates
+    expect it.
     """
 
     messages: tuple[Message, ...] = ()
@@ -81,9 +82,9 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Row:
-    """A line, or a row of a table by its columns; ``place``: FILE:LINE, or FILE: row NUMBER.
+    """A line of a file, or a row of a table by its columns; ``place``: FILE:LINE, or FILE: row NUMBER.
 
-    ``file`` counts the files; ``offset``: bytes of the lines before the next one, 0 in a table.
+    ``file``: the index of its file. ``offset``: the bytes up to the end of this line; 0 in a table.
     """
 
     place: str
@@ -93,7 +94,10 @@ class Row:
 
 
 def files(paths: Paths | None) -> list[CorpusFile]:
-    """Raises ``BadFile`` with the path for what has no rows, and ``OSError``."""
+    """The files of conversations at ``paths``; ``None`` means the file that ships with the launcher.
+
+    Raises ``BadFile``, naming the path, for a file without conversations, and ``OSError``.
+    """
     out = []
     for path in [SHIPPED] if paths is None else named(paths, "auto"):
         try:
@@ -109,7 +113,7 @@ def files(paths: Paths | None) -> list[CorpusFile]:
 
 
 def _columns(file: CorpusFile) -> list[str]:
-    """Those of a table that are read. Raises ``BadFile``."""
+    """The columns of a table that are read. Raises ``BadFile`` if the required ones are missing."""
     there = columns(file)
     if MESSAGES not in there and not {PROMPT, COMPLETION} <= {*there}:
         other = _other_form(there)
@@ -119,7 +123,7 @@ def _columns(file: CorpusFile) -> list[str]:
 
 
 def rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
-    """Lines that are not empty. Raises ``BadFile``."""
+    """Yields the rows of all files at ``paths``, without empty lines. Raises ``BadFile``."""
     for which, file in enumerate(files(paths)):
         if file.form != "jsonl":
             for number, record in enumerate(records(file, _columns(file)), 1):
@@ -138,7 +142,7 @@ def rows(settings: Chat, paths: Paths | None) -> Iterator[Row]:
 
 
 def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
-    """Of ``Row.data``. Raises ``BadRow``."""
+    """Parses ``Row.data``. Raises ``BadRow``."""
     said = _object(data) if isinstance(data, bytes) else data
     tools = said.get(TOOLS) or None
     if tools is not None and not isinstance(tools, list):
@@ -159,7 +163,7 @@ def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
 
 
 def _object(line: bytes) -> Mapping[str, Any]:
-    """Raises ``BadRow``."""
+    """Parses a line of JSON. Raises ``BadRow`` if it is not an object."""
     if len(line) > LONGEST:
         raise BadRow(f"a row of more than {LONGEST >> 20} MB")
     try:

@@ -1,4 +1,4 @@
-"""Rows of conversations as the task of a process that encodes."""
+"""Encodes rows of conversations as tasks for worker processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from launcher.data.files.bad_file import BadFile
 from launcher.job.schema.components import Chat
 
 ROWS = 256
-"""Of a task."""
+"""The maximum number of rows in a task."""
 BYTES = 1 << 20
-"""Of the lines of a task, unless one has more."""
+"""The bytes of lines at which a task is full; the last line may exceed them."""
 
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """What rows have become, or why they are refused; ``last`` is the last of them, without its data."""
+    """The tokens made from rows, or why they are ``refused``.
+
+    ``last``: the last row, without its data.
+    """
 
     made: ChatTokens | None
     last: Row
@@ -30,7 +33,7 @@ class LabelledRows:
 
 @dataclass(frozen=True)
 class EncodeRows:
-    """Answered with ``LabelledRows``."""
+    """A task that is answered with ``LabelledRows``."""
 
     settings: Chat
     rows: tuple[Row, ...]
@@ -50,7 +53,7 @@ def _tokenizer(settings: Chat) -> ChatTokenizer:
 
 
 def tasks(settings: Chat, rows: Iterable[Row]) -> Iterator[EncodeRows]:
-    """All ``rows``, in order."""
+    """Groups ``rows`` into tasks, in order."""
     some: list[Row] = []
     size = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""From the settings of ``data=chat`` to its samples."""
+"""Opens ``data=chat``: turns its settings into samples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from launcher.job.schema.components import Chat
 from launcher.plan.values.facts import IGNORED
 
 Samples = tuple[Numbers, Numbers]
-"""Conversations, those of a sample together, and where in them each sample begins and ends."""
+"""The conversations, sorted so that those of a sample are adjacent, and where each sample begins and ends."""
 
 
 class Conversations(Source):
-    """Sample ``i`` is a conversation, padded at its end; a target is the token after, where that counts.
+    """Sample ``i`` is a conversation, padded at its end; a target is the next token if it counts.
 
-    Nothing attends to what comes after it, and what is padded has no target. ``packed``: of several samples
-    that fit into one; a second input numbers the conversations of a sample, and its padding as one more.
+    No token attends to later ones, and padding has no target. If ``packed``, a sample contains several
+    conversations that fit into it; a second input numbers them, and the padding as one more.
     """
 
     def __init__(self, made: ChatTokens, seq_len: int, first: int, count: int, *, packed: bool) -> None:
@@ -47,7 +47,7 @@ class Conversations(Source):
         return self._read(indices)[2]
 
     def _read(self, indices: Indices) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, numbers of conversations, targets."""
+        """Returns the tokens, the numbers of their conversations, and the targets."""
         tokens, numbers, targets = np.zeros((3, len(indices), self.seq_len), np.int64)
         targets[:] = IGNORED
         for row, index in enumerate(indices.tolist()):
@@ -64,7 +64,7 @@ class Conversations(Source):
         return torch.from_numpy(tokens), torch.from_numpy(numbers), torch.from_numpy(targets)
 
     def _held(self, index: int) -> list[int]:
-        """The conversations of a sample."""
+        """The indices of the conversations in a sample."""
         order, first = self._samples
         found: list[int] = order[first[index] : first[index + 1]].tolist()
         return found
@@ -79,7 +79,7 @@ def _in_order(count: int) -> Samples:
 
 
 def best_fits(lengths: Numbers, seq_len: int) -> Samples:
-    """The same wherever it is made, whatever the job's seed."""
+    """Packs conversations into samples by best fit, the same in every process and for every seed."""
     orders, sizes = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     for block, start in enumerate(range(0, len(lengths), BLOCK)):
         order, count = packed(lengths[start : start + BLOCK], seq_len, block)
@@ -89,7 +89,7 @@ def best_fits(lengths: Numbers, seq_len: int) -> Samples:
 
 
 def open_chat(settings: Chat) -> Dataset:
-    """Raises ``RequestError``."""
+    """Opens the conversations, from the cache if they are in it. Raises ``RequestError``."""
     parts = cache.opened(settings) or _made(settings)
     train, n = parts["train"], len(parts["train"])
     held = 0 if "val" in parts else round(n * settings.val_fraction)
@@ -109,7 +109,7 @@ def open_chat(settings: Chat) -> Dataset:
 
 
 def _made(settings: Chat) -> dict[str, ChatTokens]:
-    """By this process for itself."""
+    """Tokenizes the conversations in this process, without a cache."""
     by = chat_tokenizer(settings)
     paths = {"train": settings.path} | ({} if settings.val is None else {"val": settings.val})
     try:

@@ -1,4 +1,4 @@
-"""A tokenizer's chat template: what a conversation is as text, and which of it the assistant says."""
+"""A tokenizer's chat template: renders a conversation as text and locates the assistant's turns."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from launcher.data.chat.conversations import ASSISTANT, BadRow, Conversation, Me
 from launcher.untrusted.bounded import TooLong, bounded
 
 SECONDS, ROOM = 2.0, 128 << 20
-"""What a template may take of one conversation: real ones take milliseconds and kilobytes."""
+"""The time in seconds and the memory in bytes that a template may use for one conversation.
+
+Real templates use milliseconds and kilobytes.
+"""
 LARGE = 1000
 START, END = "\ufdd0", "\ufdd1"
-"""Around what is generated, while a template is rendered: code points that no text has."""
+"""Mark the start and end of generated text during rendering: code points that no text contains."""
 
 Span = tuple[int, int]
 
 
 class _Generation(Extension):
-    """``{% generation %}``, which transformers has for what the assistant says."""
+    """The tag ``{% generation %}``, with which transformers marks what the assistant says."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 has it so)
-    found = False  # by the parser, so not in comments and not in texts
+    found = False  # set by the parser, so not for tags in comments or texts
     marks = True
 
     def parse(self, parser: Parser) -> nodes.Node:
@@ -44,7 +47,7 @@ class _Generation(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Without products that one operation makes as large as it likes: nothing bounds its time."""
+    """Refuses products and powers that make a huge value: no time limit can interrupt one operation."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -69,9 +72,10 @@ def _beyond(error: BaseException) -> str:
 
 
 class ChatTemplate:
-    """``special``: texts of special tokens by name, as ``bos_token``.
+    """A compiled chat template. ``special``: the texts of special tokens by name, such as ``bos_token``.
 
-    The environment is that of transformers, but for the date of today: tokens are the same every day.
+    The environment is that of transformers, except that it has no current date: tokens must not change from
+    day to day.
     """
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
@@ -80,7 +84,7 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> tuple[Template, _Generation]:
-        """Raises ``ValueError`` for what is no template."""
+        """Compiles the source. Raises ``ValueError`` if it is not a template."""
         env = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
@@ -98,13 +102,14 @@ class ChatTemplate:
         return template, generation
 
     def compile(self) -> None:
-        """Raises ``ValueError``."""
+        """Compiles the template now. Raises ``ValueError`` if it is not one."""
         _ = self._compiled
 
     def spans(self, said: Conversation) -> tuple[str, list[Span]]:
-        """The whole text, and where in it the assistant's messages from ``said.first`` on are.
+        """The rendered text, and the spans of the assistant's messages from ``said.first`` on.
 
-        A span has the content and the token that ends the turn, without blanks after it. Raises ``BadRow``.
+        A span contains the content and the token that ends the turn, without the blanks after it. Raises
+        ``BadRow``.
         """
         whole = self._rendered(said, said.messages)
         if START in whole or END in whole:
@@ -119,7 +124,7 @@ class ChatTemplate:
         return whole, spans
 
     def _marked(self, said: Conversation, whole: str) -> list[Span]:
-        """Where ``{% generation %}`` is; marks must not have changed what a template does."""
+        """The spans of ``{% generation %}``. Raises ``BadRow`` if the marks change the text."""
         text, spans = _unmarked(self._rendered(said, said.messages, marks=True))
         if text != whole:
             raise BadRow("the template changes what it has written in {% generation %}")
@@ -129,7 +134,7 @@ class ChatTemplate:
         return [(a, b) for a, b in spans if a >= len(before)]
 
     def _span(self, whole: str, said: Conversation, i: int) -> Span:
-        """Found by what the template makes of the messages before, and of those with it."""
+        """The span of message ``i``: where renderings with and without it differ. Raises ``BadRow``."""
         if not i:
             raise BadRow("the first message is the assistant's, so there is no prompt for it")
         before = self._rendered(said, said.messages[:i], prompt=True)
@@ -151,7 +156,7 @@ class ChatTemplate:
     def _rendered(
         self, said: Conversation, messages: Sequence[Message], *, prompt: bool = False, marks: bool = False
     ) -> str:
-        """``messages`` of ``said``, with its tools."""
+        """Renders ``messages`` with the tools of ``said``. Raises ``BadRow``."""
         if self._endless:
             raise BadRow(self._endless)
         template, generation = self._compiled
@@ -166,14 +171,14 @@ class ChatTemplate:
                     **self._special,
                 )
         except (RecursionError, MemoryError, TooLong) as error:
-            self._endless = f"the template does not end: {_beyond(error)}"  # nor on any other: time is lost
+            self._endless = f"the template does not end: {_beyond(error)}"  # and on others: fail at once
             raise BadRow(self._endless) from error
-        except Exception as error:  # of code that is not ours, which raises what it will
+        except Exception as error:  # a template's code can raise anything
             raise BadRow(f"the template refuses it: {error or type(error).__name__}") from error
 
 
 def _unmarked(text: str) -> tuple[str, list[Span]]:
-    """Without the marks, and where they were."""
+    """Removes the marks; returns the text and the spans that they enclosed."""
     plain, spans, begun, length = [], [], 0, 0
     for part in re.split(f"([{START}{END}])", text):
         if part == START:
@@ -193,7 +198,7 @@ def _as_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: without the escapes of HTML that jinja2 puts in."""
+    """``json.dumps`` as in transformers: without the HTML escapes that jinja2's own filter adds."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

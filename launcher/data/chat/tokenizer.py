@@ -1,4 +1,4 @@
-"""The tokenizer of conversations, with its template and its special tokens."""
+"""The tokenizer of conversations, with its chat template and its special tokens."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from launcher.untrusted.files import TEXT, read_json, read_text
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 BYTES_END = 256
 SHOWN = 60
-"""Characters of a turn that a plan shows."""
+"""The number of characters of a turn that a plan shows."""
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
     "'<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""Of bytes, which bring no template."""
+"""The chat template of the byte tokenizer, which has none of its own."""
 
 Labelled = tuple[NDArray[np.int64], NDArray[np.bool_]]
-"""Tokens, and which of them the assistant says."""
+"""Token ids, and a mask of those that the assistant says."""
 
 
 @dataclass(frozen=True)
 class ChatTokenizer:
-    """``tokenizer``: ``None`` for bytes. ``end``: the token after a completion, where there is one."""
+    """A tokenizer with its chat template.
+
+    ``tokenizer``: ``None`` for bytes. ``end``: the token that ends a completion, if there is one.
+    """
 
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
@@ -41,7 +44,7 @@ class ChatTokenizer:
     end: int | None
 
     def labelled(self, said: Conversation) -> Labelled:
-        """A token belongs to whom its first character belongs. Raises ``BadRow``."""
+        """Encodes a conversation. A token belongs to whoever says its first character. Raises ``BadRow``."""
         if not said.messages:
             return self._completed(said)
         if self.template is None:
@@ -54,14 +57,14 @@ class ChatTokenizer:
         return ids, counted
 
     def ends_a_turn(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> bool:
-        """Whether what is learnt of a turn ends with a special token; bytes have none, so with anything."""
+        """Whether a stretch that is trained on ends with a special token. Always true for bytes."""
         if self.tokenizer is None:
             return True
         special = {self.end, *self.tokenizer.get_added_tokens_decoder()}
         return any(int(ids[stop - 1]) in special for _, stop in _runs(counted))
 
     def learnt(self, ids: NDArray[np.int64], counted: NDArray[np.bool_]) -> str:
-        """The learnt text of each turn, shortened, for people."""
+        """Describes the text of each stretch that is trained on, shortened for people."""
         texts = [self._text(ids[start:stop]) for start, stop in _runs(counted)]
         short = [t if len(t) <= SHOWN else f"{t[: SHOWN // 2]} ... {t[-SHOWN // 2 :]}" for t in texts]
         more = f" and {len(short) - 2} turns more" if len(short) > 2 else ""
@@ -75,7 +78,7 @@ class ChatTokenizer:
         return text
 
     def _completed(self, said: Conversation) -> Labelled:
-        """A prompt and its completion, each encoded by itself, as it is when a model is asked."""
+        """Encodes a prompt and its completion separately, as at inference."""
         if self.end is None:
             raise BadRow("a completion has to end with a token, and the tokenizer's eos_token is not known")
         before, after = (self._encoded(text)[0] for text in (said.prompt, said.completion))
@@ -83,7 +86,7 @@ class ChatTokenizer:
         return ids, np.arange(len(ids)) >= len(before)
 
     def _encoded(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens, and the place in ``text`` of the first character of each."""
+        """Returns the token ids, and the index in ``text`` of each token's first character."""
         try:
             data = np.frombuffer(text.encode(), np.uint8)
         except UnicodeEncodeError as error:
@@ -97,13 +100,13 @@ class ChatTokenizer:
 
 
 def _runs(counted: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where each stretch that is counted begins and ends."""
+    """The start and end of each run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], counted, [False]]).astype(np.int8)))
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
 def chat_tokenizer(settings: Chat) -> ChatTokenizer:
-    """Raises ``ValueError`` for a tokenizer or a template that is none, and ``OSError``."""
+    """Loads the tokenizer and its template. Raises ``ValueError`` if one is invalid, and ``OSError``."""
     if settings.tokenizer_file is None:
         plain = ChatTemplate(_template(settings, {}, CHATML), {})
         plain.compile()
@@ -123,10 +126,10 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
 
 
 def _whole(tokenizer: Tokenizer) -> Tokenizer:
-    """With the tokens of all of a text, and the places of all of a token.
+    """Disables truncation, padding and post-processing, so that offsets cover the full text.
 
-    Post-processors add special tokens, which templates write, and many leave blanks out of the offsets
-    (``trim_offsets``): a token of blanks only would then be nobody's.
+    Post-processors add special tokens, which the template already writes. Many also leave blanks out of the
+    offsets (``trim_offsets``): a token of blanks only would then belong to no message.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -135,7 +138,7 @@ def _whole(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _template(settings: Chat, config: dict[str, Any], other: str) -> str:
-    """That of ``data.template``, of the tokenizer's config, or the ``other``."""
+    """The source of the template: that of ``data.template``, else ``other``, else that of the config."""
     if settings.template is not None:
         text = read_text(Path(settings.template), TEXT)
         return text if not settings.template.endswith(".json") else _named(_json(Path(settings.template)))
@@ -143,7 +146,7 @@ def _template(settings: Chat, config: dict[str, Any], other: str) -> str:
 
 
 def _named(config: dict[str, Any]) -> str:
-    """One template, or the one of several that is the default."""
+    """The template of a config; if it has several, the one named ``default``."""
     found = config.get("chat_template") or ""
     if isinstance(found, list):
         by_name = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
@@ -169,7 +172,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _special(config: dict[str, Any]) -> dict[str, str]:
-    """Texts of special tokens, which a config has as they are or with their settings."""
+    """The texts of special tokens. A config gives each as a string or as an object with settings."""
     texts = {
         k: v.get("content") if isinstance(v, dict) else v for k, v in config.items() if k.endswith("_token")
     }

@@ -1,4 +1,4 @@
-"""The labelled tokens of many conversations: one after the other, each no longer than a sample."""
+"""The labelled tokens of many conversations, concatenated; none is longer than a sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ FIT = "data.too_long=cut leaves off their ends, skip leaves them out"
 
 @dataclass
 class Counts:
-    """``bad`` and ``long``: left out; ``cut``: at their ends. ``why``: of the first bad one."""
+    """Counts what became of rows: ``bad`` and ``long`` are left out, ``cut`` ones lose their ends.
+
+    ``why``: the reason for the first bad row.
+    """
 
     conversations: int = 0
     bad: int = 0
@@ -29,7 +32,7 @@ class Counts:
     why: str = ""
 
     def add(self, more: Counts) -> None:
-        """Those of rows that follow."""
+        """Adds the counts of later rows."""
         self.conversations += more.conversations
         self.bad += more.bad
         self.long += more.long
@@ -47,14 +50,14 @@ class Counts:
         return ", ".join(said) + first
 
     def check(self) -> None:
-        """Raises ``BadFile`` where nothing is left."""
+        """Raises ``BadFile`` if no conversation is left."""
         if not self.conversations:
             raise BadFile(f"nothing is left to train on: {self.text()}")
 
 
 @dataclass(frozen=True)
 class ChatTokens:
-    """``tokens`` of all, which of them are ``counted``, and where each conversation ``ends``."""
+    """The ``tokens`` of all conversations, which of them are ``counted``, and where each one ``ends``."""
 
     tokens: NDArray[np.uint32]
     counted: NDArray[np.uint8]
@@ -65,7 +68,7 @@ class ChatTokens:
 
 
 def labelled(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Counts) -> Iterator[Labelled]:
-    """Of each row that is trained on. Raises ``BadFile``."""
+    """Yields the labelled tokens of each usable row, and counts the others. Raises ``BadFile``."""
     room = settings.seq_len + 1
     for row in some:
         try:
@@ -92,7 +95,7 @@ def labelled(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Cou
 
 
 def made(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Counts) -> ChatTokens:
-    """All that is trained on of ``some`` rows. Raises ``BadFile``."""
+    """Concatenates the conversations in ``some`` rows that are trained on. Raises ``BadFile``."""
     tokens, counted, ends = array("I"), bytearray(), array("q")
     for ids, mine in labelled(settings, by, some, counts):
         tokens.extend(ids.tolist())
@@ -106,7 +109,7 @@ def made(settings: Chat, by: ChatTokenizer, some: Iterable[Row], counts: Counts)
 
 
 def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None) -> ChatTokens:
-    """Raises ``BadFile``."""
+    """Tokenizes all conversations into memory. Raises ``BadFile``."""
     counts = Counts()
     all_of_them = made(settings, by, rows(settings, paths), counts)
     counts.check()

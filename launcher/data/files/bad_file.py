@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class BadFile(ValueError):
-    """The text is the reason, to be put after the file's name."""
+    """A file is not what its name says. The text is the reason; callers put the file's name before it."""

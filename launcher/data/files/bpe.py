@@ -1,4 +1,4 @@
-"""Byte-level BPE, trained on the text at hand or read from a file."""
+"""Byte-level BPE, trained on the text or read from a file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from launcher.untrusted.files import read_bytes
 
 LINES = 4096
-LONGEST = 64 << 20  # bytes of a tokenizer file; that of Gemma 3, with 262 000 tokens, has half as much
+LONGEST = 64 << 20  # bytes of a tokenizer file; that of Gemma 3, with 262 000 tokens, has half as many
 
 
 def train(text: str, vocab_size: int) -> Tokenizer:
-    """The same text gives the same tokenizer, in every process: about a third of a second for 1 MB."""
+    """Trains a tokenizer. The same text gives the same one in every process; 1 MB takes about 0.3 s."""
     return train_on(text.splitlines(keepends=True), vocab_size)
 
 
 def train_on(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
-    """On texts, two of which no token spans; ``special`` are tokens whatever is in the texts."""
+    """Trains a tokenizer on ``texts``; no token spans two of them. ``special`` tokens are always included."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -34,12 +34,12 @@ def train_on(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ())
 
 
 def load(path: Path) -> Tokenizer:
-    """A ``tokenizer.json``. Raises ``ValueError`` naming it when it is none."""
+    """Loads a ``tokenizer.json``. Raises ``ValueError``, naming the file, if it is not a tokenizer."""
     try:
         found = Tokenizer.from_buffer(read_bytes(path, LONGEST))
     except OSError as error:
         raise ValueError(f"{path}: not a tokenizer: {error.strerror}") from error
-    except Exception as error:  # tokenizers raises nothing more precise
+    except Exception as error:  # tokenizers raises no narrower type
         raise ValueError(f"{path}: not a tokenizer: {error}") from error
     if not found.get_vocab_size():
         raise ValueError(f"{path}: not a tokenizer: it has no tokens")
@@ -47,7 +47,7 @@ def load(path: Path) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
-    """Line by line, so that memory stays bounded and no token spans two lines."""
+    """Encodes line by line, so that memory stays bounded and no token spans two lines."""
     lines = text.splitlines(keepends=True)
     parts = [np.zeros(0, np.int32)]
     for at in range(0, len(lines), LINES):
@@ -57,7 +57,7 @@ def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
-    """How many bytes each token of ``train`` stands for: it writes every byte as one character."""
+    """How many bytes each token of ``train`` stands for; the tokenizer writes every byte as one character."""
     return [len(str(tokenizer.id_to_token(i))) for i in range(tokenizer.get_vocab_size())]
 
 

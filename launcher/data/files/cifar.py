@@ -12,20 +12,20 @@ from launcher.data.files.bad_file import BadFile
 from launcher.untrusted.files import irregular, opened, read_bytes, stands
 
 RECORD = 1 + 3 * 32 * 32
-LONGEST = 64 << 20  # bytes of a batch; the published ones have half as much
+LONGEST = 64 << 20  # bytes of a batch; the published ones have half as many
 FORMS = (("", "cifar-10-batches-py"), (".bin", "cifar-10-batches-bin"))
 NAMES = (
     "numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct", "numpy ndarray",
     "numpy dtype", "_codecs encode",
 )  # fmt: skip
-"""What a pickle of arrays names."""
+"""The names that a pickle of arrays may refer to."""
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = ("test_batch",)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """``binary``: records of one label and 3072 pixels; else Python pickles."""
+    """The files of a data set: if ``binary``, records of a label and 3072 pixels; otherwise pickles."""
 
     binary: bool
     train: tuple[Path, ...]
@@ -33,7 +33,10 @@ class Batches:
 
 
 def find(root: str) -> Batches | None:
-    """The first form of which ``root``, or the folder the archive unpacks to inside it, has any file."""
+    """Finds the batches in ``root``, or in the folder that the archive unpacks to inside it.
+
+    Returns the first form of which any file exists.
+    """
     for suffix, folder in FORMS:
         for base in (Path(root), Path(root, folder)):
             train, test = (tuple(base / f"{name}{suffix}" for name in names) for names in (TRAIN, TEST))
@@ -43,7 +46,10 @@ def find(root: str) -> Batches | None:
 
 
 def whole(file: Path, binary: bool) -> None:
-    """Raises ``BadFile`` for a file that is missing or cut off. Reads its size and last byte only."""
+    """Raises ``BadFile`` for a file that is missing or truncated, or a pickle of other things than arrays.
+
+    Of a binary file it reads only the size.
+    """
     if kind := irregular(file):
         raise BadFile(kind)
     if not file.is_file():
@@ -61,7 +67,7 @@ def whole(file: Path, binary: bool) -> None:
 
 
 def _check_names(file: Path) -> None:
-    """Raises ``BadFile`` for a pickle that names something else than arrays; nothing of it is built."""
+    """Raises ``BadFile`` for a pickle that refers to anything but arrays. Constructs no object of it."""
     try:
         codes = pickletools.genops(read_bytes(file, LONGEST))
         named = [str(name) for code, name, _ in codes if code.name == "GLOBAL"]

@@ -1,4 +1,4 @@
-"""A text file as bytes, cut into what is trained on and what is held out."""
+"""A text file as bytes, split into training and validation data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def where(settings: Text) -> Path:
 
 
 def split(settings: Text) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Bytes to train on and bytes held out, memory-mapped. No UTF-8 character is cut in two."""
+    """Training and validation bytes, memory-mapped. No UTF-8 character is split."""
     with opened(where(settings)) as file:
         data = np.memmap(file, np.uint8, mode="r")
     at = len(data) - round(len(data) * settings.val_fraction)

@@ -1,4 +1,4 @@
-"""Reads the header of an idx file and checks that the file holds what it promises."""
+"""Reads the header of an idx file and checks that the file contains what it promises."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BYTES = 0x08
 INFLATED = 1 << 30
-"""Bytes of a gzipped file, which is read into memory; the largest of EMNIST has half as much."""
+"""The maximum bytes in a gzipped file, which is read into memory; the largest of EMNIST has half as many."""
 
 
 def find(root: str, name: str) -> Path | None:
-    """The plain file before the gzipped one."""
+    """Finds the file; the plain one takes precedence over the gzipped one."""
     return next((f for f in (Path(root, name), Path(root, f"{name}.gz")) if stands(f)), None)
 
 
 def offset(shape: tuple[int, ...]) -> int:
-    """Bytes before the first element."""
+    """The number of bytes before the first element."""
     return 4 + 4 * len(shape)
 
 
 def inflated(stream: BinaryIO) -> gzip.GzipFile:
-    """What is in a gzip file, to be read as far as is wanted: a few bytes of it can stand for any number."""
+    """The content of a gzip file as a stream. Limit what you read: a few bytes can expand to any number."""
     return gzip.GzipFile(fileobj=stream)
 
 
 def header(file: Path) -> tuple[int, ...]:
-    """The shape. Raises ``BadFile``."""
+    """Reads the shape. Raises ``BadFile``."""
     try:
         with opened(file) as plain, inflated(plain) if file.suffix == ".gz" else plain as stream:
             start = stream.read(4)
@@ -48,14 +48,14 @@ def header(file: Path) -> tuple[int, ...]:
     except (OSError, EOFError, zlib.error) as error:
         raise BadFile(f"cannot be read: {error}") from error
 
-    # a length for each dim
+    # one length per dim
     if len(words) < 4 * dims:
         raise BadFile("cut off inside its header")
     return tuple(int.from_bytes(words[i : i + 4]) for i in range(0, 4 * dims, 4))
 
 
 def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
-    """The shape, once the file is known to hold all of an array of so many dims. Raises ``BadFile``."""
+    """Returns the shape of a complete array of ``dims`` dims. Raises ``BadFile`` if the file has none."""
     file = find(root, name)
     if file is None:
         raise BadFile("no such file, plain or with .gz")
@@ -63,7 +63,7 @@ def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
     if len(shape) != dims:
         raise BadFile(f"an array of {len(shape)} dims, not {dims}")
 
-    # as many bytes as that takes; a gzip file knows its own modulo 4 GB
+    # the file must have the size that the shape requires; a gzip file stores its own modulo 4 GB
     need = offset(shape) + prod(shape)
     packed = file.suffix == ".gz"
     if packed and need > INFLATED:
@@ -79,9 +79,9 @@ def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
 
 
 def _size(file: Path) -> int:
-    """Bytes, uncompressed.
+    """The uncompressed size in bytes.
 
-    A gzip file says so in its last four (modulo 4 GB), which a cut-off one does not have.
+    A gzip file stores it in its last four bytes, modulo 4 GB; a truncated one ends differently.
     """
     if file.suffix != ".gz":
         return file.stat().st_size

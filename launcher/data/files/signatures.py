@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes or its name: kinds of files that are no plain text."""
+"""Recognizes files that are not plain text, by their first bytes or their name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = "data=tokens data.path={} reads it"
 
 @dataclass(frozen=True)
 class FileKind:
-    """``what`` it is, and what to do with it: ``way``, in which ``{}`` is its path."""
+    """``what`` a file is, and the ``way`` to use it, in which ``{}`` stands for its path."""
 
     what: str
     way: str
@@ -55,7 +55,7 @@ _BY_START = {
 
 
 def by_name(path: Path) -> FileKind | None:
-    """By the end of the name; ``None`` where that says nothing against plain text.
+    """Returns the kind that the suffix stands for; ``None`` if it could be plain text.
 
     >>> by_name(Path("a/web.JSONL")).what
     'JSON lines'
@@ -64,7 +64,7 @@ def by_name(path: Path) -> FileKind | None:
 
 
 def by_start(data: bytes, least: int = 2) -> FileKind | None:
-    """By the first bytes, where these are ``least`` or more that say so.
+    """Returns the kind whose signature of at least ``least`` bytes ``data`` starts with.
 
     >>> by_start(bytes.fromhex("1f8b0800")).what
     'gzip'

@@ -8,7 +8,7 @@ from launcher.job.schema.similar_names import nearest
 
 
 def file(path: str) -> str | None:
-    """The file of nearly this name in the same folder."""
+    """The file in the same folder whose name is closest to that of ``path``, if one is similar."""
     here = Path(path)
     try:
         names = sorted(p.name for p in here.parent.iterdir() if p.is_file())

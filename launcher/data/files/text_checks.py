@@ -12,8 +12,8 @@ from launcher.errors import Problem
 from launcher.job.schema.components import Text
 from launcher.untrusted.files import irregular, opened, read_bytes
 
-LOOKED = 64 << 10  # bytes at the start of a file, in which NUL tells that it is no text
-LONGEST = 1 << 30  # bytes of a text that is not read byte by byte: its tokens take four times as much
+LOOKED = 64 << 10  # bytes checked at the start of a file; a NUL among them means that it is not text
+LONGEST = 1 << 30  # bytes of a text that is read whole; its tokens take four times as much
 
 
 def check_text(settings: Text) -> Iterator[Problem]:
@@ -40,7 +40,7 @@ def check_text(settings: Text) -> Iterator[Problem]:
 
 
 def check_absent(settings: Text) -> Iterator[Problem]:
-    """Only a run needs the tokenizer's file: ``data.vocab_size`` says all that a plan needs."""
+    """Checks that the tokenizer's file exists. Only a run needs it: a plan needs only ``data.vocab_size``."""
     key, path = "data.tokenizer_file", settings.tokenizer_file
     if path is not None and (kind := irregular(path)):
         yield Problem(key, f"{path}: {kind}")
@@ -49,7 +49,7 @@ def check_absent(settings: Text) -> Iterator[Problem]:
 
 
 def _no_text(file: Path, start: bytes) -> Problem | None:
-    """Its bytes would be trained on as they are."""
+    """Reports a file that is not plain text: its bytes would be trained on as they are."""
     for how, kind in (("name", signatures.by_name(file)), ("first bytes", signatures.by_start(start))):
         if kind is not None:
             text = f"{kind.what} by its {how}, and data=text reads plain text"
@@ -62,7 +62,7 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
 
 
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:
-    """Counts bytes: the byte tokenizer's tokens; BPE makes no more tokens than there are bytes."""
+    """Checks that the data has room for a window, counting bytes: BPE makes no more tokens than that."""
     train, val = map(len, corpus.split(settings))
     window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
     if train <= settings.seq_len:
@@ -80,7 +80,7 @@ def _enough(settings: Text, size: int) -> str:
 
 
 def _meant(key: str, path: str) -> str:
-    """The file of nearly this name that is there."""
+    """An override with an existing file of a similar name."""
     near = nearby(path)
     return f"{key}={near}" if near and re.fullmatch(r"[\w./-]+", near, re.ASCII) else ""
 

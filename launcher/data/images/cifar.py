@@ -1,4 +1,4 @@
-"""CIFAR-10 in its python or binary form."""
+"""Reads CIFAR-10 in its python or binary form."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from launcher.job.schema.components import Cifar10
 from launcher.untrusted.files import read_bytes
 from launcher.untrusted.pickles import Bounded
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the 50 000 training images
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # over the 50 000 training images
 Split = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes into old pickles."""
+    """Decodes the text that Python 3 writes for bytes in old pickles."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"encoding {encoding!r} is not allowed")
     return text.encode("latin1")
 
 
 class _Restricted(Bounded):
-    """Builds numpy arrays and plain values, and nothing else: a pickle can name any function to call."""
+    """Constructs numpy arrays and plain values only: an unrestricted pickle can call any function."""
 
     dispatch: ClassVar = Bounded.dispatch | {
         code[0]: pickle._Unpickler.dispatch[code[0]]
@@ -52,7 +52,7 @@ class _Restricted(Bounded):
 
 
 def read_pickle(file: Path) -> Split:
-    """Raises ``RequestError`` for a file that is no CIFAR batch."""
+    """Reads a pickled batch. Raises ``RequestError`` if it is not a CIFAR batch."""
     try:
         pixels, labels = _batch(_Restricted(read_bytes(file, LONGEST), encoding="bytes").load())
     except OSError as error:
@@ -65,7 +65,7 @@ def read_pickle(file: Path) -> Split:
 
 
 def _batch(batch: Any) -> Split:
-    """Pixels and labels as they are in the pickle. Raises ``ValueError``."""
+    """The pixels and labels in the pickle, unchanged. Raises ``ValueError``."""
     if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
         raise ValueError("no dictionary with data and labels")
     if not isinstance(batch[b"data"], np.ndarray) or not _flat(batch[b"labels"]):

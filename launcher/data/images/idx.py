@@ -1,4 +1,4 @@
-"""Data sets in idx form, as MNIST and Fashion-MNIST come."""
+"""Opens data sets in idx form, such as MNIST and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launcher.data.source import Dataset, entropy
 from launcher.job.schema.components import Idx
 from launcher.untrusted.files import opened
 
-MEAN, STD = (0.5,), (0.5,)  # whatever the images are: pixels in -1..1
+MEAN, STD = (0.5,), (0.5,)  # for images of any kind: pixels in -1..1
 
 
 def read(file: Path) -> NDArray[np.uint8]:
-    """Memory-mapped when the file is plain."""
+    """Reads the array; a plain file is memory-mapped."""
     shape = header(file)
     if file.suffix != ".gz":
         with opened(file) as stream:

@@ -15,10 +15,10 @@ from launcher.data.source import Source
 
 
 class Images(Source):
-    """Bytes (samples, channels, height, width) as float32 in units of ``std`` from ``mean``.
+    """Converts bytes (samples, channels, height, width) to float32, in units of ``std`` from ``mean``.
 
-    Both are for pixels in 0..1. Padded with black to ``size`` on every side alike (one more below and
-    right); a grey image fills all ``channels``.
+    Both are for pixels in 0..1. Images are padded with black to ``size``, equally on all sides (an odd row or
+    column goes below or to the right). A grey image fills all ``channels``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The 5000 MNIST digits, some of them held out."""
+"""Opens the 5000 MNIST digits, some of which are for validation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.data.shuffle import Indices, permutation
 from launcher.data.source import Dataset, entropy
 from launcher.job.schema.components import Mnist5k
 
-MEAN, STD = (0.1307,), (0.3081,)  # of all 60 000 training digits
+MEAN, STD = (0.1307,), (0.3081,)  # over all 60 000 training digits
 SPLIT_SEED = 0  # not the job's: every run is validated on the same digits
 
 

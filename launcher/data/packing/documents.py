@@ -1,4 +1,4 @@
-"""Documents within samples: which tokens are of which, and which targets are of another one."""
+"""Tells the documents of a sample apart: numbers them and masks targets that belong to the next one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.plan.values.facts import IGNORED
 
 
 def numbered(ends: Tensor) -> Tensor:
-    """The number of each token's document in its sample, from 0 on; a token that ends one is of that one.
+    """Numbers the documents of each sample from 0. A token that ends a document belongs to it.
 
     >>> import torch
     >>> numbered(torch.tensor([[False, True, True, False]])).tolist()
@@ -18,5 +18,5 @@ def numbered(ends: Tensor) -> Tensor:
 
 
 def within(targets: Tensor, ends: Tensor) -> Tensor:
-    """``targets`` without those of tokens that end a document: they would be the first ones of the next."""
+    """Masks the targets of tokens that end a document: they are the first tokens of the next one."""
     return targets.masked_fill(ends, IGNORED)

@@ -1,4 +1,4 @@
-"""Samples of several sources by weight."""
+"""Mixes samples of several sources by weight."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from launcher.data.token_files.mixture import Mixture
 
 
 class MixedSource(Source):
-    """A source that is read to its end is read again from its start.
+    """Draws from sources by weight; a source that is exhausted starts again.
 
-    One epoch is as long as it takes to read every source once.
+    One epoch is long enough to read every source once.
     """
 
     def __init__(self, sources: Sequence[Source], mixture: Mixture) -> None:
@@ -36,7 +36,7 @@ class MixedSource(Source):
         return _merged(len(indices), [(rows, self.sources[s].targets(own)) for s, rows, own in parts])
 
     def _each(self, indices: Indices) -> list[tuple[int, Indices, Indices]]:
-        """Each source that has samples among them, which rows these are, and their indices in the source."""
+        """For each source with samples among ``indices``: its number, their rows, their indices in it."""
         chosen, before = self.mixture.at(indices)
         rows = [(int(s), np.flatnonzero(chosen == s)) for s in np.unique(chosen)]
         return [(s, mine, before[mine] % len(self.sources[s])) for s, mine in rows]

@@ -1,4 +1,4 @@
-"""From the settings of ``data=tokens`` to its samples."""
+"""Opens ``data=tokens``: turns its settings into samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.job.schema.components import Tokens
 
 
 def open_tokens(settings: Tokens) -> Dataset:
-    """Raises ``RequestError``. The entropy is not known: it would take reading all of it."""
+    """Opens prepared tokens, without their entropy, which needs all of them. Raises ``RequestError``."""
     made, found = corpus(settings)
     if made is None:
         raise RequestError(tuple(found))

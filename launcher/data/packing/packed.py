@@ -1,4 +1,4 @@
-"""Documents that are whole in a window as samples, padded at the end."""
+"""Packs complete documents into windows, padded at the end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from launcher.plan.values.facts import IGNORED
 
 
 class PackedDocuments(Source):
-    """Windows of many files, one file after the other; a target is the next token of the same document.
+    """The packed windows of several files, in order; a target is the next token of the same document.
 
-    ``apart``: a second input numbers the documents of a window, and its padding as one more.
+    If ``apart``, a second input numbers the documents of a window, and its padding as one more.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PackedDocuments(Source):
         return self._read(indices)[2]
 
     def _read(self, indices: Indices) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, numbers of documents, targets."""
+        """Returns the tokens, the numbers of their documents, and the targets."""
         tokens, documents, targets = np.empty((3, len(indices), self.seq_len), np.int64)
         which = np.searchsorted(self._ends, indices, side="right")
         for row, (index, k) in enumerate(zip(indices.tolist(), which.tolist(), strict=True)):
@@ -53,7 +53,7 @@ class PackedDocuments(Source):
     def _fill(
         self, part: FileWindows, number: int, tokens: Indices, documents: Indices, targets: Indices
     ) -> None:
-        """One window, of which ``tokens``, ``documents`` and ``targets`` are made."""
+        """Fills ``tokens``, ``documents`` and ``targets`` with one window."""
         file, end = part.file, part.file.end_of_document
         assert end is not None, "corpus refuses a file without it"
         targets[:] = IGNORED

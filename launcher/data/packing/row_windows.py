@@ -1,4 +1,4 @@
-"""Windows over one long row of tokens."""
+"""Windows over one long sequence of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of files of tokens as samples."""
+"""Windows of token files as samples."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from launcher.data.token_files.read import window
 
 
 class TokenWindows(Source):
-    """Windows of many files, one file after the other; a target is one token later.
+    """The windows of several files, in order; a target is one token later.
 
-    ``apart``: a second input numbers the documents of a window, and no target is of another document than
-    its token. Files are opened when a sample of them is read, by each process for itself.
+    If ``apart``, a second input numbers the documents of a window, and no target belongs to another document
+    than its token. Each process opens a file when it first reads a sample of it.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class TokenWindows(Source):
         return torch.from_numpy(out)
 
     def _ending(self, indices: Indices, tokens: Tensor) -> Tensor:
-        """Which of them end a document, as the file of each says it."""
+        """Marks the tokens that end a document, by each file's own end token."""
         ends = [self.parts[k].file.end_of_document for k in self._part(indices).tolist()]
         return tokens == torch.tensor(ends)[:, None]
 
     def _part(self, indices: Indices) -> Indices:
-        """The number of the part that each is in."""
+        """The index of the part that contains each sample."""
         return np.searchsorted(self._ends, indices, side="right")

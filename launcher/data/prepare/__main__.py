@@ -1,4 +1,4 @@
-"""The command ``python -m launcher.data.prepare``: the step ``prepare`` without a run, a plan or torch."""
+"""``python -m launcher.data.prepare``: runs the step ``prepare`` without a run, a plan or torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ USAGE = "python -m launcher.data.prepare src=FILES dst=FOLDER tokenizer_file=tok
 
 
 def main(words: Sequence[str]) -> int:
-    """Keys are those of the step, with or without ``steps.prepare`` before them. Returns the exit code."""
+    """Runs the command; returns its exit code.
+
+    ``words`` are KEY=VALUE with the step's keys, with or without ``steps.prepare.`` before them.
+    """
     if {"-h", "--help"} & {*words}:
         say(f"{USAGE}\n\n{(CONF / 'steps/prepare.yaml').read_text(encoding='utf-8')}".rstrip())
         return DONE

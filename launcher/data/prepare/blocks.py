@@ -1,4 +1,4 @@
-"""A corpus in blocks of about a megabyte, which are cut the same wherever reading begins."""
+"""Splits a corpus into blocks of about a megabyte, at the same places wherever reading begins."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launcher.data.prepare.corpus_files import LINES, CorpusFile, packing_errors
 from launcher.data.prepare.tables import rows
 
 BLOCK = 1 << 20  # bytes
-LONGEST = 8 << 20  # bytes of a line, which is decoded whole, to four bytes a character at worst
+LONGEST = 8 << 20  # bytes of a line, which is decoded at once, to four bytes per character at worst
 
 
 @dataclass(frozen=True)
 class Position:
-    """Before ``offset`` bytes, unpacked, of file number ``file``, or before ``row`` rows of a table.
+    """A place in a corpus: in file number ``file``, after ``offset`` unpacked bytes and ``row`` rows.
 
-    Of text ``row`` is how many lines came before.
+    In text, ``row`` counts lines.
     """
 
     file: int = 0
@@ -29,9 +29,9 @@ class Position:
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines as bytes, or the values of a column, from ``start`` on; ``after``: where the next begins.
+    """Complete lines as bytes, or the values of a column, from ``start`` on; the next begins ``after`` it.
 
-    ``ends``: the file ends with it. ``bad``: why a line that is too long to be here is left out.
+    ``ends``: it is the last block of its file. ``bad``: why a line that is too long was left out.
     """
 
     start: Position
@@ -46,7 +46,14 @@ class Block:
 
 
 def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: str) -> Iterator[Block]:
-    """From ``at`` to the end of the last file. Raises ``BadFile`` with the path."""
+    """Yields the blocks from ``at`` to the end of the last file. Raises ``BadFile`` with the path.
+
+    Args:
+        files: the files of the corpus.
+        at: where to begin.
+        field: the column of tables.
+        documents: ``"line"`` if each line of a text file is a document.
+    """
     for index in range(at.file, len(files)):
         file = files[index]
         start = at if index == at.file else Position(index)
@@ -64,10 +71,10 @@ def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: 
 
 
 def inside_text(data: bytes) -> int:
-    """Where a piece of a long text may end: before a letter or digit, behind a line that ends in no space.
+    """Finds where a long text may be split so that a byte-level tokenizer sees the same words on both sides.
 
-    The patterns of byte-level tokenizers see the same words on both sides. Where there is no such line,
-    before any line or word, and where there is none, before a character; there tokens may be others.
+    That is before a letter or digit, after a line that does not end in a space. If there is no such line, the
+    split is before any line or word, or else before a character; there the tokens may change.
     """
     for mark in (_LETTER, _LINE, _WORD):
         at = _last(mark, data)
@@ -85,7 +92,7 @@ _LETTER, _LINE, _WORD = (
 
 
 def _last(mark: re.Pattern[bytes], data: bytes) -> int:
-    """The end of the last match, looked for from the end; 0 where there is none."""
+    """The end of the last match, searching backwards; 0 if nothing matches."""
     size = 1 << 12
     while True:
         first = max(len(data) - size, 0)
@@ -100,7 +107,7 @@ def _behind_line(data: bytes) -> int:
 
 
 def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) -> Iterator[Block]:
-    """Each block is cut from the bytes at its start alone."""
+    """Yields the blocks of a text. Where a block ends depends only on the bytes from its start."""
     _skip(stream, start.offset)
     data, want = b"", BLOCK
     while True:
@@ -128,7 +135,7 @@ def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) ->
 
 
 def _to_line_end(stream: BinaryIO) -> tuple[int, bool]:
-    """How many bytes there are to the end of the line, and whether nothing follows."""
+    """Skips to the end of the line; returns the number of bytes, and whether the file ends there."""
     size = 0
     while line := stream.readline(BLOCK):
         size += len(line)
@@ -146,7 +153,7 @@ def _skip(stream: BinaryIO, offset: int) -> None:
 
 
 def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[Block]:
-    """``offset`` counts bytes of text, as it does in a file of lines."""
+    """Yields the blocks of a table. ``offset`` counts bytes of text, as in a file of lines."""
     waiting: Block | None = None
     for values in rows(file, field, start.row):
         nbytes = sum(len(v) for v in values if isinstance(v, str))

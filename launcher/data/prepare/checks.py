@@ -1,4 +1,4 @@
-"""What is wrong with a corpus that is to be prepared, as far as names, heads and headers tell."""
+"""Checks a corpus before it is prepared, by its file names, first bytes and headers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launcher.data.prepare.tokenizer_file import NoEnd, vocabulary
 from launcher.errors import Problem, said
 from launcher.job.schema.steps import Prepare
 
-HEAD = 64 << 10  # bytes of a file of JSON lines, of whose first line the key is looked for
+HEAD = 64 << 10  # bytes of a JSON lines file that are checked for bad lines
 
 
 def problems(settings: Prepare, key: str) -> list[Problem]:
-    """``key``: the section that ``settings`` are. Reads the tokenizer, and the start of each file."""
+    """Problems with ``settings``, section ``key``. Reads the tokenizer and the start of each file."""
     return [*_of_files(settings, key), *_of_tokenizer(settings, key), *_of_place(settings, key)]
 
 
@@ -32,7 +32,7 @@ def _of_files(settings: Prepare, key: str) -> Iterator[Problem]:
         yield Problem(f"{key}.src", said(error))
         return
 
-    # each by itself
+    # check each file
     files: list[CorpusFile] = []
     for path in paths:
         try:
@@ -61,7 +61,7 @@ def _of_fields(settings: Prepare, file: CorpusFile, key: str) -> Iterator[Proble
 
 
 def _of_first_lines(file: CorpusFile, field: str, key: str) -> Iterator[Problem]:
-    """As far as they are short."""
+    """Reports the first bad line that ends within ``HEAD`` bytes."""
     with unpacked(file) as stream:
         head = stream.read(HEAD)
     end = len(head) if len(head) < HEAD else head.rfind(b"\n") + 1
@@ -82,7 +82,7 @@ def _of_tokenizer(settings: Prepare, key: str) -> Iterator[Problem]:
 
 
 def _of_place(settings: Prepare, key: str) -> Iterator[Problem]:
-    """What is there of the same corpus is only known when all of it has been read."""
+    """Reports a ``dst`` that may not be replaced. Only reading the corpus shows if it was made of that."""
     dst = Path(settings.dst)
     if reason := occupied(dst, overwrite=True):
         yield Problem(f"{key}.dst", f"{reason}; give another folder")

@@ -1,4 +1,4 @@
-"""The files of a corpus: what each is, by its name, and how it is packed."""
+"""The files of a corpus: their form and their compression, by name."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PACKINGS = {".gz": "gzip", ".zst": "Zstandard"}
 LINES = ("text", "jsonl")
 SUFFIXES = (*FORMS, *(f + p for f, form in FORMS.items() if form in LINES for p in PACKINGS))
 READ = ".txt, .text, .jsonl, .ndjson, .json (one object a line), each also with .gz or .zst, .parquet, .arrow"
-HEAD = 64  # bytes, of which a signature has a few
-STATE = "state.json"  # where datasets.save_to_disk lists the files of a folder, beside other JSON
+HEAD = 64  # bytes; a signature is shorter
+STATE = "state.json"  # where datasets.save_to_disk lists a folder's files; other JSON is beside it
 
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """``packing``: the end of its name that says so, or ``""``; ``size``: bytes on disk."""
+    """A file of a corpus. ``packing``: its suffix for compression, or ``""``; ``size``: bytes on disk."""
 
     path: Path
     form: Form
@@ -42,9 +42,9 @@ class CorpusFile:
 
 
 def named(paths: Paths, form: str) -> list[Path]:
-    """Those that ``paths`` mean; of a folder only those of kinds that are read, whatever ``form`` is.
+    """The files that ``paths`` name; of a folder, only those of a kind that is read, whatever ``form`` is.
 
-    Raises ``BadFile`` with the path, and ``OSError``.
+    Raises ``BadFile``, naming the path, and ``OSError``.
     """
     each = [paths] if isinstance(paths, str) else paths
     listed = [file for path in each for file in _of_datasets(path) or [path]]
@@ -53,7 +53,7 @@ def named(paths: Paths, form: str) -> list[Path]:
 
 
 def corpus_file(path: Path, form: str) -> CorpusFile:
-    """By its name, and by its first bytes. Raises ``BadFile`` and ``OSError``."""
+    """Determines a file's form by its name and first bytes. Raises ``BadFile`` and ``OSError``."""
     packing = path.suffix.lower() if path.suffix.lower() in PACKINGS else ""
     suffix = Path(path.name.removesuffix(path.suffix)).suffix.lower() if packing else path.suffix.lower()
     found = FORMS.get(suffix) if form == "auto" else cast(Form, form)
@@ -72,7 +72,7 @@ def corpus_file(path: Path, form: str) -> CorpusFile:
 
 @contextmanager
 def unpacked(file: CorpusFile) -> Iterator[BinaryIO]:
-    """Its bytes, as they are without ``packing``. Raises ``BadFile`` for what is packed wrongly."""
+    """Opens a file as uncompressed bytes. Reading damaged ones raises one of ``packing_errors``."""
     with opened(file.path) as stream:
         if file.packing == ".gz":
             with gzip.GzipFile(fileobj=stream) as plain:
@@ -88,7 +88,7 @@ def unpacked(file: CorpusFile) -> Iterator[BinaryIO]:
 
 
 def packing_errors() -> tuple[type[Exception], ...]:
-    """What reading a damaged packed file raises."""
+    """The exceptions that reading a damaged compressed file raises."""
     import zlib
 
     if find_spec("zstandard") is None:
@@ -99,7 +99,7 @@ def packing_errors() -> tuple[type[Exception], ...]:
 
 
 def _of_datasets(path: str) -> list[str]:
-    """The files of a folder that ``datasets`` has written, in its order."""
+    """The files of a folder that ``datasets`` wrote, in its order; empty for any other folder."""
     folder = Path(path)
     if not (folder / STATE).is_file():
         return []
@@ -114,7 +114,7 @@ def _of_datasets(path: str) -> list[str]:
 
 
 def _check_start(head: bytes, form: Form, packing: str) -> None:
-    """The first bytes tell a file that has the name of another kind."""
+    """Raises ``BadFile`` if the first bytes show another kind of file than the name."""
     kind = by_start(head)
     wanted = PACKINGS.get(packing) or {"parquet": "Parquet", "arrow": "Arrow"}.get(form)
     if form == "arrow" and kind is None:

@@ -1,4 +1,4 @@
-"""The documents of a block, and what of it is none."""
+"""Extracts the documents of a block, and reports its rows that are not documents."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["jsonl", "lines", "text", "values"]
-"""JSON lines, a document a line, a piece of one document, a column of a table."""
+"""JSON lines, one document per line, part of one document, or a column of a table."""
 
 
 @dataclass(frozen=True)
 class Bad:
-    """What is left out: the ``row`` of the block, from 0, and why."""
+    """A ``row`` of the block, from 0, that is left out, and the reason."""
 
     row: int
     why: str
@@ -26,7 +26,7 @@ class Documents:
 
 
 def documents(kind: Kind, data: bytes | list[Any], field: str, first: bool) -> Documents:
-    """Those that have any text. ``first``: the block is the first of its file."""
+    """The non-empty documents of a block. ``first``: the block is the first of its file."""
     if isinstance(data, list):
         found = [_of_value(value) for value in data]
     elif kind == "text":
@@ -45,7 +45,7 @@ class _No:
 
 
 def _of_text(data: bytes) -> Documents:
-    """One text, without the lines that are not UTF-8."""
+    """Decodes one text, without the lines that are not UTF-8."""
     try:
         return Documents([data.decode()], [])
     except UnicodeDecodeError:

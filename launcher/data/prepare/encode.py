@@ -1,4 +1,4 @@
-"""Documents as tokens, each with the token that ends it."""
+"""Encodes documents as tokens, each followed by a token that ends it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from launcher.data.prepare.blocks import inside_text
 from launcher.data.prepare.split_pattern import word_pattern
 from launcher.data.prepare.word_table import WordTable
 
-PIECE = 1 << 20  # characters that are encoded at once
+PIECE = 1 << 20  # characters encoded at once
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """``tokenizer``: what a tokenizer.json says; ``None``: bytes. ``end`` ends each document.
+    """How to encode. ``tokenizer``: the content of a tokenizer.json; ``None`` for bytes.
 
-    ``cuts``: what is longer than the tokenizer.json allows is cut off, as ``data=text`` does to lines.
+    ``end``: the token that ends each document. ``cuts``: truncate what is longer than the tokenizer.json
+    allows, as ``data=text`` does with lines.
     """
 
     tokenizer: str | None
@@ -31,7 +32,7 @@ class Recipe:
 
 
 class Encoder:
-    """Takes as much memory as ``PIECE`` characters and a table of words need, whatever a document has."""
+    """Encodes documents of any length; needs memory for ``PIECE`` characters and a table of words only."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._end = np.array([recipe.end], np.uint32)
@@ -45,20 +46,20 @@ class Encoder:
             self._words = None if pattern is None else WordTable(self._tokenizer, pattern)
 
     def __call__(self, texts: Sequence[str], end: bool) -> NDArray[np.uint32]:
-        """The tokens of all ``texts``; behind each the one that ends it, if ``end``."""
+        """Encodes all ``texts``; if ``end``, an end token follows each of them."""
         return np.concatenate(
             [np.zeros(0, np.uint32), *(self._batch(batch, end) for batch in _batches(texts))]
         )
 
     def lines(self, text: str) -> NDArray[np.uint32]:
-        """Its tokens, encoded line by line."""
+        """Encodes a text line by line."""
         assert self._tokenizer is not None
         if self._words is None:
             return bpe.encode(self._tokenizer, text).astype(np.uint32)
         return self._batch([(line, False) for line in text.splitlines(keepends=True)], end=False)
 
     def _batch(self, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
-        """Of pieces, and of each whether its text ends with it."""
+        """Encodes pieces; each comes with a flag that its text ends there."""
         if self._words is not None:
             return self._by_words(self._words, batch, end)
         parts = []
@@ -85,7 +86,7 @@ class Encoder:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces that have ``PIECE`` characters together, and of each whether its text ends with it."""
+    """Batches of about ``PIECE`` characters: pieces of texts, each with a flag that its text ends there."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for text in texts:
@@ -100,7 +101,7 @@ def _batches(texts: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """A long text is cut where ``inside_text`` says that it may be."""
+    """Splits a long text where ``inside_text`` allows it."""
     if len(text) <= PIECE:
         yield text, True
         return

@@ -1,4 +1,4 @@
-"""A corpus as a folder of ``.tokens`` files: once, and from where an earlier start was ended."""
+"""Prepares a corpus as a folder of ``.tokens`` files, and resumes after an interrupted start."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from launcher.errors import RunError
 from launcher.job.schema.steps import Prepare
 from launcher.untrusted.files import opened, read_text
 
-VERSION = 1  # of what is made of a corpus: another one is made anew
-SAMPLE = 32 << 20  # bytes of text that byte pairs are trained on
-SAMPLED = 32  # files that they are from, at most
-CHUNK = 8 << 20  # bytes that are digested at once
+VERSION = 1  # the version of the prepared format: folders of another one are made again
+SAMPLE = 32 << 20  # bytes of text that BPE is trained on
+SAMPLED = 32  # the maximum number of files that they come from
+CHUNK = 8 << 20  # bytes digested at once
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is at ``dst``; ``anew``: made by this start, of ``nbytes`` of text in ``seconds``."""
+    """What ``dst`` contains. ``anew``: this start made it, from ``nbytes`` of text in ``seconds``."""
 
     tokens: int
     documents: int
@@ -50,7 +50,7 @@ class Prepared:
     seconds: float = 0.0
 
     def text(self, dst: str) -> str:
-        """One line."""
+        """One line for people."""
         what = f"{self.tokens} tokens below {self.vocab_size}"
         what += f" of {self.documents} documents, each ended by {self.end}"
         left = f", {self.skipped} bad lines left out" if self.skipped else ""
@@ -61,7 +61,10 @@ class Prepared:
 
 
 def prepare(settings: Prepare, say: Say, speed: Speed) -> Prepared:
-    """Raises ``BadFile`` for what cannot be read, ``RunError`` else; whole files stay for the next start."""
+    """Prepares the corpus, unless ``dst`` already has it. Complete files are kept for the next start.
+
+    Raises ``BadFile`` for a corpus that cannot be read, and ``RunError`` for everything else.
+    """
     files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
     corpus = Corpus.of(settings, files)
     dst, folder = Path(settings.dst), shards.working_folder(Path(settings.dst))
@@ -77,7 +80,7 @@ def prepare(settings: Prepare, say: Say, speed: Speed) -> Prepared:
 
 
 def occupied(dst: Path, overwrite: bool) -> str | None:
-    """Why nothing else may be made at ``dst``."""
+    """Returns why ``dst`` must not be replaced; ``None`` if it may."""
     if dst.exists() and not dst.is_dir():
         return f"{dst}: it is a file, not a folder"
     if not dst.is_dir() or not any(dst.iterdir()):
@@ -90,7 +93,7 @@ def occupied(dst: Path, overwrite: bool) -> str | None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """``digest``: of all that the tokens hang on. ``seen``: size and time of change of each file."""
+    """A corpus. ``digest``: of all that the tokens depend on. ``seen``: size and mtime of each file."""
 
     settings: Prepare
     files: tuple[CorpusFile, ...]
@@ -99,7 +102,7 @@ class Corpus:
 
     @classmethod
     def of(cls, settings: Prepare, files: Sequence[CorpusFile]) -> Corpus:
-        """Reads every file."""
+        """Computes the digest. Reads every file."""
         asked = settings.model_dump(include={"field", "documents", "tokenizer", "vocab_size", "shard_tokens"})
         asked["end"] = trained_end(settings) if settings.tokenizer == "bpe" else None
         if settings.tokenizer == "file":
@@ -115,11 +118,11 @@ class Corpus:
         return self.settings.on_bad == "skip"
 
     def is_in(self, said: dict[str, Any]) -> bool:
-        """Whether it is this one of which a folder says that it was made."""
+        """Whether the manifest ``said`` says that this corpus is in its folder."""
         return said.get("digest") == self.digest and (self.skips or not said.get("skipped"))
 
     def check_unchanged(self) -> None:
-        """Raises ``RunError`` for a file that is another than when its digest was taken."""
+        """Raises ``RunError`` if a file has changed since its digest was taken."""
         for file, seen in zip(self.files, self.seen, strict=True):
             if _seen(file.path) != seen:
                 raise RunError(f"{file.path}: it has changed while it was read; start again")
@@ -128,7 +131,7 @@ class Corpus:
         return blocks(self.files, at, field=self.settings.field, documents=self.settings.documents)
 
     def task(self, block: Block) -> Encode:
-        """What is to be encoded of it."""
+        """The task that encodes a block."""
         form = self.files[block.start.file].form
         kind: Kind = "jsonl" if form == "jsonl" else "values" if form not in LINES else "text"
         if form == "text" and self.settings.documents == "line":
@@ -137,14 +140,14 @@ class Corpus:
         return Encode(kind, block.data, self.settings.field, first=first, ends=block.ends)
 
     def place(self, block: Block, row: int) -> str:
-        """Where a row of a block is, as an editor finds it."""
+        """Where a row of a block is: FILE:LINE, as editors read it, or FILE: row NUMBER of a table."""
         file = self.files[block.start.file]
         number = block.start.row + row + 1
         return f"{file.path}:{number}" if file.form in LINES else f"{file.path}: row {number}"
 
 
 def content_digest(path: Path) -> str:
-    """xxh3 (128 bits) of all its bytes, in bounded memory."""
+    """xxh3 (128 bits) of a file's content, in bounded memory."""
     digest = xxhash.xxh3_128()
     with opened(path) as stream:
         while chunk := stream.read(CHUNK):
@@ -167,7 +170,7 @@ def _make(corpus: Corpus, folder: Path, say: Say, speed: Speed) -> Prepared:
         while (more := _shard(corpus, folder, made, encoded, done, speed)) is not None:
             done = more
 
-    # all of it is there
+    # the corpus is complete
     corpus.check_unchanged()
     if not done.tokens:
         raise RunError(f"{_listed(corpus)}: no document has any text ({done.skipped} left out)")
@@ -182,7 +185,7 @@ def _make(corpus: Corpus, folder: Path, say: Say, speed: Speed) -> Prepared:
 
 
 def _vocabulary(corpus: Corpus, folder: Path, crew: Workers) -> Vocabulary:
-    """With its tokenizer.json in ``folder``; one that is trained is trained once."""
+    """The vocabulary; writes its tokenizer.json to ``folder``. A trained tokenizer is trained only once."""
     file = folder / shards.TOKENIZER
     trained = None
     if corpus.settings.tokenizer == "bpe":
@@ -194,7 +197,7 @@ def _vocabulary(corpus: Corpus, folder: Path, crew: Workers) -> Vocabulary:
 
 
 def _sample(corpus: Corpus) -> Train:
-    """The first bytes of some files, as many of each."""
+    """A task that trains on the first bytes of up to ``SAMPLED`` files, equally many of each."""
     settings = corpus.settings
     assert settings.vocab_size is not None
     step = -(-len(corpus.files) // SAMPLED)
@@ -214,7 +217,7 @@ def _shard(
     corpus: Corpus, folder: Path, made: Vocabulary, encoded: Iterator[tuple[Block, Encoded]], done: Progress,
     speed: Speed,
 ) -> Progress | None:  # fmt: skip
-    """One more file of tokens; ``None`` where no block is left."""
+    """Writes one more file of tokens; returns ``None`` if no block is left."""
     first = next(encoded, None)
     if first is None:
         return None
@@ -242,7 +245,7 @@ def _shard(
 
 
 def _found(said: dict[str, Any]) -> Prepared:
-    """What a folder says of itself."""
+    """What a folder's manifest says."""
     counts = {key: int(said[key]) for key in ("tokens", "documents", "skipped", "vocab_size")}
     return Prepared(**counts, end=str(said["end_of_document"]), anew=False)
 
@@ -259,7 +262,7 @@ def _listed(corpus: Corpus) -> str:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What is wrong with a file that is read is a ``BadFile``: all else is of ``folder``, a ``RunError``."""
+    """Reports ``OSError`` as ``RunError`` about ``folder``: errors of files that are read are ``BadFile``."""
     try:
         yield
     except OSError as error:

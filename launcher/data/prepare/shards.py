@@ -1,4 +1,4 @@
-"""The folder that is being made: whole files of tokens, beside each where in the corpus it ends."""
+"""The working folder of a preparation: complete files of tokens, each with its end position in the corpus."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from launcher.untrusted.files import read_json
 LOCK = ".lock"
 MANIFEST = "prepared.json"
 TOKENIZER = "tokenizer.json"
-BEGUN = "begun.json"  # of what this is the folder: it is emptied for another
+BEGUN = "begun.json"  # the digest of the corpus; the folder is emptied for another one
 POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What is done before ``position``: files, documents, tokens, what was ``skipped``, bytes of text."""
+    """What was done before ``position``. ``skipped``: rows that were left out; ``nbytes``: bytes of text."""
 
     position: Position = field(default_factory=Position)
     shards: int = 0
@@ -38,19 +38,19 @@ class Progress:
 
 
 def working_folder(dst: Path) -> Path:
-    """Beside ``dst``, whose place it takes once all is there."""
+    """The folder beside ``dst``, which replaces ``dst`` once it is complete."""
     dst = Path(os.path.realpath(dst))
     return dst.with_name(f".{dst.name}.unfinished")
 
 
 @contextmanager
 def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Makes ``folder``; waits while another process is at work in it. It may be renamed meanwhile."""
+    """Creates and locks ``folder``; waits while another process works in it. That process may rename it."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             file = (folder / LOCK).open("w")
-        except FileNotFoundError:  # whoever made it is just done
+        except FileNotFoundError:  # its maker has just finished
             continue
         with file:
             _wait(file.fileno(), folder, say)
@@ -81,7 +81,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def shard_name(number: int) -> str:
-    """By name they are in the order of the corpus.
+    """The name of a file of tokens; names sort in the order of the corpus.
 
     >>> shard_name(7)
     '00007.tokens'
@@ -90,9 +90,9 @@ def shard_name(number: int) -> str:
 
 
 def kept(folder: Path, digest: str, skips: bool) -> Progress:
-    """What a start before this one has done of the same corpus; else the folder is emptied.
+    """Returns the progress of an earlier start on the same corpus; for another corpus, empties the folder.
 
-    Unless this one ``skips``, what has left out anything does not count.
+    Unless this start ``skips``, files that left out rows do not count.
     """
     if _json(folder / BEGUN) != {"digest": digest}:
         empty(folder)
@@ -103,7 +103,7 @@ def kept(folder: Path, digest: str, skips: bool) -> Progress:
     while (more := _recorded(folder, done.shards)) is not None and (skips or not more.skipped):
         done = more
 
-    # what was begun behind that
+    # delete incomplete files
     whole = {file for k in range(done.shards) for file in (shard_name(k), _record_name(k))}
     for path in folder.iterdir():
         if path.name not in (LOCK, BEGUN, TOKENIZER) and path.name not in whole:
@@ -112,12 +112,12 @@ def kept(folder: Path, digest: str, skips: bool) -> Progress:
 
 
 def record(folder: Path, done: Progress) -> None:
-    """That the last file of ``done`` is whole."""
+    """Records that the last file of ``done`` is complete."""
     write_json(folder / _record_name(done.shards - 1), asdict(done))
 
 
 def publish(folder: Path, dst: Path, said: dict[str, Any]) -> None:
-    """``folder`` takes the place of ``dst``, with what is ``said`` of it in ``MANIFEST``."""
+    """Replaces ``dst`` with ``folder``, which gets ``said`` as its ``MANIFEST``."""
     dst = Path(os.path.realpath(dst))
     for path in folder.iterdir():
         if path.name == BEGUN or path.name.endswith(_RECORD):
@@ -134,7 +134,7 @@ def publish(folder: Path, dst: Path, said: dict[str, Any]) -> None:
 
 
 def leave(folder: Path) -> None:
-    """Without a trace, where nothing is there but the lock."""
+    """Removes ``folder`` if it contains only the lock."""
     if [path.name for path in folder.iterdir()] == [LOCK]:
         (folder / LOCK).unlink()
         folder.rmdir()
@@ -145,7 +145,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """All of it, or none."""
+    """Writes the file atomically."""
     new = path.with_name(f".{path.name}.new")
     with new.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -156,7 +156,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def published(dst: Path) -> dict[str, Any] | None:
-    """What is said of what was made at ``dst``; ``None`` where nothing was."""
+    """The manifest of what was made at ``dst``; ``None`` if there is none."""
     said = _json(dst / MANIFEST)
     return said if isinstance(said, dict) else None
 
@@ -169,7 +169,7 @@ def _record_name(shard: int) -> str:
 
 
 def _recorded(folder: Path, shard: int) -> Progress | None:
-    """What was done with this file, where it is whole."""
+    """The progress at the end of this file; ``None`` if the file is not complete."""
     said = _json(folder / _record_name(shard))
     try:
         token_file(folder / shard_name(shard), dtype="uint16")
@@ -186,7 +186,7 @@ def _json(path: Path) -> Any:
 
 
 def empty(folder: Path) -> None:
-    """But for the lock."""
+    """Deletes all files of ``folder`` except the lock."""
     for path in folder.iterdir():
         if path.name != LOCK:
             path.unlink()

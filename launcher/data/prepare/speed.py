@@ -1,4 +1,4 @@
-"""How far a corpus is, on the console: a bar on a terminal, else a line now and then."""
+"""Reports progress through a corpus on the console: a bar on a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from launcher.data.prepare.corpus_files import CorpusFile
 from launcher.data.prepare.shards import Progress
 
 Mode = Literal["auto", "bar", "plain", "off"]
-EVERY_S = 10.0  # between lines
-DRAWN_S = 0.1  # between changes of a bar
+EVERY_S = 10.0  # seconds between lines
+DRAWN_S = 0.1  # seconds between updates of a bar
 MB = 1_000_000
 
 
 class Speed:
-    """Says what is done so far, and MB of text a second; as a context it ends its bar."""
+    """Reports the work done and MB of text per second; as a context manager it closes its bar."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Speed:
         out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if out is None:  # a bar is drawn past the copy of the console, which the leader of a run keeps
+        if out is None:  # a bar bypasses the console's copy that the run's leader keeps
             out = getattr(sys.stdout, "terminal", sys.stdout)
         if mode == "auto":
             mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
@@ -50,7 +50,7 @@ class Speed:
             self._bar.stop()
 
     def begin(self, files: Sequence[CorpusFile], done: Progress) -> None:
-        """``done`` by an earlier start. Where it comes again, the files before are whole."""
+        """Starts a report; ``done`` is the progress of an earlier start. A later call starts another one."""
         if self._bar is not None:
             self._bar.stop()
         self._sizes, self._before = [file.size for file in files], done.nbytes

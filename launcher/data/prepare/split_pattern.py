@@ -1,7 +1,7 @@
-"""The words that a byte-level tokenizer merges bytes within, found by a pattern of Python's.
+"""Splits text into the words within which a byte-level tokenizer merges bytes, using Python's ``re``.
 
-A word is encoded the same wherever it stands, so one that was seen needs no encoding. Characters are those of
-``SAFE``: of these it is tried whether ``tokenizers`` sees the same words.
+A word is encoded the same everywhere, so a known word needs no encoding. Only the characters ``SAFE`` are
+supported: a test on each of them shows whether ``tokenizers`` splits the same words.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from tokenizers import Tokenizer
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""What ``ByteLevel`` splits by itself."""
+"""The pattern that ``ByteLevel`` splits by."""
 
 _RANGES = ((0x0000, 0x052F), (0x2000, 0x206F), (0x20A0, 0x20BF), (0x2100, 0x22FF))
 SAFE = tuple(chr(c) for first, last in _RANGES for c in range(first, last + 1))
-"""European scripts, punctuation, currencies, arrows, signs of mathematics."""
+"""European scripts, punctuation, currencies, arrows and mathematical signs."""
 UNSAFE = re.compile("[^" + "".join(f"\\u{first:04x}-\\u{last:04x}" for first, last in _RANGES) + "]")
 _PRINTED = "".join(map(chr, range(0x21, 0x7F)))
 LINE = re.compile(r"(?<=[!-~]\n)(?=[A-Za-z0-9])")
-"""Behind a line that ends in no space: what is on both sides is encoded the same by itself."""
+"""The end of a line that does not end in a space: both sides can be encoded separately."""
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u2028\u2029\u202f\u205f" + "".join(chr(c) for c in range(0x2000, 0x200B))
 _PART = re.compile(r"\\p\{(?P<category>[A-Z][a-z]?)\}|\\(?P<escape>.)|(?P<bracket>[\[\]])")
 _AROUND = (
@@ -45,7 +45,7 @@ _AROUND = (
 
 
 def word_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """``findall`` of it gives the words of a text of ``SAFE``; ``None`` for another kind of tokenizer."""
+    """A pattern whose ``findall`` splits a text of ``SAFE`` into words; ``None`` if there is none."""
     said = json.loads(tokenizer.to_str())
     theirs = _theirs(said)
     ours = None if theirs is None else _translated(theirs)
@@ -56,7 +56,7 @@ def word_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def _theirs(said: dict[str, Any]) -> str | None:
-    """The pattern that a tokenizer.json splits by, if it does nothing else to a text."""
+    """The pattern by which a tokenizer.json splits; ``None`` if it changes the text in any other way."""
     split = said["pre_tokenizer"]
     if said["normalizer"] is not None or split is None:
         return None
@@ -72,13 +72,13 @@ def _theirs(said: dict[str, Any]) -> str | None:
 
 
 def _byte_pairs(model: dict[str, Any]) -> bool:
-    """Whether it is byte pairs that leave nothing to chance and know of no words but these."""
+    """Whether the model is deterministic BPE without prefixes or suffixes of words."""
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     return model["type"] == "BPE" and not any(model.get(key) for key in odd)
 
 
 def _translated(pattern: str) -> re.Pattern[str] | None:
-    """The same for ``re``, which knows no categories and other spaces; ``None`` where it cannot say it."""
+    """Translates a pattern for ``re``, which lacks categories and has other spaces; ``None`` if it cannot."""
     out, at, inside = [], 0, False
     for part in _PART.finditer(pattern):
         out.append(pattern[at : part.start()])
@@ -113,7 +113,7 @@ def _escaped(chars: str) -> str:
 
 
 def _agree(ours: re.Pattern[str], tokenizer: Tokenizer) -> bool:
-    """Whether both see the same words around each character, and none over a ``LINE``."""
+    """Whether both split the same words around each character, and ``ours`` splits at each ``LINE``."""
     apart = ((f"{a}{c}\n", f"{b}b") for c in _PRINTED for a in ("", "x", "1", " ") for b in "aA1")
     return all(ours.findall(text) == words for text, words in _seen(tokenizer)) and all(
         ours.findall(head + tail) == [*ours.findall(head), *ours.findall(tail)] for head, tail in apart

@@ -1,4 +1,4 @@
-"""Tokens that stand for those of a corpus that is not prepared yet: what reads them can be checked."""
+"""Placeholder tokens for a corpus that is not prepared yet, so that their readers can be checked."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from launcher.data.token_files.write import TokenWriter
 from launcher.job.schema.steps import Prepare
 
 UNKNOWN = 257
-"""Different tokens, where the tokenizer cannot be read: its own check says why."""
+"""The vocabulary size if the tokenizer cannot be read; its own check reports why."""
 
 
 def bound(settings: Prepare) -> int:
-    """What every token will be below; of byte pairs that are still to be trained, at most."""
+    """A bound that every token is below. For BPE that is not trained yet, the upper limit."""
     return _bound_and_end(settings)[0]
 
 
 def write(path: Path, settings: Prepare, count: int) -> None:
-    """``count`` tokens, each of which ends a document."""
+    """Writes ``count`` tokens, each of which ends a document."""
     size, end = _bound_and_end(settings)
     with TokenWriter(path, size, end) as file:
         file.append(np.full(count, end))

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, some rows at a time: a column of text, or several of any kind; needs pyarrow."""
+"""Reads Parquet and Arrow files in batches: one column of text, or several columns; needs pyarrow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from launcher.data.files.bad_file import BadFile
 from launcher.data.prepare.corpus_files import CorpusFile
 from launcher.untrusted.files import check, opened
 
-BATCH = 1 << 20  # bytes of text that are read at once, unless one row has more
+BATCH = 1 << 20  # bytes of text read at once, unless one row has more
 ROWS = 4096
-RECORDS = 256  # rows of several columns that are read at once
-BUFFER = 1 << 20  # bytes of a column that are read ahead
+RECORDS = 256  # rows of several columns read at once
+BUFFER = 1 << 20  # bytes of a column read ahead
 
 
 def check_column(file: CorpusFile, field: str) -> None:
-    """Raises ``BadFile`` unless there is such a column, of text."""
+    """Raises ``BadFile`` unless column ``field`` exists and contains text."""
     import pyarrow as pa
 
     schema = _schema(file)
@@ -29,12 +29,12 @@ def check_column(file: CorpusFile, field: str) -> None:
 
 
 def columns(file: CorpusFile) -> list[str]:
-    """Raises ``BadFile``."""
+    """The names of the columns. Raises ``BadFile``."""
     return list(_schema(file).names)
 
 
 def records(file: CorpusFile, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each row as a dict of those columns. Raises ``BadFile`` with the path."""
+    """Yields each row as a dict of the columns ``fields``. Raises ``BadFile`` with the path."""
     import pyarrow as pa
 
     try:
@@ -53,9 +53,9 @@ def records(file: CorpusFile, fields: Sequence[str]) -> Iterator[dict[str, Any]]
 
 
 def rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
-    """The values from row ``start`` on, where a list began; ``None`` for one that is null.
+    """Yields lists of the column's values, from row ``start`` on; null values are ``None``.
 
-    Raises ``BadFile`` with the path.
+    ``start`` must be the first row of a list. Raises ``BadFile`` with the path.
     """
     import pyarrow as pa
 
@@ -68,7 +68,7 @@ def rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any]]:
 
 
 def _parquet(file: CorpusFile) -> Any:
-    """Without a read-ahead of whole column chunks, which may have any size."""
+    """Opens a Parquet file without prefetching complete column chunks, which may be of any size."""
     from pyarrow import parquet
 
     check(file.path)
@@ -92,14 +92,14 @@ def _parquet_rows(file: CorpusFile, field: str, start: int) -> Iterator[list[Any
 
 
 def _rows_at_once(group: Any, field: str) -> int:
-    """By the mean size of a row, so that a batch has about ``BATCH`` bytes."""
+    """The rows per batch, estimated from their mean size, so that a batch has about ``BATCH`` bytes."""
     chunks = (group.column(i) for i in range(group.num_columns))
     size = next((c.total_uncompressed_size for c in chunks if c.path_in_schema == field), 0)
     return max(1, min(ROWS, BATCH * int(group.num_rows) // max(int(size), 1)))
 
 
 def _schema(file: CorpusFile) -> Any:
-    """Raises ``BadFile``."""
+    """The schema of the file. Raises ``BadFile``."""
     import pyarrow as pa
 
     try:
@@ -117,7 +117,7 @@ def _arrow_schema(file: CorpusFile) -> Any:
 
 
 def _has_index(file: CorpusFile) -> bool:
-    """Arrow's file form; a stream, as ``datasets`` writes it, has no signature."""
+    """Whether it is Arrow's file format; its stream format, which ``datasets`` writes, has no signature."""
     with opened(file.path) as stream:
         return stream.read(6) == b"ARROW1"
 
@@ -139,7 +139,7 @@ def _arrow_batches(file: CorpusFile) -> Iterator[Iterator[Any]]:
     from pyarrow import ipc
 
     check(file.path)
-    with pa.memory_map(str(file.path)) as stream:  # of a batch of any size only what is looked at is read
+    with pa.memory_map(str(file.path)) as stream:  # reads only the used parts of a batch
         if _has_index(file):
             indexed = ipc.open_file(stream)
             yield (indexed.get_batch(i) for i in range(indexed.num_record_batches))
@@ -148,7 +148,7 @@ def _arrow_batches(file: CorpusFile) -> Iterator[Iterator[Any]]:
 
 
 def _parts(column: Any) -> Iterator[Any]:
-    """A column in pieces of about ``BATCH`` bytes: the same ones wherever reading begins."""
+    """Splits a column into pieces of about ``BATCH`` bytes, the same ones wherever reading begins."""
     for first in range(0, len(column), ROWS):
         some = column[first : first + ROWS]
         size = max(1, BATCH * len(some) // max(some.nbytes, 1))

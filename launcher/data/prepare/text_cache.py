@@ -1,4 +1,4 @@
-"""The tokens of ``data=text``, made by one process before the ranks start, and kept for later starts."""
+"""Caches the tokens of ``data=text``, which one process makes before the ranks start."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from launcher.data.token_files.write import TokenWriter
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 
-VERSION = 1  # of what is made of a text
+VERSION = 1  # the version of the cached tokens
 TRAIN, VAL = "train.tokens", "val.tokens"
-FOLDER = "tokens"  # in the folder that holds runs, hidden, or in that of the run
+FOLDER = "tokens"  # beside the runs, as a hidden folder, or inside the run's folder
 
 
 @dataclass(frozen=True)
 class TextTokens:
-    """What is trained on, what is held out, and by which tokenizer."""
+    """Tokens for training and for validation, and their tokenizer."""
 
     tokenizer: Tokenizer
     train: NDArray[Any]
@@ -45,12 +45,15 @@ class TextTokens:
 
 
 def makes_tokens(data: object) -> TypeGuard[Text | Chat]:
-    """Whether its tokens are made once, and kept."""
+    """Whether the tokens of this data set are cached."""
     return isinstance(data, Chat) or (isinstance(data, Text) and data.tokenizer != "bytes")
 
 
 def with_cache(job: Job) -> Job:
-    """``job`` with ``data.cache`` where tokens are made and it is null: beside the runs, if that can be."""
+    """Returns ``job`` with ``data.cache`` set, if its tokens are cached and it is null.
+
+    The cache is beside the runs, or in the run's folder if the folder around it is not writable.
+    """
     data = job.data
     if not makes_tokens(data) or data.cache is not None:
         return job
@@ -62,7 +65,7 @@ def with_cache(job: Job) -> Job:
 
 
 def make(settings: Text, say: Callable[[str], None], speed: Speed) -> None:
-    """Unless they are there. Raises ``RunError`` where they cannot be written."""
+    """Makes the tokens, unless they are cached. Raises ``RunError`` if they cannot be written."""
     if settings.cache is None or settings.tokenizer == "bytes":
         return
     final = _folder(settings)
@@ -77,7 +80,7 @@ def make(settings: Text, say: Callable[[str], None], speed: Speed) -> None:
 
 
 def opened(settings: Text) -> TextTokens | None:
-    """What ``make`` has left; ``None`` where it has not."""
+    """The tokens that ``make`` has cached; ``None`` if they are not cached."""
     if settings.cache is None:
         return None
     folder = _folder(settings)
@@ -88,7 +91,10 @@ def opened(settings: Text) -> TextTokens | None:
 
 
 def _folder(settings: Text) -> Path:
-    """By a digest of all that the tokens hang on. Reads the text and the tokenizer's file."""
+    """The cache folder, named by a digest of everything that the tokens depend on.
+
+    Reads the text and the tokenizer's file.
+    """
     asked = settings.model_dump(include={"tokenizer", "val_fraction"})
     if settings.tokenizer_file is None:
         asked["vocab_size"] = settings.vocab_size
@@ -127,7 +133,7 @@ def _make(settings: Text, folder: Path, final: Path, say: Callable[[str], None],
 
 
 def _tasks(part: NDArray[np.uint8]) -> Iterator[tuple[int, EncodeLines]]:
-    """Whole lines, about ``BLOCK`` bytes at once, and how many there are."""
+    """Yields tasks of complete lines, about ``BLOCK`` bytes each, with their number of bytes."""
     at = 0
     while at < len(part):
         end = min(at + BLOCK, len(part))

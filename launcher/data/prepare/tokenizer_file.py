@@ -1,4 +1,4 @@
-"""The tokenizer of a corpus, and the token that ends a document."""
+"""The tokenizer of a corpus, and the token that ends its documents."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launcher.data.files import bpe
 from launcher.job.schema.steps import Prepare
 from launcher.untrusted.files import read_json
 
-TRAINED_END = "<|endoftext|>"  # of byte pairs that are trained here, unless another is named
+TRAINED_END = "<|endoftext|>"  # of BPE trained here, unless the settings name another one
 BYTES_END = 256
-SHOWN = 6  # tokens in a message
+SHOWN = 6  # tokens listed in a message
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """``tokenizer``: what its tokenizer.json says; ``None``: bytes. Every token is below ``size``."""
+    """A tokenizer. ``tokenizer``: its tokenizer.json; ``None`` for bytes. Every token is below ``size``."""
 
     tokenizer: str | None
     size: int
@@ -28,13 +28,13 @@ class Vocabulary:
 
 
 class NoEnd(ValueError):
-    """It is not known which token ends a document."""
+    """The token that ends a document is unknown."""
 
 
 def vocabulary(settings: Prepare, trained: str | None = None) -> Vocabulary:
-    """Of the tokenizer that ``settings`` name, or of the ``trained`` one.
+    """The vocabulary of the tokenizer that ``settings`` name, or of the ``trained`` tokenizer.json.
 
-    Raises ``ValueError`` for what is no tokenizer, and ``NoEnd``.
+    Raises ``ValueError`` for a file that is not a tokenizer, and ``NoEnd``.
     """
     if settings.tokenizer == "bytes":
         return Vocabulary(None, BYTES_END + 1, BYTES_END, "end of document")
@@ -47,7 +47,7 @@ def vocabulary(settings: Prepare, trained: str | None = None) -> Vocabulary:
 
 
 def trained_end(settings: Prepare) -> str:
-    """The text of the end token of byte pairs that are trained here."""
+    """The text of the end token of BPE that is trained here."""
     return settings.end_of_document or TRAINED_END
 
 
@@ -60,7 +60,7 @@ def _of(tokenizer: Tokenizer, end: str, path: Path | None = None) -> Vocabulary:
 
 
 def _beside(path: Path, tokenizer: Tokenizer) -> str:
-    """What the files of transformers beside ``path`` say ends a text."""
+    """The end-of-text token, according to the files of transformers beside ``path``. Raises ``NoEnd``."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         beside = path.with_name(name)
         if beside.is_file():
@@ -77,7 +77,7 @@ def _beside(path: Path, tokenizer: Tokenizer) -> str:
 
 
 def _text(token: Any) -> str:
-    """Of a token as it is, or with its settings."""
+    """The text of a token that is given as a string or as an object with settings."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

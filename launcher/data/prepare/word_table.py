@@ -1,4 +1,4 @@
-"""The tokens of words that were seen: in text most words were, and encoding one takes ten times as long."""
+"""Caches the tokens of words: most words of a text repeat, and encoding one takes ten times as long."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 
 from launcher.data.prepare.split_pattern import LINE, UNSAFE
 
-ROWS = 500_000  # of a table, which then begins anew: about 100 MB
-KNOWN = 48  # characters of a word that may come again
+ROWS = 500_000  # after which the table is cleared: about 100 MB
+KNOWN = 48  # characters of a word that is cached
 
 
 class WordTable(dict[str, int]):
-    """By a word its row. ``rows`` are of this table until the next ``fresh``."""
+    """Maps a word to its row. Rows are valid until the next call of ``fresh``."""
 
     def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:
         super().__init__()
@@ -28,26 +28,26 @@ class WordTable(dict[str, int]):
         self._begin()
 
     def fresh(self) -> None:
-        """Where the table is full, nothing is known any more."""
+        """Clears the table if it is full."""
         if len(self._starts) > ROWS:
             self.clear()
             self._begin()
 
     def rows(self, text: str) -> list[NDArray[np.int64]]:
-        """Of the words of ``text``; lines with characters or tokens that are no such words are one each."""
+        """The rows of the words of ``text``; runs of unsupported lines are one row each."""
         if not self._is_odd(text):
             return [self._of_words(text)]
         runs = ((odd, "".join(lines)) for odd, lines in groupby(LINE.split(text), self._is_odd))
         return [self._of_whole(run) if odd else self._of_words(run) for odd, run in runs]
 
     def add(self, ids: Iterable[int]) -> int:
-        """The row of tokens of which nobody asks again."""
+        """Adds a row that is not cached under a word."""
         self._starts.append(len(self._tokens))
         self._tokens.extend(ids)
         return len(self._starts) - 1
 
     def tokens(self, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.uint32]:
-        """Those of each row, one after the other."""
+        """Concatenates the tokens of the rows."""
         which = np.concatenate(rows) if rows else np.zeros(0, np.int64)
         starts = self._bounds()
         counts = starts[which + 1] - starts[which]
@@ -75,6 +75,6 @@ class WordTable(dict[str, int]):
         self._starts, self._tokens = array("q"), array("I")
 
     def _bounds(self) -> NDArray[np.int64]:
-        """Where each row begins, and where the last one ends."""
+        """The start of each row, and the end of the last one."""
         begin = np.frombuffer(self._starts, np.int64) if self._starts else np.zeros(0, np.int64)
         return np.append(begin, len(self._tokens))

@@ -1,4 +1,4 @@
-"""A process that encodes: reads tasks from its input, writes what comes of them, and ends with its input."""
+"""A worker process that encodes: reads tasks from stdin and writes answers, until stdin ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.job.schema.components import Text
 
 @dataclass(frozen=True)
 class Encode:
-    """A block; ``first`` and ``ends``: of its file. Answered with ``Encoded``."""
+    """Encodes a block; ``first`` and ``ends``: it is the first or last of its file. Answer: ``Encoded``."""
 
     kind: Kind
     data: bytes | list[Any]
@@ -31,14 +31,14 @@ class Encode:
 
 @dataclass(frozen=True)
 class EncodeLines:
-    """Text whose lines are encoded one by one, as ``data=text`` has it. Answered with ``Encoded``."""
+    """Encodes text line by line, as ``data=text`` does. Answer: ``Encoded``."""
 
     data: bytes
 
 
 @dataclass(frozen=True)
 class Train:
-    """Byte pairs are trained on the documents of ``blocks``. Answered with what tokenizer.json says."""
+    """Trains BPE on the documents of ``blocks``. Answer: the content of tokenizer.json."""
 
     blocks: list[Encode]
     vocab_size: int
@@ -47,14 +47,14 @@ class Train:
 
 @dataclass(frozen=True)
 class TrainText:
-    """Byte pairs are trained on what ``data=text`` trains on. Answered as ``Train``."""
+    """Trains BPE on the training part of ``data=text``. Answer: the content of tokenizer.json."""
 
     settings: Text
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """``tokens``, how many documents ended, and what was left out."""
+    """The ``tokens``, the number of documents that ended, and the rows that were left out."""
 
     tokens: NDArray[np.uint32]
     documents: int
@@ -62,7 +62,7 @@ class Encoded:
 
 
 class Own(Protocol):
-    """A task that knows by itself how it is answered, of a folder that is built on this one."""
+    """A task of another folder, with its own answer. Lets folders that import this one add tasks."""
 
     def answer(self) -> Any: ...
 
@@ -71,7 +71,7 @@ Task = Recipe | Encode | EncodeLines | Train | TrainText | Own
 
 
 class Worker:
-    """Answers tasks; the first is the recipe, unless it is to train."""
+    """Answers tasks. A ``Recipe`` must come before the first ``Encode`` or ``EncodeLines``."""
 
     def __init__(self) -> None:
         self._encoder: Encoder | None = None
@@ -108,7 +108,7 @@ def _trained(task: Train) -> str:
 
 
 def serve(tasks: BinaryIO, answers: BinaryIO) -> None:
-    """Until ``tasks`` ends: the process that sends them has then ended too, however that came."""
+    """Answers tasks until ``tasks`` ends, which it does whenever the parent process ends."""
     worker = Worker()
     while True:
         try:
@@ -120,9 +120,9 @@ def serve(tasks: BinaryIO, answers: BinaryIO) -> None:
 
 
 def main() -> None:
-    """What the process does from its start to its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; ours closes our input
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who asked is gone: nobody wants to know
+    """The entry point of the worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent closes our input
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end silently if the parent is gone
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what a library prints is no answer
+        os.dup2(2, 1)  # keeps prints of libraries out of the answers
         serve(sys.stdin.buffer, answers)

@@ -1,4 +1,4 @@
-"""Processes that encode, a thread of this one for each, and answers in the order of their tasks."""
+"""A pool of worker processes, each served by a thread; answers come in the order of the tasks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from launcher.data.prepare.worker import Encode, Encoded, EncodeLines, Own, Task
 from launcher.errors import RunError
 
 K = TypeVar("K")
-AHEAD = 2  # tasks of each process that are under way or answered, not yet asked for
+AHEAD = 2  # tasks per process that are submitted before their answers are needed
 CODE = "from launcher.data.prepare.worker import main; main()"
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 class Workers:
-    """``count`` processes; one that ends before its answer raises ``RunError``."""
+    """A pool of ``count`` processes. If one ends before it answers, ``RunError`` is raised."""
 
     def __init__(self, count: int) -> None:
         self._all = [_started() for _ in range(count)]
@@ -39,19 +39,19 @@ class Workers:
         self._threads = ThreadPoolExecutor(count)
 
     def train(self, task: Train | TrainText) -> str:
-        """What the tokenizer.json of one that is trained says."""
+        """Trains a tokenizer; returns its tokenizer.json."""
         return str(self._ask(task))
 
     def encode(
         self, recipe: Recipe, tasks: Iterable[tuple[K, Encode | EncodeLines]]
     ) -> Iterator[tuple[K, Encoded]]:
-        """What each task is for, and its answer, in their order; few are taken before they are needed."""
+        """Yields the key of each task and its answer, in order; reads only a few tasks ahead."""
         for process in self._all:
             _exchange(process, recipe)
         yield from self._answers(tasks)
 
     def answers(self, tasks: Iterable[Own]) -> Iterator[Any]:
-        """As ``encode``, of tasks that need no recipe."""
+        """Yields the answers of tasks that need no recipe, in order."""
         for _, answer in self._answers((None, task) for task in tasks):
             yield answer
 
@@ -65,9 +65,9 @@ class Workers:
             yield _answered(*waiting.popleft())
 
     def close(self) -> None:
-        """No process or thread is left."""
+        """Ends all processes and threads."""
         for process in self._all:
-            process.kill()  # of one that is at work nobody wants the answer
+            process.kill()  # its answer is no longer needed
         self._threads.shutdown(cancel_futures=True)
         for process in self._all:
             with process:
@@ -95,7 +95,7 @@ def workers(count: int) -> Iterator[Workers]:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    """With what this process may import; encoding in one thread, for there is a process a core."""
+    """Starts a worker with this process's import path. It encodes in one thread: there is one per core."""
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     env = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CODE]

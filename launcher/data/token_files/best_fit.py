@@ -1,4 +1,4 @@
-"""Puts pieces into bins: the longest first, each where it leaves least."""
+"""Best-fit decreasing bin packing: the longest pieces first, each into the fullest bin that has room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Numbers = NDArray[np.int64]
 
 
 def best_fit(lengths: Numbers, capacity: int) -> Numbers:
-    """The bin of each piece, which is of 1 to ``capacity``: best-fit decreasing, as arXiv 2404.10830 has it.
+    """The bin of each piece by best-fit decreasing, as in arXiv 2404.10830; lengths are 1 to ``capacity``.
 
     >>> best_fit(np.array([3, 8, 5, 2, 2]), 8).tolist()
     [1, 0, 1, 2, 2]
@@ -29,7 +29,7 @@ def best_fit(lengths: Numbers, capacity: int) -> Numbers:
 
 
 class _Free:
-    """Bins by what is left in them; as many pieces of a length as can be are placed at once."""
+    """Bins by their free space; equal pieces are placed as many at once as possible."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.opened = capacity, 0
@@ -37,10 +37,10 @@ class _Free:
         self.bins: dict[int, Numbers] = {}
 
     def tightest(self, length: int, count: int) -> Numbers:
-        """Up to ``count`` bins that take a piece of ``length`` each, which they have from now on."""
+        """Up to ``count`` of the fullest bins with room for a piece of ``length``; places one in each."""
         at = bisect_left(self.left, length)
         if at == len(self.left):
-            new = -(-count // (self.capacity // length))  # ceil: as many as take all of them
+            new = -(-count // (self.capacity // length))  # ceil: enough for all pieces
             self._put(self.capacity, np.arange(self.opened, self.opened + new))
             self.opened += new
         room = self.left[at]

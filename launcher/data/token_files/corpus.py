@@ -1,4 +1,4 @@
-"""The files that ``data=tokens`` names: what of them is trained on, what is held out, and what is wrong."""
+"""The files that ``data=tokens`` names: splits them into training and validation data, and checks them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END = "data.end_of_document"
 
 @dataclass(frozen=True)
 class Corpus:
-    """``train``: the windows of each source, which ``mixture`` mixes; tokens are below ``vocab_size``."""
+    """The windows of each source for training, which ``mixture`` mixes. Tokens are below ``vocab_size``."""
 
     train: tuple[tuple[FileWindows, ...], ...]
     val: tuple[FileWindows, ...]
@@ -30,7 +30,7 @@ class Corpus:
 
 
 def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
-    """Opens every file, and reads headers and indices only. ``None`` where anything is wrong."""
+    """Opens every file, and reads headers and indices only. Returns no corpus if there is a problem."""
     problems: list[Problem] = []
     named = {f"data.sources.{i}.path": source.path for i, source in enumerate(settings.sources)}
     if settings.path is not None:
@@ -40,7 +40,7 @@ def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
     if problems:
         return None, problems
 
-    # what they say together
+    # check the files together
     vocab_size, wrong = _vocab_size(settings, [f for files in (*sources.values(), held) for f in files])
     sources = {key: [*_ended(key, files, settings, problems)] for key, files in sources.items()}
     held = [*_ended("data.val", held, settings, problems)]
@@ -53,13 +53,13 @@ def corpus(settings: Tokens) -> tuple[Corpus | None, list[Problem]]:
 
 
 def vocab_size(settings: Tokens) -> int | None:
-    """As the files say it, ``None`` where they do not or something is wrong with them."""
+    """The vocabulary size by the files; ``None`` if they do not tell or have a problem."""
     made, _ = corpus(settings)
     return None if made is None else made.vocab_size
 
 
 def _token_files(key: str, paths: Paths, dtype: str, found: list[Problem]) -> list[TokenFile]:
-    """Every file that can be read; what is wrong with others goes to ``found``."""
+    """The files that can be read; problems of the others are appended to ``found``."""
     out = []
     try:
         named = files_of(paths)
@@ -80,7 +80,7 @@ def _token_files(key: str, paths: Paths, dtype: str, found: list[Problem]) -> li
 
 
 def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list[Problem]]:
-    """What every token is below: as the settings say it, or else as all files do."""
+    """The bound that every token is below: that of the settings, or else that of all files."""
     key = "data.vocab_size"
     told = {f.vocab_size: f.path for f in files if f.vocab_size is not None}
     if settings.vocab_size is not None:
@@ -104,7 +104,7 @@ def _vocab_size(settings: Tokens, files: Sequence[TokenFile]) -> tuple[int, list
 def _ended(
     key: str, files: Sequence[TokenFile], settings: Tokens, found: list[Problem]
 ) -> Iterator[TokenFile]:
-    """With the token that ends documents, where that matters; of the first file without one a problem."""
+    """Yields the files with their end token, if it is needed; reports the first file without one."""
     if not settings.by_document:
         yield from files
         return
@@ -131,7 +131,7 @@ def _why(settings: Tokens) -> str:
 def _windows(
     settings: Tokens, sources: dict[str, list[TokenFile]], held: Sequence[TokenFile]
 ) -> tuple[tuple[tuple[FileWindows, ...], ...], tuple[FileWindows, ...], list[Problem]]:
-    """Those of each source, those that are held out, and which of them are none."""
+    """The windows for training, by source; those for validation; and problems if there are none."""
     problems: list[Problem] = []
     train, val = [], _all(settings, held)
     if settings.val is not None and not total(val):

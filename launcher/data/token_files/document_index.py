@@ -1,4 +1,4 @@
-"""Where the documents of a file are, and which of them share a window."""
+"""Locates the documents of a file and assigns them to windows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from launcher.data.token_files.read import mapped
 from launcher.data.token_files.token_file import TokenFile
 
 CHUNK = 1 << 24
-"""Tokens that are looked at at once."""
+"""Tokens that are scanned at once."""
 BLOCK = 1 << 20
-"""Pieces that are packed at once: more would leave hardly less, and take more memory meanwhile."""
-FILES = 4096  # whose index is kept, by the process that plans, for the ranks that it forks
+"""Pieces that are packed at once: more would hardly save space, and packing would take more memory."""
+FILES = 4096  # whose index is cached, by the planning process for the ranks that it forks
 Packing = Literal["best_fit", "single"]
 Numbers = NDArray[np.int64]
 
@@ -39,14 +39,14 @@ class DocumentIndex:
         return len(self.first) - 1
 
     def window(self, number: int) -> list[tuple[int, int]]:
-        """The pieces of one window."""
+        """The start and stop of each piece of a window."""
         mine = slice(self.first[number], self.first[number + 1])
         return [*zip(self.start[mine].tolist(), self.stop[mine].tolist(), strict=True)]
 
 
 @lru_cache(maxsize=FILES)
 def document_index(file: TokenFile, seq_len: int, packing: Packing) -> DocumentIndex:
-    """Reads all of the file once; 24 bytes a piece at most. The same wherever it is made."""
+    """Reads the file once; takes at most 24 bytes per piece. Every process computes the same index."""
     starts, stops, sizes = [], [], []
     for block, (start, stop) in enumerate(_blocks(_pieces(file, seq_len))):
         count = np.ones(len(start), np.int64)
@@ -64,9 +64,10 @@ def document_index(file: TokenFile, seq_len: int, packing: Packing) -> DocumentI
 
 
 def packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers]:
-    """An order of pieces in which those of a window are together, and how many each window has.
+    """Packs pieces; returns their order, in which those of a window are adjacent, and how many each has.
 
-    Windows come as drawn, whatever the job's seed: the last ones, which are held out, are like all others.
+    Windows are shuffled, independently of the job's seed: the last ones are for validation and must be like
+    the others.
     """
     bins = best_fit(lengths, seq_len)
     places = permutation(0, block, int(bins.max()) + 1)[bins]
@@ -75,7 +76,7 @@ def packed(lengths: Numbers, seq_len: int, block: int) -> tuple[Numbers, Numbers
 
 
 def _blocks(found: Iterator[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
-    """The same pieces, ``BLOCK`` at once."""
+    """Regroups the pieces, ``BLOCK`` at a time."""
     start, stop = np.zeros((2, 0), np.int64)
     for more_start, more_stop in found:
         start, stop = np.concatenate((start, more_start)), np.concatenate((stop, more_stop))
@@ -87,7 +88,7 @@ def _blocks(found: Iterator[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers,
 
 
 def _pieces(file: TokenFile, seq_len: int) -> Iterator[tuple[Numbers, Numbers]]:
-    """Where pieces start and stop, in their order; none without a target: an end alone, or the last token."""
+    """Where pieces start and stop, in order. Leaves out those without a target: a single last token."""
     for start, stop in _documents(file):
         count = -(-(stop - start) // seq_len)  # ceil
         number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
@@ -98,12 +99,12 @@ def _pieces(file: TokenFile, seq_len: int) -> Iterator[tuple[Numbers, Numbers]]:
 
 
 def _documents(file: TokenFile) -> Iterator[tuple[Numbers, Numbers]]:
-    """Where documents start and stop, the token that ends each counted; a chunk of the file at once."""
+    """Where documents start and stop, end token included; one chunk of the file at a time."""
     tokens, begun = mapped(file), 0
     for at in range(0, file.tokens, CHUNK):
         stop = np.flatnonzero(tokens[at : at + CHUNK] == file.end_of_document) + at + 1
         if len(stop):
             yield np.concatenate(([begun], stop[:-1])), stop
             begun = int(stop[-1])
-    if begun < file.tokens:  # the last one has no end
+    if begun < file.tokens:  # the last document has no end token
         yield np.array([begun]), np.array([file.tokens])

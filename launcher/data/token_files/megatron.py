@@ -1,4 +1,4 @@
-"""Megatron's indexed data sets: ``.bin`` has the tokens, ``.idx`` where each sequence and document is."""
+"""Megatron's indexed data sets: tokens in ``.bin``, the start of each sequence and document in ``.idx``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 _FIELDS = struct.Struct("<9sQBQQ")
 SIZES, POINTERS, DOCUMENTS = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
-CHUNK = 1 << 20  # sequences that are looked at at once
+CHUNK = 1 << 20  # sequences checked at once
 DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 FLOATS = {6: "float64", 7: "float32"}
 
 
 def token_file(path: Path, index: Path, size: int) -> TokenFile:
-    """That of ``path``, of ``size`` bytes, as ``index`` says it. Raises ``BadFile`` and ``OSError``.
+    """The tokens of ``path``, of ``size`` bytes, as ``index`` describes them.
 
-    Reads the index, in bounded memory: its sequences must be all of the file, one after the other, as
-    Megatron writes them.
+    Reads the index in bounded memory. Its sequences must cover the file without gaps, in order, as Megatron
+    writes them. Raises ``BadFile`` and ``OSError``.
     """
     with opened(index) as file:
         dtype, sequences, documents = _header(file)
@@ -45,7 +45,7 @@ def token_file(path: Path, index: Path, size: int) -> TokenFile:
 
 
 def _header(file: BinaryIO) -> tuple[str, int, int]:
-    """The dtype, and how many sequences and ends of documents there are."""
+    """The dtype, and the numbers of sequences and of document ends. Raises ``BadFile``."""
     head = file.read(_FIELDS.size)
     if head[: len(MAGIC)] != MAGIC:
         raise BadFile("its .idx is not one of Megatron: it does not start as one")
@@ -76,19 +76,19 @@ def _documents_at(sequences: int) -> int:
 
 
 def _chunk(file: BinaryIO, first: int, sequences: int, *, itemsize: int, at: int, size: int) -> int:
-    """Check ``CHUNK`` sequences from ``first`` on, which start at byte ``at``; returns where they end."""
+    """Checks ``CHUNK`` sequences from ``first`` on, which start at byte ``at``; returns where they end."""
     count = min(CHUNK, sequences - first)
     lengths = _numbers(file, _FIELDS.size + first * SIZES.itemsize, SIZES, count).astype(np.int64) * itemsize
     pointers = _numbers(file, _pointers_at(sequences) + first * POINTERS.itemsize, POINTERS, count)
 
-    # each within the file
+    # each must be inside the file
     outside = (lengths < 0) | (pointers < 0) | (pointers > size - lengths)
     if outside.any():
         k = int(outside.argmax())
         text = f"sequence {first + k} of its .idx, {lengths[k]} bytes from byte {pointers[k]} on"
         raise BadFile(f"{text}, is outside of the file, which has {size} bytes")
 
-    # each where the one before it ends
+    # each must start where the one before it ends
     starts = at + np.cumsum(lengths) - lengths
     apart = pointers != starts
     if apart.any():
@@ -99,7 +99,7 @@ def _chunk(file: BinaryIO, first: int, sequences: int, *, itemsize: int, at: int
 
 
 def _documents(file: BinaryIO, sequences: int, documents: int) -> None:
-    """The ends of documents are numbers of sequences, in order, from 0 to all of them."""
+    """Checks that the ends of documents are sequence numbers in ascending order, from 0 to ``sequences``."""
     last = 0
     for first, ends in _document_chunks(file, sequences, documents):
         if first == 0 and ends[0] != 0:

@@ -1,4 +1,4 @@
-"""Which source the sample of an index is from, where sources have weights."""
+"""Selects the source of each sample by the sources' weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PERIOD = 1 << 16
-"""Samples after which the order of sources repeats, at most: weights without a period are rounded to one."""
+"""The maximum number of samples after which the order of sources repeats; weights are rounded to fit it."""
 
 Indices = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ class Mixture:
 
     @classmethod
     def of(cls, weights: Sequence[float]) -> Mixture:
-        """Weights need not add up to 1; a count is 0 where one is too small beside the others.
+        """From weights, which need not add up to 1. The count of a weight that is relatively tiny is 0.
 
         >>> Mixture.of([0.7, 0.2, 0.1]).counts
         (7, 2, 1)
@@ -40,7 +40,7 @@ class Mixture:
         if period <= PERIOD:
             return cls(tuple(int(share * period) for share in shares))
 
-        # the nearest that add up; where two have as much left, the first
+        # round to the nearest counts that add up; on ties the first source wins
         counts = [int(share * PERIOD) for share in shares]
         left = sorted(range(len(shares)), key=lambda s: (counts[s] - shares[s] * PERIOD, s))
         for s in left[: PERIOD - sum(counts)]:
@@ -55,7 +55,7 @@ class Mixture:
         return chosen, periods * np.array(self.counts)[chosen] + before[places]
 
     def epoch(self, sizes: Sequence[int]) -> int:
-        """Samples until each of ``sizes[s]`` windows of each source has been read once, the small ones more.
+        """The samples until all ``sizes[s]`` windows of every source have been read; small ones repeat.
 
         >>> Mixture((1, 1)).epoch([10, 3])
         19
@@ -63,7 +63,7 @@ class Mixture:
         return max((self._index(s, n - 1) + 1 for s, n in enumerate(sizes) if n), default=0)
 
     def _index(self, source: int, ordinal: int) -> int:
-        """Of the sample of ``source`` before which there are ``ordinal`` of it."""
+        """The index of the sample of ``source`` that ``ordinal`` samples of it precede."""
         periods, rest = divmod(ordinal, self.counts[source])
         places = np.flatnonzero(_period(self.counts)[0] == source)
         return periods * sum(self.counts) + int(places[rest])
@@ -71,15 +71,15 @@ class Mixture:
 
 @lru_cache(maxsize=8)
 def _period(counts: tuple[int, ...]) -> tuple[Indices, Indices]:
-    """The sources of one period, and how many of the same source come before each place.
+    """The sources of one period, and how many samples of the same source precede each place.
 
-    The ``k``-th sample of a source comes no sooner than its share rounded up allows and no later than its
-    share rounded down asks for; the one that must come first comes first. That always works out: it is a
-    proportionate fair schedule (Baruah et al. 1996) on one processor.
+    The ``k``-th sample of a source comes no earlier than its share, rounded up, allows and no later than its
+    share, rounded down, requires; the earliest deadline comes first. This always works: it is a proportionate
+    fair schedule (Baruah et al. 1996) on one processor.
     """
     period = sum(counts)
-    later = [(0, s, 0) for s, n in enumerate(counts) if n]  # from which place on, source, number
-    ready: list[tuple[int, int, int]] = []  # until which place, source, number
+    later = [(0, s, 0) for s, n in enumerate(counts) if n]  # earliest place, source, number
+    ready: list[tuple[int, int, int]] = []  # deadline (place), source, number
     sources, before = np.zeros((2, period), np.int64)
     for place in range(period):
         while later and later[0][0] <= place:

@@ -1,4 +1,4 @@
-"""``.bin`` files of nanoGPT, which are tokens alone, and of llm.c and modded-nanogpt, which have a header."""
+"""The ``.bin`` files of nanoGPT, which have no header, and of llm.c and modded-nanogpt, which have one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from launcher.data.files.bad_file import BadFile
 from launcher.data.token_files.token_file import TokenFile
 
-HEADER = 256 * 4  # bytes, as int32
+HEADER = 256 * 4  # bytes: 256 numbers of int32
 FORMS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
-"""By the first number of the header: the version, which is the second, and the dtype."""
+"""The version, which is the header's second number, and the dtype, by its first number."""
 ITEMSIZE = {"uint16": 2, "uint32": 4}
 
 
@@ -19,7 +19,7 @@ def has_header(start: bytes) -> bool:
 
 
 def with_header(path: Path, start: bytes, size: int) -> TokenFile:
-    """That of llm.c. Raises ``BadFile``."""
+    """Reads the header of an llm.c file. Raises ``BadFile``."""
     if len(start) < HEADER:
         raise BadFile(f"cut off inside its header of {HEADER} bytes")
     magic, version, tokens = struct.unpack_from("<3i", start)
@@ -33,7 +33,7 @@ def with_header(path: Path, start: bytes, size: int) -> TokenFile:
 
 
 def without_header(path: Path, size: int, dtype: str) -> TokenFile:
-    """That of nanoGPT. Raises ``BadFile``."""
+    """A file of nanoGPT: tokens only. Raises ``BadFile``."""
     if size % ITEMSIZE[dtype]:
         raise BadFile(f"{size} bytes are no whole number of tokens of data.dtype={dtype}")
     return TokenFile(path, dtype, 0, size // ITEMSIZE[dtype])

@@ -11,19 +11,19 @@ import xxhash
 from launcher.data.files.bad_file import BadFile
 from launcher.data.token_files.token_file import TokenFile
 
-MAGIC = b"\x89TOKENS\n"  # no text starts so: the first byte is none of UTF-8
+MAGIC = b"\x89TOKENS\n"  # the first byte is invalid in UTF-8, so no text starts like this
 VERSION = 1
 DTYPES = {2: "uint16", 4: "uint32"}
-"""By the bytes of a token."""
+"""The dtype by the bytes per token."""
 _FIELDS = struct.Struct("<8sIIQQq16s")
-_DIGEST = 8  # bytes of xxh3 (64 bits) of the fields, which follow them
+_DIGEST = 8  # bytes; xxh3 (64 bits) of the fields, stored after them
 SIZE = _FIELDS.size + _DIGEST
-NONE = -1  # in the place of a token that ends documents
+NONE = -1  # stored if no token ends documents
 
 
 @dataclass(frozen=True)
 class TokenHeader:
-    """``itemsize``: bytes of a token; ``digest``: xxh3 (128 bits) of the bytes of all tokens."""
+    """A header. ``itemsize``: bytes per token; ``digest``: xxh3 (128 bits) of the bytes of all tokens."""
 
     itemsize: int
     tokens: int
@@ -39,7 +39,7 @@ class TokenHeader:
 
 
 def parsed(data: bytes) -> TokenHeader:
-    """What the first bytes of a file say. Raises ``BadFile``."""
+    """Parses the first bytes of a file. Raises ``BadFile``."""
     if data[: len(MAGIC)] != MAGIC:
         raise BadFile("not a .tokens file: it does not start as one")
     if len(data) < SIZE:
@@ -51,7 +51,7 @@ def parsed(data: bytes) -> TokenHeader:
     if xxhash.xxh3_64_digest(fields) != digest:
         raise BadFile("its header is damaged: it has another digest than it says")
 
-    # a header of the right digest may still have been made wrongly
+    # a header with the right digest may still be invalid
     if itemsize not in DTYPES:
         raise BadFile(f"tokens of {itemsize} bytes; there are those of 2 and of 4")
     if not 1 <= vocab_size <= 256**itemsize:
@@ -62,7 +62,7 @@ def parsed(data: bytes) -> TokenHeader:
 
 
 def token_file(path: Path, start: bytes, size: int) -> TokenFile:
-    """That of a file of ``size`` bytes with the first bytes ``start``. Raises ``BadFile``."""
+    """The tokens of a file of ``size`` bytes that begins with ``start``. Raises ``BadFile``."""
     head = parsed(start)
     need = SIZE + head.tokens * head.itemsize
     if size != need:

@@ -1,4 +1,4 @@
-"""Which files a path means: a file itself, a folder of files, a pattern, a list."""
+"""Resolves a path to files: it may be a file, a folder of files, a pattern or a list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HELD_OUT = re.compile(r"(?<![a-z])(val|valid|validation|test|dev|eval)(?![a-z])
 
 
 def files(paths: Paths, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
-    """In the order of the list, those of a folder or a pattern by name, with ``suffixes`` only.
+    """The files in the order of ``paths``; those of a folder or pattern by name, with ``suffixes`` only.
 
     Raises ``BadFile`` with the path.
     """
@@ -35,7 +35,7 @@ def _of(path: str, suffixes: tuple[str, ...]) -> list[Path]:
         return [here.with_suffix(".bin") if here.suffix == ".idx" else here]
     if glob.has_magic(path):
         return _matching(path, suffixes)
-    prefix = Path(f"{path}.bin")  # as Megatron names the two files
+    prefix = Path(f"{path}.bin")  # Megatron names two files by their common prefix
     return [prefix] if prefix.exists() and Path(f"{path}.idx").exists() else [here]
 
 
@@ -47,7 +47,7 @@ def _matching(pattern: str, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _in_folder(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Files that are named as held out are not trained on with the others by mistake."""
+    """The files of a folder. Raises ``BadFile`` if only some are named as validation data."""
     found = sorted(f for f in folder.iterdir() if f.name.endswith(suffixes) and not f.name.startswith("."))
     if not found:
         raise BadFile(f"{folder}: no {' or '.join(suffixes)} file is in this folder")

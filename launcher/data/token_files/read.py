@@ -1,4 +1,4 @@
-"""Which tokens a file has, by its first bytes, and the tokens themselves, mapped into memory."""
+"""Recognizes files of tokens by their first bytes and maps their tokens into memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from launcher.data.token_files.token_file import TokenFile
 from launcher.errors import RunError
 from launcher.untrusted.files import opened
 
-OPEN = 128  # files mapped at once: each keeps a descriptor, of which a process has 1024 in many places
-CHUNK = 8 << 20  # bytes that are digested at once
+OPEN = 128  # files mapped at once: each uses a descriptor, and many systems allow 1024 per process
+CHUNK = 8 << 20  # bytes digested at once
 READ = ".tokens, .bin (nanoGPT, llm.c) and .bin with .idx (Megatron) are read"
 
 
 def token_file(path: Path, dtype: str) -> TokenFile:
-    """Checks the header and the size, not the tokens. ``dtype``: of a file that does not say it.
+    """Checks the header and the size, not the tokens. ``dtype``: for files that do not store it.
 
     Raises ``BadFile`` and ``OSError``.
     """
@@ -44,7 +44,7 @@ def token_file(path: Path, dtype: str) -> TokenFile:
     if nanogpt.has_header(start):
         return nanogpt.with_header(path, start, size)
 
-    # two bytes of a signature are a token like any other
+    # two bytes that match a signature could be a token
     kind = by_start(start, least=4)
     if kind is not None:
         raise BadFile(f"{kind.what} by its first bytes, not tokens alone: {READ}")
@@ -53,13 +53,13 @@ def token_file(path: Path, dtype: str) -> TokenFile:
 
 @lru_cache(maxsize=OPEN)
 def mapped(file: TokenFile) -> NDArray[Any]:
-    """All its tokens; only what is looked at is read. Opened by each process when it first looks.
+    """All tokens of a file, memory-mapped. Each process opens the file on first use.
 
-    Raises ``RunError`` for a file that has been cut since it was checked.
+    Raises ``RunError`` if the file was truncated after it was checked.
     """
     dtype = np.dtype(file.dtype).newbyteorder("<")
     if not file.tokens:
-        return np.zeros(0, dtype)  # nothing cannot be mapped
+        return np.zeros(0, dtype)  # an empty array cannot be mapped
     try:
         with opened(file.path) as stream:
             return np.memmap(stream, dtype, mode="r", offset=file.offset, shape=(file.tokens,))
@@ -68,7 +68,7 @@ def mapped(file: TokenFile) -> NDArray[Any]:
 
 
 def window(file: TokenFile, start: int, stop: int, vocab_size: int) -> NDArray[Any]:
-    """Tokens ``[start, stop)``. Raises ``RunError`` for one that is not below ``vocab_size``."""
+    """Tokens ``[start, stop)``. Raises ``RunError`` if one is not below ``vocab_size``."""
     tokens = mapped(file)[start:stop]
     wrong = tokens >= vocab_size
     if tokens.dtype.kind == "i":
@@ -81,9 +81,9 @@ def window(file: TokenFile, start: int, stop: int, vocab_size: int) -> NDArray[A
 
 
 def check_digest(file: TokenFile) -> None:
-    """Reads all of it, in bounded memory. Raises ``BadFile`` unless it is what was written.
+    """Reads all tokens, in bounded memory. Raises ``BadFile`` if they do not match the digest.
 
-    Nothing can be said of a format without digests.
+    Files of a format without digests always pass.
     """
     if file.digest is None:
         return

@@ -1,4 +1,4 @@
-"""Where the tokens of one file are."""
+"""Describes where the tokens of one file are."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class TokenFile:
-    """``tokens`` numbers of ``dtype``, little-endian, from byte ``offset`` of the file on.
+    """``tokens`` numbers of ``dtype``, little-endian, from byte ``offset`` of the file.
 
-    ``vocab_size``: what every token is below; ``digest``: xxh3 (128 bits) of their bytes, hexadecimal;
-    ``end_of_document``: the token that ends each document. ``None`` where the file does not say it.
+    ``vocab_size``: every token is below it; ``digest``: xxh3 (128 bits) of their bytes, hexadecimal;
+    ``end_of_document``: the token that ends each document. ``None`` if the file does not store it.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Writes a ``.tokens`` file, token by token, in bounded memory."""
+"""Writes a ``.tokens`` file incrementally, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from launcher.data.token_files.own_format import DTYPES, SIZE, TokenHeader
 
-CHUNK = 1 << 20  # tokens that are converted at once
+CHUNK = 1 << 20  # tokens converted at once
 
 
 class TokenWriter:
-    """The file has its name once the block has ended well and all of it is on the disk; else there is none.
+    """Writes a file; it appears only if the ``with`` block ends without error and all of it is on disk.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +29,7 @@ class TokenWriter:
     """
 
     def __init__(self, path: Path, vocab_size: int, end_of_document: int | None = None) -> None:
-        """Tokens take two bytes where all below ``vocab_size`` fit, else four. Raises ``ValueError``."""
+        """Tokens take two bytes if ``vocab_size`` is at most 65536, otherwise four. Raises ``ValueError``."""
         self.itemsize = 2 if vocab_size <= 1 << 16 else 4
         if not 1 <= vocab_size <= 256**self.itemsize:
             raise ValueError(f"vocab_size={vocab_size} is not from 1 to {256**4}")
@@ -40,10 +40,10 @@ class TokenWriter:
         self._digest = xxhash.xxh3_128()
         self._new = path.with_name(f".{path.name}.{os.getpid()}")
         self._file = self._new.open("wb")
-        self._file.write(bytes(SIZE))  # what it says is known at the end
+        self._file.write(bytes(SIZE))  # the header is known at the end
 
     def append(self, tokens: Sequence[int] | NDArray[Any]) -> None:
-        """Raises ``ValueError`` for a token that is not below ``vocab_size``: none of them is written."""
+        """Appends tokens. Raises ``ValueError``, writing none, if one is not below ``vocab_size``."""
         given = np.asarray(tokens)
         if not given.size:
             return
@@ -87,7 +87,7 @@ class TokenWriter:
 
 
 def _sync(folder: Path) -> None:
-    """The name is on the disk when this returns."""
+    """Makes the names in ``folder`` durable on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

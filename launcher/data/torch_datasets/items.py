@@ -1,4 +1,4 @@
-"""Items of torch data sets, put together to batches as torch's ``default_collate`` does."""
+"""Collates the items of torch data sets into batches as torch's ``default_collate`` does."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from launcher.errors import Problem, RequestError, RunError, of_users
 INPUT_KEYS = ("input", "inputs", "x", "image", "pixel_values")
 TARGET_KEYS = ("target", "targets", "y", "label", "labels")
 Item = tuple[Any, ...]
-"""Inputs in the order of the model's forward, then the target."""
+"""The inputs in the order of the model's forward, then the target."""
 
 
 class BadItem(RunError):
-    """What is wrong with a data set of the user's own; ``text`` leaves its name out."""
+    """A problem with a user's own data set; ``text`` does not contain its name."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"data._target_ = {name}: {text}")
@@ -30,7 +30,7 @@ class BadItem(RunError):
 
 
 class Items(Source):
-    """Inputs and targets of the same indices come from one reading; each is handed out once."""
+    """Reads inputs and targets of the same indices together; hands each of them out once."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +40,7 @@ class Items(Source):
 
     @abstractmethod
     def items(self, indices: Indices) -> list[tuple[int, Any]]:
-        """Numbers that the user knows them by, and the items; may raise ``BadItem``."""
+        """The items, each with the number by which the user knows it. May raise ``BadItem``."""
 
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
         if self._inputs is None or self._read != indices.tobytes():
@@ -64,7 +64,7 @@ class Items(Source):
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """While planning, what is wrong with an item is wrong with the request."""
+    """Reports ``BadItem`` as a problem of the request, for use while planning."""
     try:
         yield
     except BadItem as error:
@@ -72,7 +72,7 @@ def refused() -> Iterator[None]:
 
 
 def asked(name: str, item: str, ask: Callable[[], Any]) -> Any:
-    """What the user's code answers. Raises ``BadItem``."""
+    """Calls the user's code. Raises ``BadItem`` if it fails."""
     try:
         return ask()
     except RunError:
@@ -82,7 +82,7 @@ def asked(name: str, item: str, ask: Callable[[], Any]) -> Any:
 
 
 def collated(name: str, found: Sequence[tuple[int, Any]]) -> list[Tensor]:
-    """One tensor for each part of an item, samples along dim 0. Raises ``BadItem``."""
+    """Collates items into one tensor per part, samples along dim 0. Raises ``BadItem``."""
     items = [_parts(name, number, item) for number, item in found]
     try:
         columns = default_collate(items)
@@ -109,7 +109,7 @@ def _parts(name: str, number: int, item: Any) -> Item:
 
 
 def _of_keys(name: str, number: int, item: Mapping[Any, Any]) -> Item:
-    """Of a dictionary there must be no doubt which entry goes where, and none may be left out."""
+    """The input and target of a dictionary; every key must be known and none may be left over."""
     inputs, targets = ([k for k in item if k in known] for known in (INPUT_KEYS, TARGET_KEYS))
     others = [str(k) for k in item if k not in (*INPUT_KEYS, *TARGET_KEYS)]
     if not others and len(inputs) == len(targets) == 1:
@@ -122,7 +122,7 @@ def _of_keys(name: str, number: int, item: Mapping[Any, Any]) -> Item:
 
 
 def _unlike(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
-    """What keeps the items from being stacked, where it is their number of parts or shapes."""
+    """Describes the first item whose number of parts or shapes differs from the first; empty if none does."""
     (first, _), shapes = found[0], [[tuple(np.shape(_sized(part))) for part in item] for item in items]
     for (number, _), item, have in zip(found, items, shapes, strict=True):
         if len(have) != len(shapes[0]):

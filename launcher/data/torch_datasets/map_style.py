@@ -1,4 +1,4 @@
-"""A torch ``Dataset``: samples by index."""
+"""Samples of a torch ``Dataset``, by index."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from launcher.data.torch_datasets.random_state import global_generators
 class MapStyle(Items):
     """The items ``part`` of ``dataset``; index ``i`` is sample ``i % len`` as it is in epoch ``i // len``.
 
-    What an item draws from the global generators hangs on ``key``, epoch and item alone, not on who asks or
-    when.
+    What an item draws from the global generators depends only on ``key``, the epoch and the item, not on the
+    process or the order of reading.
     """
 
     def __init__(self, dataset: Any, part: Indices, name: str, key: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Opens data sets of the user's own: a ``Source``, a torch ``Dataset`` or an ``IterableDataset``."""
+"""Opens a user's own data set: a ``Source``, a torch ``Dataset`` or an ``IterableDataset``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from launcher.job.targets import build, factory
 
 KEY = "data._target_"
 FRACTION = 0.1
-"""Of the samples, held out where nothing says which or how many."""
+"""The share of samples used for validation if the request does not set one."""
 SPLIT_SEED = 0  # not the job's: every run is validated on the same samples
 TRAIN, VAL = 0, 1
 
 
 class UserData(ABC):  # noqa: B024 (others are registered)
-    """A ``Source``, or a torch ``Dataset`` of either kind."""
+    """A user's own data set: a ``Source``, a torch ``Dataset`` or an ``IterableDataset``."""
 
 
 UserData.register(Source)  # type: ignore[type-abstract]
@@ -38,7 +38,10 @@ UserData.register(torch_data.Dataset)
 
 @dataclass(frozen=True)
 class Halves:
-    """What is made to train on and to validate on; ``val`` is ``None`` where a ``fraction`` is held out."""
+    """The targets that build the training and the validation data.
+
+    ``val``: ``None`` if a ``fraction`` of the training data is used for validation.
+    """
 
     train: Target
     val: Target | None
@@ -46,10 +49,10 @@ class Halves:
 
 
 def halves(settings: Target, allow: tuple[str, ...]) -> Halves:
-    """How held-out samples are found. Raises ``RequestError``.
+    """Determines how validation samples are obtained. Raises ``RequestError``.
 
-    ``val`` and ``val_fraction`` are the launcher's unless the constructor takes them itself; nor may it have
-    been told which ``split`` to be, or whether to be ``train``.
+    ``val`` and ``val_fraction`` are settings of the launcher unless the constructor has such parameters. If
+    it has a parameter ``split`` or ``train`` that the request does not set, that one selects the data.
     """
     made, takes = _made(settings, allow)
     if inspect.isclass(made) and issubclass(made, Source):
@@ -60,7 +63,7 @@ def halves(settings: Target, allow: tuple[str, ...]) -> Halves:
         {"_target_": settings.target} | {k: v for k, v in given.items() if k not in ours}
     )
 
-    # said by the request, or by the constructor
+    # the request tells, or the constructor's parameters
     if len(ours) == 2:
         raise _error(
             "val_fraction",
@@ -78,7 +81,7 @@ def halves(settings: Target, allow: tuple[str, ...]) -> Halves:
 
 
 def _made(settings: Target, allow: tuple[str, ...]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """What makes it, and the arguments that it takes by name."""
+    """The class or function of ``settings``, and its parameters by name. Raises ``RequestError``."""
     found: Any = factory(settings.target, allow, object, key=KEY)
     if inspect.isclass(found) and issubclass(found, torch_data.DataLoader | torch_data.Sampler):
         text = f"{settings.target}: is a {found.__name__}: batches, their order, workers and whose turn it is"
@@ -92,7 +95,7 @@ def _with(settings: Target, **arguments: Any) -> Target:
 
 
 def _other(train: Target, said: Any) -> Target:
-    """``said``: another class with its arguments, or those that are otherwise than in training."""
+    """The validation target. ``said``: a class with its arguments, or those that differ for validation."""
     if not isinstance(said, Mapping):
         text = f"{said}: should be the arguments that are otherwise for held-out samples, as {{split: test}}"
         raise _error("val", text)
@@ -110,7 +113,7 @@ def _fraction(ours: Mapping[str, Any]) -> float:
 
 
 def open_own(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
-    """Raises ``RequestError``, and what the user's constructor raises."""
+    """Opens the data. Raises ``RequestError``, and whatever the user's constructor raises."""
     found = halves(settings, allow)
     train = _opened(found.train, seed, allow, TRAIN)
     if isinstance(train, Source):
@@ -120,7 +123,7 @@ def open_own(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
         source = _source(train, found.train, seed, allow, part=TRAIN)
         return Dataset(source, _beside_stream(settings, found, seed, allow), reading="in order")
 
-    # by index
+    # a data set with an index
     if found.val is not None:
         val = _opened(found.val, seed, allow, VAL)
         return Dataset(
@@ -141,20 +144,20 @@ def open_own(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
 
 
 def opened(settings: Target, seed: int, allow: tuple[str, ...]) -> Dataset:
-    """As ``open_own`` while planning: whatever the user's code raises becomes a ``RequestError``."""
+    """Like ``open_own``, but for planning: errors of the user's code become a ``RequestError``."""
     with owned(KEY, f"{settings.target}: cannot be opened"):
         return open_own(settings, seed, allow)
 
 
 def _opened(settings: Target, seed: int, allow: tuple[str, ...], part: int) -> Any:
-    """What its constructor draws is the same on all ranks."""
+    """Calls the constructor; random numbers that it draws are the same on all ranks."""
     with global_generators() as put:
         put(seed, part)
         return build(settings, allow, UserData, key=KEY)
 
 
 def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...], *, part: int) -> Source:
-    """``made`` by ``settings``, as the launcher reads it."""
+    """Wraps ``made``, which ``settings`` built, as a ``Source``."""
     assert settings is not None
     if isinstance(made, Source):
         return made
@@ -166,7 +169,7 @@ def _source(made: Any, settings: Target | None, seed: int, allow: tuple[str, ...
 
 
 def _beside_stream(settings: Target, found: Halves, seed: int, allow: tuple[str, ...]) -> Source:
-    """Held-out samples have a number; a stream that does not say its own offers none."""
+    """The validation data of a stream; they must have a length. Empty if the request names none."""
     if found.val is None:
         if "val_fraction" in settings.arguments:
             text = f"{found.fraction}: {settings.target} is an IterableDataset, and has no share by index"

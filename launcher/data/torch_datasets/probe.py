@@ -1,4 +1,4 @@
-"""Tries, before anything starts, whether a torch data set of the user's own gives every rank the same."""
+"""Tests before a run whether a user's torch data set returns the same items on every rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.data.torch_datasets.stream import Stream
 from launcher.errors import Problem
 
 ITEMS, TIMES = 4, 4
-"""So many are asked for so often: a coin of its own goes unnoticed once in 4000 times."""
+"""The number of items read, and how often: a coin toss per item goes unnoticed once in 4000 times."""
 KEY = "data._target_"
 DRAW = (
     "draw from the global random streams of torch, numpy or Python, which are seeded by (seed, epoch, item)"
@@ -23,7 +23,7 @@ DRAW = (
 
 
 def unsteady(one: Dataset, other: Dataset) -> Iterator[Problem]:
-    """Items that are others when they are asked for again, by this rank or by another one.
+    """Yields a problem if items differ when they are read again, by this rank or another one.
 
     ``one`` and ``other`` are the same request, opened twice. Raises ``RequestError``.
     """
@@ -53,7 +53,7 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
 
 
 def _lost(stream: Stream, items: list[Sequence[Tensor]]) -> Problem | None:
-    """Of a stream that says where it is: whether another one goes on there."""
+    """Reports a stream with a ``state_dict`` that does not continue with the right item."""
     half = len(items) // 2
     one, other = stream.anew(), stream.anew()
     _read(one, half)
@@ -72,13 +72,13 @@ def _lost(stream: Stream, items: list[Sequence[Tensor]]) -> Problem | None:
 
 
 def _read(source: Source, n: int, first: int = 0) -> list[Sequence[Tensor]]:
-    """Item by item."""
+    """Reads item by item."""
     rows = [np.arange(i, i + 1) for i in range(first, n)]
     return [(*source.inputs(row), source.targets(row)) for row in rows]
 
 
 def _differs(a: list[Sequence[Tensor]], b: list[Sequence[Tensor]]) -> int | None:
-    """The first item that is not the same to the bit."""
+    """The index of the first item that is not bitwise equal; ``None`` if all are."""
     for at, (one, other) in enumerate(zip(a, b, strict=True)):
         if len(one) != len(other) or not all(map(_same, one, other)):
             return at

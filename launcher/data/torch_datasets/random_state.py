@@ -1,4 +1,4 @@
-"""Random numbers of a key, for code that draws from the global generators."""
+"""Seeds the global random generators by a key, for code that draws from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Seed = Callable[..., None]
 
 @contextmanager
 def global_generators() -> Iterator[Seed]:
-    """Yields what puts Python's, numpy's and torch's (of the CPU) at a key; at the end they are as before."""
+    """Yields a function that seeds Python, numpy and torch (CPU) by a key; restores their state after it."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield _seed

@@ -1,4 +1,4 @@
-"""A torch ``IterableDataset``: samples in its own order, as many as it has."""
+"""Samples of a torch ``IterableDataset``, in its own order."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from launcher.data.torch_datasets.items import BadItem, Items, asked
 from launcher.data.torch_datasets.random_state import global_generators
 
 ENDLESS = 1 << 62
-"""The length of a stream that does not say its own."""
+"""The length of a stream without ``__len__``."""
 LONGEST = 1 << 20
-"""Characters of a state: it goes into what a checkpoint says of itself."""
+"""The maximum number of characters of a state, which is saved in checkpoints' metadata."""
 METHODS = ("state_dict", "load_state_dict")
 
 
 class Stream(Items):
-    """Index ``i`` is the ``i``-th item of the iterator of what ``make`` makes; each rank reads all up to it.
+    """Index ``i`` is the ``i``-th item of an iterator over ``make()``; each rank reads all items up to it.
 
-    Going back means to make it and to read it anew. What an item draws from the global generators hangs on
-    ``key`` and its place. ``request``: all that its items hang on, in words.
+    Going back builds the data set again and reads it from the start. What an item draws from the global
+    generators depends on ``key`` and its index. ``request``: text that identifies what its items depend on.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Stream(Items):
         return [(place, found[place]) for place in indices.tolist()]
 
     def _at(self, place: int, seed: Callable[..., None]) -> Any:
-        """The last one is kept, for the padding of a batch asks for it again."""
+        """Returns an item. Keeps the last one, because the padding of a batch repeats it."""
         if not self._begun or place < self._done - (self._last is not _END):
             self._begin(seed)
         while self._done <= place:
@@ -65,7 +65,7 @@ class Stream(Items):
         return self._last
 
     def _begin(self, seed: Callable[..., None], state: Any = None) -> None:
-        """At its first item, or where its own ``state`` brings it."""
+        """Begins at the first item, or where ``state`` continues."""
         seed(*self.key, 0)
         self._made = self.make()
         if state is not None and _stateful(self._made):
@@ -79,9 +79,9 @@ class Stream(Items):
         return Stream(self.make, self.name, self.key, self.length, self.request)
 
     def place(self) -> dict[str, Any] | None:
-        """Where it is, for ``go_on``, if the data set or its iterator says it, in JSON; else ``None``.
+        """The position for ``go_on``, in JSON; ``None`` if neither the data set nor its iterator has one.
 
-        ``state_dict`` and ``load_state_dict`` are asked, as torchdata has them.
+        It comes from ``state_dict`` and ``load_state_dict``, as torchdata defines them.
         """
         known: tuple[Any, ...] = (self._made, self._items)
         one = next((one for one in known if _stateful(one)), None)
@@ -97,7 +97,7 @@ class Stream(Items):
         return {"request": self.request, "items": self._done, "state": json.loads(text)}
 
     def go_on(self, place: Mapping[str, Any]) -> None:
-        """From where another one of the same request was; of another one it is read from its beginning."""
+        """Continues at ``place``, if it is of the same request; otherwise reads from the start."""
         items = place.get("items")
         if place.get("request") != self.request or not isinstance(items, int):
             return

@@ -1,4 +1,4 @@
-"""The scripts of ``--completion``: the function of each shell, which is a file here, with the words in it."""
+"""Makes the scripts of ``--completion``: fills the words into a template per shell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def script(shell: str, first: Sequence[str]) -> str:
-    """What ``shell`` is to read. ``first``: words that are no settings, before a folder."""
+    """The completion script for ``shell``. ``first``: words before a folder, which are not settings."""
     values = words.values()
     known = {
         "FIRST": _joined(first),

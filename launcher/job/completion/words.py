@@ -1,4 +1,4 @@
-"""What can be typed: flags, keys, and the values of keys whose values have names."""
+"""The words that can be completed: flags, keys, and values that have names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def flags() -> tuple[str, ...]:
 
 
 def keys(values: Mapping[str, Sequence[str]]) -> list[str]:
-    """``KEY=``, and ``KEY.`` where keys are below it, which is set as a whole where it has ``values``."""
+    """``KEY=`` for each setting, and ``KEY.`` for each section.
+
+    A section also has ``KEY=`` if it is in ``values``.
+    """
     every = list(dict.fromkeys((*(key for key, _ in noted()), *values, "sweep_dir")))
     above = {key.rpartition(".")[0] for key in every}
     out = [f"{key}=" for key in every if key not in above or key in values]
@@ -25,7 +28,7 @@ def keys(values: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def values() -> dict[str, tuple[str, ...]]:
-    """Options of groups as shipped, words that the schema lists, true and false, by key."""
+    """The values by key: shipped options of groups, literals of the schema, true and false."""
     found: dict[str, dict[str, None]] = {}
     configs = ConfigFiles()
     for group in configs.groups():
@@ -38,7 +41,7 @@ def values() -> dict[str, tuple[str, ...]]:
 
 
 def noted() -> Iterator[tuple[str, Any]]:
-    """Each key with its type; of a key of several models or data sets each of its types."""
+    """Yields each key with its type; a key of several models or data sets once with each of its types."""
     yield from schema_keys.noted()
     step = schema_keys.below(schema_keys.anywhere("steps"), "", {})
     for name, cls in schema_keys.kinds(step).items():

@@ -19,7 +19,7 @@ from launcher.job.yaml.origins import Origins
 def with_group_cures(
     problems: Sequence[Problem], typed: Sequence[Override], origins: Origins
 ) -> tuple[Problem, ...]:
-    """``problems``; an override of a group of keys that is to blame is, corrected, the cure."""
+    """If an override of a group of keys caused a problem, makes the corrected override its cure."""
     blamed = {p: _blamed(p, typed, origins) for p in problems}
     cures: dict[str, str] = {}
     for group in blamed.values():
@@ -33,7 +33,7 @@ def with_group_cures(
 
 
 def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Override | None:
-    """The override of a group of keys that has set what ``problem`` is about, if one has."""
+    """The override of a group of keys that set the key of ``problem``; ``None`` if none did."""
     origin = origins.of(problem.key) if problem.key else None
     if origin is None or not origin.typed:
         return None
@@ -42,7 +42,7 @@ def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Ov
 
 
 def _within(problem: Problem, group: Override) -> bool:
-    """Whether ``problem`` is about a key of ``group``, or about one that is missing there."""
+    """Whether ``problem`` is about a key of ``group``, or about one that is missing from it."""
     below = f"{group.key}."
     words = shlex.split(problem.cure)
     lacks = problem.key == group.key and bool(words) and all(w.startswith(below) for w in words)
@@ -50,7 +50,7 @@ def _within(problem: Problem, group: Override) -> bool:
 
 
 def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str:
-    """``group`` with the cures of ``problems`` applied; their overrides of other keys are pasted after it."""
+    """``group`` with the cures of ``problems`` applied; overrides of other keys follow it."""
     tree = copy.deepcopy(group.value)
     above = f"{group.key}."
     beside: list[str] = []
@@ -60,7 +60,7 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
         if problem.cure and problem.key != group.key and unknown and elsewhere:
             _drop(tree, problem.key.removeprefix(above).split("."))
 
-        # what a cure sets below the group goes into it
+        # put what a cure sets below the group into it
         for word in shlex.split(problem.cure):
             parsed = parse(word)
             inside = parsed.key_or_group.startswith(above)
@@ -88,7 +88,7 @@ def _drop(tree: dict[Any, Any], parts: Sequence[str]) -> None:
 
 
 def _set(tree: dict[Any, Any], parts: Sequence[str], value: Any, dotted: bool) -> None:
-    """``dotted``: a new key may contain dots."""
+    """Sets a value. ``dotted``: a new key may contain dots."""
     n = _longest_key(tree, parts)
     below = tree[".".join(parts[:n])] if 0 < n < len(parts) else None
     if isinstance(below, dict):
@@ -101,5 +101,5 @@ def _set(tree: dict[Any, Any], parts: Sequence[str], value: Any, dotted: bool) -
 
 
 def _longest_key(tree: Mapping[Any, Any], parts: Sequence[str]) -> int:
-    """How many of the first ``parts``, at most, joined by dots are a key of ``tree``; 0 when none are."""
+    """The largest number of first ``parts`` that, joined by dots, are a key of ``tree``; 0 if none are."""
     return next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in tree), 0)

@@ -1,4 +1,4 @@
-"""Placeholder values: valid ones in place of wrong ones, so that the rest of a request can be checked."""
+"""Replaces wrong values by valid placeholders, so that the rest of a request can be checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.job.yaml.origins import Origins
 def placeholder(key: str, origins: Origins, which: int) -> str | None:
     """The override that sets ``key`` to its first (``which`` 1: second) valid value; ``None`` without any.
 
-    A problem that appears with both of them does not depend on the value, which nobody knows.
+    A problem that occurs with both of them does not depend on the unknown value.
     """
     parts = tuple(key.split("."))
     note = schema_keys.at(parts, origins.data)
@@ -30,7 +30,7 @@ def placeholder(key: str, origins: Origins, which: int) -> str | None:
 
 
 def _plain(text: str) -> Any:
-    """The value of a line of YAML; ``None`` also for a secret, which is kept as ``***``."""
+    """The value of a line of YAML; ``None`` if it is not YAML or a secret, which is stored as ``***``."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

@@ -1,4 +1,4 @@
-"""Pastes a cure into a command line: in place of the words that are to blame, or at its end."""
+"""Inserts a cure into a command line: in place of the words that caused the problem, or at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.job.yaml.origins import Origin, Origins
 
 
 def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[str, ...]:
-    """``words`` with the cure in place of those to blame, or added at the end where a file is to blame."""
+    """``words`` with the cure in place of those that caused the problem, or at the end if a file did."""
     new = shlex.split(problem.cure)
     start, taken = _place(words, problem, origins)
     if start is None:
@@ -23,9 +23,9 @@ def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[st
 
 
 def _place(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[int | None, int]:
-    """The first of the words to blame, and how many there are.
+    """The index of the first of the words that caused the problem, and their number.
 
-    The last such place wins, as the last override does.
+    If they occur more than once, the last place counts, as for overrides.
     """
     taken = len(problem.words)
     if taken:
@@ -39,23 +39,23 @@ def _place(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[in
 
 
 def typed_origin(problem: Problem, origins: Origins) -> Origin | None:
-    """The override that has set the key of ``problem``; ``None`` when a file has, or nobody."""
+    """The override that set the key of ``problem``; ``None`` if a file set it or nothing did."""
     origin = origins.of(problem.key) if problem.key else None
     return origin if origin is not None and origin.typed else None
 
 
 def whole_override(problem: Problem, origins: Origins) -> Problem:
-    """``problem`` with a cure that repeats the override that it replaces, if it only sets other keys."""
+    """Adds the override to a cure that would replace it, if the cure only sets other keys."""
     origin = typed_origin(problem, origins)
     if not problem.cure or origin is None or problem.words:
         return problem
 
-    # the cure says it already, is a flag, or the override cannot be read at all
+    # not if the cure contains it or is a flag, or the override cannot be parsed
     words = shlex.split(problem.cure)
     if any(w.startswith("-") for w in words) or origin.text in words or not parsable(origin.text):
         return problem
 
-    # the cure replaces the key itself
+    # not if the cure replaces the key itself
     own = parse(origin.text).key_or_group
     if not settable(problem.key.split("."), origins) or any(own.startswith(f"{node}.") for node in OPEN):
         return problem
@@ -65,12 +65,12 @@ def whole_override(problem: Problem, origins: Origins) -> Problem:
 
 
 def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:
-    """``problem`` of one cell of a sweep, with a cure that leaves the other cells as they are."""
+    """The ``problem`` of one cell of a sweep, with a cure that does not change the other cells."""
     origin = typed_origin(problem, origins)
     if not problem.cure or origin is None or origin.text in map(redacted, words):
         return problem
 
-    # the swept word that this value is of, with the right one in its place
+    # replace the bad value among the values of the swept word
     name, _, bad = origin.text.partition("=")
     right = shlex.split(problem.cure)
     for word in words:

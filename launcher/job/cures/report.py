@@ -21,9 +21,10 @@ def render(
     origins: Origins | Mapping[Problem, Origins] | None = None,
     secrets: Collection[str] = (),
 ) -> str:
-    """Every problem, where its key was set and what to type instead; no ``secrets``, no last newline.
+    """Describes every problem, where its key was set and what to type instead.
 
-    ``origins``: those of the request, or of each problem.
+    Hides ``secrets``. ``origins``: those of the request, or of each problem. The text does not end in a
+    newline.
     """
     listed = list(problems)
     noun = "problem" if len(listed) == 1 else "problems"
@@ -68,5 +69,5 @@ def _short(text: str) -> str:
 
 
 def as_yaml(data: dict[str, Any]) -> str:
-    """A configuration for people to read: keys in their order, secrets hidden."""
+    """A configuration as YAML for people: keys in their order, secrets hidden."""
     return yaml.safe_dump(redact.values(data), sort_keys=False, allow_unicode=True, width=120)

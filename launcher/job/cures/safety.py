@@ -1,4 +1,4 @@
-"""Which cures are safe to suggest: those that leave the settings that the user has made."""
+"""Decides which cures are safe to suggest: those that keep the settings that the user has made."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from launcher.job.schema.similar_names import nearest
 from launcher.job.yaml.origins import Origins
 
 WEIGHT_SOURCES = {"train", "load", "import"}
-"""Steps that give a model weights that are worth a file."""
+"""The steps that give a model weights worth saving."""
 
 
 def kept(problem: Problem, origins: Origins, late: bool) -> bool:
-    """Whether the cure leaves what the user has set, or moves it to the nearest possible value.
+    """Whether the cure keeps what the user has set, or moves it to the nearest possible value.
 
-    A value that is valid by itself (``late``) and does not go with others is never changed: nobody
-    knows which of them was meant. Otherwise a new value for the key itself is safe, and so is an
-    unknown key that moves elsewhere.
+    A value that is valid by itself (``late``) but conflicts with others is never changed: nothing tells which
+    one was meant. Otherwise a new value for the key itself is safe, and so is moving an unknown key
+    elsewhere.
     """
     changes = list(settings(shlex.split(problem.cure)))
     if not late:
@@ -36,15 +36,15 @@ def kept(problem: Problem, origins: Origins, late: bool) -> bool:
 
 
 def _typed_otherwise(key: str, new: Any, origins: Origins) -> bool:
-    """Whether the command line sets ``key`` to something else."""
+    """Whether the command line sets ``key`` to another value."""
     origin = origins.of(key)
     return origin is not None and origin.typed and origins.value(key) != new
 
 
 def settable(parts: Sequence[str], origins: Origins) -> bool:
-    """Whether the schema has such a key for the model, data set, optimizer and steps that are chosen.
+    """Whether the schema has this key for the chosen model, data set, optimizer and steps.
 
-    A class of the user's own has its arguments below it.
+    Below a user's own class any key is an argument.
     """
     note = schema_keys.at(parts, origins.data)
     if note is None:
@@ -55,12 +55,12 @@ def settable(parts: Sequence[str], origins: Origins) -> bool:
 
 
 def overlap(key: str, other: str) -> bool:
-    """Whether the keys are the same, or one lies below the other."""
+    """Whether the keys are equal, or one is below the other."""
     return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
 
 
 def settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Every key that the overrides among ``words`` set, with its new value; ``None`` for a deleted key."""
+    """Yields every key that the overrides in ``words`` set, and its new value; ``None`` for a deleted key."""
     for word in words:
         if "=" in word or word.startswith("~"):
             parsed = parse(word)
@@ -76,17 +76,17 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _kept(key: str, new: Any, origins: Origins) -> bool:
-    """Whether ``new`` keeps the meaning of what the user has set at ``key``."""
+    """Whether ``new`` preserves the meaning of what the user set at ``key``."""
     old = origins.value(key)
     if old is None or old == new or not _set_by_user(key, origins):
         return True
 
-    # steps may be added, but none that only makes sense after training
+    # a cure may add steps, except those that only make sense after training
     if key == "steps" and isinstance(old, dict) and isinstance(new, list):
         added = set(new) - set(old)
         return set(old) <= set(new) and (not added or bool(WEIGHT_SOURCES & set(old)))
 
-    # a number may move to one nearby, a misspelt word to the right one, a list to any list
+    # a number may move to a near one, a misspelt word to the right one, a list to any list
     if isinstance(old, bool) or isinstance(new, bool) or new is None:
         return False
     if isinstance(old, int | float) and isinstance(new, int | float):
@@ -98,6 +98,6 @@ def _kept(key: str, new: Any, origins: Origins) -> bool:
 
 
 def _set_by_user(key: str, origins: Origins) -> bool:
-    """Whether the user's command line or files have set ``key``, or something below it."""
+    """Whether the user's command line or files set ``key`` or a key below it."""
     last = [*origins.all(key)[-1:], *(p[-1] for k, p in origins.places.items() if k.startswith(f"{key}."))]
     return any(place.typed or not place.shipped for place in last)

@@ -1,4 +1,4 @@
-"""Suggests an override to paste in place of a wrong value, where the intended value can be told."""
+"""Suggests an override in place of a wrong value, if the intended value can be inferred."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from launcher.job.overrides.grammar import paste
 from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import secret
 
-_NONE = object()  # None itself may be the value that was meant
+_NONE = object()  # None may itself be the intended value
 
 
 def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
-    """``key=value`` with the first reading of ``bad`` that the schema accepts; "" when it has none."""
+    """``key=value`` with the first reading of ``bad`` that the schema accepts; "" if there is none."""
     key = ".".join(parts)
     note = schema_keys.at(parts, data)
     if secret(key) or note is None:
@@ -24,10 +24,9 @@ def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
 
 
 def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
-    """``key={...}`` with the first change to ``bad`` that the schema accepts; "" when it accepts none.
+    """``key={...}`` with the first change to ``bad`` that the schema accepts; "" if it accepts none.
 
-    Tried are: its lists of numbers sorted and without repeats, then every other word at a key that takes
-    words.
+    Tries its lists of numbers sorted and without duplicates, then every other word at a key that takes words.
     """
     note = schema_keys.at(parts, data)
     for good in (_sorted_lists(bad), *_other_words(parts, bad, data)):
@@ -42,7 +41,7 @@ def _sorted_lists(bad: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_words(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> Iterator[dict[str, Any]]:
-    """``bad`` with another word at one of its keys, if it has several that are set."""
+    """Yields ``bad`` with another word at one of its keys, if several of its keys are set."""
     keys = [k for k, v in bad.items() if v is not None]
     for k in keys if len(keys) > 1 else ():
         for word in schema_keys.literals(schema_keys.at((*parts, k), data)):

@@ -1,4 +1,4 @@
-"""Finds the valid key or option that an unknown one was meant to be."""
+"""Finds the valid key or option that an unknown one was probably meant to be."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from launcher.job.schema import schema_keys
 from launcher.job.schema.similar_names import did_you_mean, nearest
 
 GENERIC = ("path", "dir", "name", "root", "format", "cache", "weights", "config", "size", "every", "steps")
-"""Names that mean another thing in each section."""
+"""Names with different meanings in different sections."""
 
 
 def choice(word: object, names: Sequence[str], title: str) -> str:
-    """The end of an error text about an unknown ``word``: the most similar name, and all of them."""
+    """The end of a message about an unknown ``word``: the most similar name, and all names."""
     return f"{did_you_mean(nearest(word, names))} ({title}: {', '.join(names)})"
 
 
 def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
-    """A valid key in place of ``parts``, whose part ``bad`` is unknown; ``None`` if none or several would do.
+    """A valid key in place of ``parts``, whose part ``bad`` is unknown; ``None`` if none or several match.
 
-    Without ``data``, keys of every model, data set, optimizer and step count as valid.
+    Without ``data``, the keys of every model, data set, optimizer and step are valid.
     """
     leaf = parts[-1].lower().replace("-", "_")
     if bad == len(parts) - 1 and leaf in UNLIKE:
@@ -29,12 +29,12 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     every = dict.fromkeys(schema_keys.everywhere())
     valid = [k for k in every if not data or schema_keys.at(k.split("."), data) is not None]
 
-    # what other programs call it
+    # a name that other programs use
     ours = next((k for k, names in OTHERS.items() if leaf in names and k in valid), None)
     if ours is not None:
         return ours
 
-    # the same name further down in its section, else a similar one beside it
+    # the same name deeper in its section, else a similar one beside it
     below = [k for k in valid if bad == len(parts) - 1 > 0 and k.startswith(f"{'.'.join(parts[:bad])}.")]
     if len(deeper := [k for k in below if _leaf(k) == leaf]) == 1:
         return deeper[0]
@@ -44,13 +44,13 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     if meant in valid:
         return meant
 
-    # the same name in another section, or a similar one, but none of a section of another kind
+    # the same or a similar name in another section, but not in a section of another kind
     sections = {v.partition(".")[0] for v in valid}
     valid = [k for k in valid if _may_be_meant(parts, k, sections)]
     same = [k for k in valid if _leaf(k) == leaf]
     if same:
         return _only(parts, same)
-    if ".".join(parts) in every:  # of another option than the one chosen: spelt as it should be
+    if ".".join(parts) in every:  # spelt right, but it belongs to an option that is not chosen
         return None
     inside = parts[0] if len(parts) > 1 and any(k.startswith(f"{parts[0]}.") for k in valid) else ""
     valid = [k for k in valid if k.startswith(f"{inside}.")] if inside else valid
@@ -59,10 +59,10 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
 
 
 def _may_be_meant(parts: Sequence[str], key: str, sections: Collection[str]) -> bool:
-    """Whether ``key`` may be meant by ``parts``, which name a section of their own that there is.
+    """Whether ``key`` may be meant by ``parts``, which begin with an existing section.
 
-    A key of another section is, where it is as near to the top: train.lr is optim.lr, and checkpoint.dir is
-    not logger.trackio.dir.
+    A key of another section may be if it is not deeper: train.lr means optim.lr, but checkpoint.dir does not
+    mean logger.trackio.dir.
     """
     own = len(parts) > 1 and parts[0] in sections
     moves = key.count(".") < len(parts) and parts[-1] not in GENERIC
@@ -74,7 +74,7 @@ def _leaf(key: str) -> str:
 
 
 def _only(parts: Sequence[str], keys: Sequence[str]) -> str | None:
-    """The one of ``keys`` that ``parts`` can mean: the most similar, for a bare name the least deep."""
+    """The one of ``keys`` that ``parts`` may mean: the most similar, or for a bare name the shallowest."""
     if len(keys) == 1:
         return keys[0]
     if len(parts) > 1:
@@ -85,5 +85,5 @@ def _only(parts: Sequence[str], keys: Sequence[str]) -> str | None:
 
 
 def why_not(name: str) -> str:
-    """Why a setting of other programs has no counterpart here; "" for any other name."""
+    """Why a setting of other programs does not exist here; "" for any other name."""
     return UNLIKE.get(name.lower().replace("-", "_"), "")

@@ -1,4 +1,4 @@
-"""The names that other programs have for our settings, and those of theirs that we do not have."""
+"""Maps names of settings in other programs to ours, and explains those that do not exist here."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ OTHERS = {
     "seed": ("random_seed", "manual_seed"),
     "deterministic": ("determinism", "use_deterministic_algorithms"),
 }  # fmt: skip
-"""Our keys, with their names in other programs."""
+"""Our keys, and their names in other programs."""
 
 NOT_NEGATED = ("no_init_parameters",)
-"""Names that begin as a negation does, and mean the same as ours."""
+"""Names that begin like a negation but mean the same as ours."""
 
 _MICRO = "parallel.pipeline.micro_batch_num cuts train.batch_size into micro batches"
 _DATA_PARALLEL = "data-parallel ranks are those that stages and tp leave over of launch.nproc"
@@ -105,4 +105,4 @@ UNLIKE = {
     "dropout": "the shipped models have none",
     "momentum": "it is a setting of optim=sgd and of optim=momentum",
 }
-"""Settings of other programs that we do not have: why, and what to set instead."""
+"""Settings of other programs that do not exist here: the reason, and what to set instead."""

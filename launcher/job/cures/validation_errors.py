@@ -1,4 +1,4 @@
-"""Explains the schema's validation errors in plain words, with where each value was set and a cure."""
+"""Explains the schema's validation errors in plain words, with the origin of each value and a cure."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ KINDS = {
 }  # fmt: skip
 PLURAL = {"loss": "losses"}
 SHOWN = 50
-"""Keys whose problems are told one by one: what a wrong one may mean is looked for among all keys."""
+"""The number of keys whose problems are reported one by one: each suggestion searches all keys."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """What a validation error is about: the parts of a key, and the position in the list that it holds."""
+    """What a validation error is about: the parts of a key, and the index in the list at that key."""
 
     parts: tuple[str, ...]
     items: tuple[int, ...]
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], origins: Origins) -> Iterator[Problem]:
-    """One problem for each key, in the order of the schema."""
+    """Yields one problem per key, in the order of the schema."""
     grouped: dict[tuple[str, ...], list[tuple[Spot, ErrorDetails]]] = {}
     for detail in error.errors(include_url=False):
         spot = _spot(detail["loc"], data, detail["type"])
@@ -58,7 +58,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], origins: Origins) -
 
 
 def shown(value: Any, key: str) -> str:
-    """A value as the user would write it, short, secrets hidden."""
+    """A value as the user would write it, shortened, with secrets hidden."""
     if secret(key) and value is not None:
         return HIDDEN
     text = addresses(value) if isinstance(value, str) and value.strip() else written(values(value, key))
@@ -66,13 +66,13 @@ def shown(value: Any, key: str) -> str:
 
 
 _NAME = re.compile(r"[\w.*/@^$-]+")
-"""A key as the grammar of overrides takes it."""
+"""A key that the grammar of overrides accepts."""
 _NEGATED = re.compile(r"(disable|no|not|without|skip)[_-]")
 
 
 def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: Origins) -> Problem:
     """The problem of a key whose part ``bad`` is unknown to the schema."""
-    # name the key that was set: a.b where a, which holds nothing else, came with it
+    # name the key that was set: a.b if a contains nothing else
     value: Any = data
     for part in parts:
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -82,12 +82,12 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 
     key = ".".join(parts)
     origin = origins.of(key)
-    if not _NAME.fullmatch(key):  # no override names it, so none takes it away
+    if not _NAME.fullmatch(key):  # no override can name it, so none can delete it
         return Problem(key, f"unknown key{_blank_missing(parts[-1]) or _valid_here(parts, bad, data)}")
     right = suggestions.key(parts, bad, data)
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
-        ours = origin is not None and origin.shipped  # a recipe's, for another option than the one chosen now
+        ours = origin is not None and origin.shipped  # set by a recipe for another option
         return Problem(key, f"unknown key{_valid_here(parts, bad, data)}", drop if ours else "")
     text = f"unknown key{did_you_mean(right)}"
     if secret(key):
@@ -96,18 +96,18 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     if negated and not _NEGATED.match(right.rpartition(".")[2]):
         if not isinstance(value, bool):
             return Problem(key, text)
-        value = not value  # disable_x=true is x=false
+        value = not value  # disable_x=true means x=false
     return Problem(key, text, f"{drop} {_moved(right, value, data)}".strip())
 
 
 def _blank_missing(name: str) -> str:
-    """What is to be said of ``nproc:4``, which is one word in YAML."""
+    """An explanation for ``nproc:4``, which is one word in YAML; "" for other names."""
     left, colon, value = name.partition(":")
     return f": YAML takes a blank after the colon, as in {left}: {value}" if left and colon and value else ""
 
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
-    """Why other programs' key of this name has no counterpart, else the keys that are valid beside it."""
+    """Why other programs' key of this name does not exist here, otherwise the valid keys beside it."""
     why = suggestions.why_not(parts[-1])
     if why:
         return f": {why}"
@@ -116,7 +116,7 @@ def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> st
 
 
 def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
-    """The override that sets ``key`` to ``value``, converted where possible to what the key accepts."""
+    """The override that sets ``key`` to ``value``, converted if possible to what the key accepts."""
     parts = tuple(key.split("."))
     note = schema_keys.at(parts, data)
     if isinstance(value, Mapping) or schema_keys.accepts(note, value):
@@ -125,12 +125,12 @@ def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
 
 
 def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
-    """Where pydantic's ``loc`` lies in ``data``; names of union members in it are no parts of the key."""
+    """The position of pydantic's ``loc`` in ``data``, without the names of union members."""
     note: Any = Job
     parts: list[str] = []
     items: list[int] = []
 
-    # down both at once: the annotation of each part, and the data there
+    # descend in parallel: the annotation of each part, and the data there
     for i, part in enumerate(loc):
         if isinstance(part, int):
             items.append(part)
@@ -149,7 +149,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     kind = detail["type"]
     bad = detail["input"]
 
-    # errors with a text of their own
+    # errors with their own text
     if spot.items and (kind.startswith("union_tag") or kind == "extra_forbidden"):
         return _listed(spot, detail, origins)
     if kind == "extra_forbidden":
@@ -161,7 +161,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     if kind == "value_error":
         return _value_error(spot, str(detail.get("ctx", {})["error"]), bad, data=data, origins=origins)
 
-    # a value of the wrong form, or an item of a list that is one
+    # a value of the wrong form, or an item of a list
     why = _reason(detail, schema_keys.literals(schema_keys.at(spot.parts, data)))
     if not spot.items:
         return Problem(key, f"{shown(bad, key)}: {why}", suggested_override.value(spot.parts, bad, data))
@@ -173,14 +173,14 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
 
 
 def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
-    """The problem of an item of a list that is no choice that there is, or has a key too many."""
+    """The problem of an item of a list that is an unknown choice or has an unknown key."""
     key, bad = ".".join(spot.parts), detail["input"]
     whole = origins.value(key)
     at = f"{shown(whole, key)}: item {''.join(f'[{i}]' for i in spot.items)}"
     if detail["type"] == "extra_forbidden":
         return Problem(key, f"{at} has an unknown key {str(detail['loc'][-1])!r}")
 
-    # a metric: all other lists are of one kind
+    # a metric: no other list has choices
     tags = [t for t in schema_keys.kinds(Metric) if t != "_target_"]
     tag = bad.get("name") if isinstance(bad, Mapping) else bad
     if not isinstance(tag, str):
@@ -216,7 +216,7 @@ def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
 
 
 def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -> Problem:
-    """The problem of a required key that nobody has set, or that was left at ``???``."""
+    """The problem of a required key that is not set, or that is still ``???``."""
     tags = schema_keys.kinds(schema_keys.at(parts, data))
     if tags:
         listed = [t for t in tags if t != "_target_"]
@@ -235,7 +235,7 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
         text = f"{shown(bad, '')}: should be a group of keys ({title}: {', '.join(tags)})"
         return Problem(".".join(parts), text)
 
-    # a step without a kind has its name for one; all else is chosen by kind or name
+    # a step's kind defaults to its name; everything else is chosen by kind or name
     field = "kind" if section == "steps" else "name"
     tag = bad.get(field)
     step = section == "steps" and tag == parts[-1]
@@ -258,9 +258,9 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
 
 
 def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any], origins: Origins) -> Problem:
-    """The problem of a rule of ours, whose ``message`` may end in the cure: ``use key=value``.
+    """The problem of a rule of ours, whose ``message`` may contain the cure: ``use key=value``.
 
-    A rule over several keys names the key it is about first: ``model.heads=3 must divide ...``.
+    A rule over several keys first names the key that it is about: ``model.heads=3 must divide ...``.
     """
     key = ".".join(spot.parts)
     text = f"{shown(bad, key)}: {message}"

@@ -1,4 +1,4 @@
-"""Reads overrides with Hydra's own grammar, and writes values in it."""
+"""Parses overrides with Hydra's grammar, and writes values in it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STAGE_CONFIG = "parallel.pipeline.stage_config"
 OPERATORS = "parallel.operators"
 GROUPS = "optim.groups"
 OPEN = (STAGE_CONFIG, OPERATORS, GROUPS)
-"""Settings whose keys are names of modules or parameters: dots and stars belong to the name."""
+"""Settings whose keys are names of modules or parameters: dots and stars are part of the name."""
 LISTS = ("steps", "logger")
-"""Groups of which any number of options are chosen, as ``steps=[train,save]``."""
+"""Groups of which several options can be chosen, as in ``steps=[train,save]``."""
 _BELOW_OPEN = re.compile(
     rf"(?:(~)|\+*)((?:{'|'.join(map(re.escape, OPEN))})\.[^=]+)((?(1)(?:=.*)?|=.*))", re.DOTALL
 )
@@ -34,7 +34,7 @@ _BELOW_OPEN = re.compile(
 
 @dataclass(frozen=True)
 class Override:
-    """``key`` without a leading ``+``; ``text`` as typed."""
+    """A parsed override. ``key`` has no leading ``+``; ``text`` is as typed."""
 
     key: str
     value: Any
@@ -47,19 +47,19 @@ class Override:
 
 
 def read(texts: Iterable[str], found: list[Problem]) -> tuple[Override, ...]:
-    """Overrides in order; those that cannot be read are reported in ``found`` and left out."""
+    """Parses overrides, in order; reports those that cannot be parsed in ``found`` and drops them."""
     return tuple(o for t in texts for o in _read(t, found))
 
 
 def quoted(value: str) -> str:
-    """``value`` as one word of the override grammar, in quotes where it needs them."""
+    """``value`` as one word of the override grammar, quoted if it needs to be."""
     if re.fullmatch(r"[\w./-]+", value, re.ASCII):
         return value
     return str(QuotedString(value, Quote.single).with_quotes())
 
 
 def shell(text: str) -> str:
-    """One argument for a shell, in the quotes that leave it legible."""
+    """One argument for a shell, in the quotes that are easiest to read."""
     legible = "'" in text and not re.search(r'["$`\\!]', text)
     return f'"{text}"' if legible else shlex.quote(text)
 
@@ -87,7 +87,7 @@ def written(value: Any) -> str:
 
 
 def _word(value: str) -> str:
-    """``value`` as a text: in quotes also where the grammar would read a number, a boolean or null."""
+    """``value`` as text, quoted also if the grammar would read a number, a boolean or null."""
     word = quoted(value)
     if word != value or parse(f"x={value}").value() == value:
         return word
@@ -95,9 +95,9 @@ def _word(value: str) -> str:
 
 
 def parse(text: str) -> Parsed:
-    """One override; raises Hydra's exception.
+    """Parses one override; raises Hydra's exception.
 
-    Below an open key are module names, of which Hydra's grammar would refuse some: it reads the rest.
+    Below an open key are names of modules. Hydra's grammar refuses some of them, so it parses only the rest.
     """
     parser = OverridesParser.create()
     match = _BELOW_OPEN.fullmatch(text)
@@ -125,7 +125,7 @@ def _read(text: str, found: list[Problem]) -> Iterator[Override]:
 
 
 def parsable(text: str) -> bool:
-    """Whether the grammar can read an override."""
+    """Whether the grammar can parse an override."""
     try:
         parse(text)
     except (HydraException, ValueError, RecursionError):  # ValueError: a number of more than 4300 digits
@@ -134,7 +134,7 @@ def parsable(text: str) -> bool:
 
 
 def rewritten(text: str) -> str:
-    """An override with a value in Python's, JSON's or YAML's notation, in the grammar's; "" for any other."""
+    """Rewrites a value in Python's, JSON's or YAML's notation in the grammar's; "" for any other override."""
     name, _, value = text.partition("=")
     inner = value.strip()
 
@@ -154,7 +154,7 @@ def rewritten(text: str) -> str:
 
 
 def _literal(text: str) -> Any:
-    """The value of ``text`` in Python, JSON or YAML; ``None`` when it is valid in none of them."""
+    """The value of ``text`` in Python, JSON or YAML; ``None`` if it is valid in none of them."""
     for read in (ast.literal_eval, yaml.safe_load):
         try:
             return read(text)
@@ -164,7 +164,7 @@ def _literal(text: str) -> Any:
 
 
 def _python_constants(data: Any) -> Any:
-    """``data`` with Python's None, True and False as such: YAML reads them as texts."""
+    """``data`` with Python's None, True and False as values: YAML reads them as text."""
     if isinstance(data, dict):
         return {k: _python_constants(v) for k, v in data.items()}
     if isinstance(data, list | tuple):
@@ -175,7 +175,7 @@ def _python_constants(data: Any) -> Any:
 
 
 def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
-    """The problem of an override that Hydra supports and we do not."""
+    """The problem of an override that Hydra supports and the launcher does not; ``None`` for others."""
     shown = redacted(text)
     if parsed.is_sweep_override():
         values = parsed.get_value_string()
@@ -190,7 +190,7 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
 
 
 def _one_value(key: str, values: str) -> str:
-    """The override for ``a,b`` meant as one value: a list, or a number with a comma every three digits."""
+    """The override for ``a,b`` if it means one value: a list, or a number with a comma every three digits."""
     note = schema_keys.anywhere(key)
     items = [v.strip() for v in values.split(",")]
     if key in LISTS:
@@ -200,7 +200,7 @@ def _one_value(key: str, values: str) -> str:
 
 
 def _unreadable(text: str, why: str) -> Problem:
-    """The problem of an override that the grammar cannot read; its value in the grammar's form, or quoted."""
+    """The problem of an override that cannot be parsed, with its value rewritten or quoted as the cure."""
     name, equals, value = text.partition("=")
     shown = redacted(text)
     key = name.strip().lstrip("+~")
@@ -210,7 +210,7 @@ def _unreadable(text: str, why: str) -> Problem:
     if not parsable(in_quotes):
         return Problem("", f"{shown}: cannot be read; {name!r} is no key", "", (text,))
 
-    # from here on the value is to blame; it is shown cut short, and not at all where it may be a secret
+    # the value is wrong; show it shortened, and not at all if it may be a secret
     safe = shown == text
     told = redacted(value) if safe else "***"
     told = told if len(told) <= 60 else told[:57] + "..."
@@ -223,19 +223,19 @@ def _unreadable(text: str, why: str) -> Problem:
     if better:
         how = "write key=value" if value.startswith("=") else "lists are [a,b], groups of keys {a: 1}"
         return Problem(key, f"{told}: cannot be read; {how}", shell(better))
-    if value.lstrip()[:1] in ("{", "["):  # in quotes it would be a text, not a group of keys
+    if value.lstrip()[:1] in ("{", "["):  # quoting would make it text, not a group of keys
         return Problem(key, f"{told}: cannot be read; {_reason(why)}")
     return Problem(key, f"{told}: cannot be read; quote the value", shell(in_quotes) if safe else "")
 
 
 def _reason(why: str) -> str:
-    """The grammar's message, or plain words where it only speaks of tokens."""
+    """The grammar's message, or plain words if it only mentions tokens."""
     first = " ".join(why.partition("\nSee ")[0].split())
     return "brackets do not match, or a name is not of letters, digits and '_'" if "input" in first else first
 
 
 def _by_name(node: str, value: str) -> str:
-    """``{head[a]: 1}`` of an open node as ``node.head[a]=1``."""
+    """``{head[a]: 1}`` at an open key as ``node.head[a]=1``; "" if it is not a group or has a secret."""
     data = _literal(value)
     if not isinstance(data, dict) or redacted(value) != value:
         return ""

@@ -1,4 +1,4 @@
-"""What to write here in place of a setting of Hydra's own, as ``hydra.run.dir``."""
+"""Explains what to write in place of Hydra's own settings, such as ``hydra.run.dir``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PATHS = re.compile(rf"(?:file://)?({_PLAIN})", re.ASCII)
 
 
 def instead(key: str, value: Any) -> tuple[str, str]:
-    """What to say of ``key``, and what to type in its place, where it is the same."""
+    """A sentence about ``key``, and the override to type in its place if it means the same."""
     known = (k for k in (*_INSTEAD, "") if not k or key == k or key.startswith((f"{k}.", f"{k}/")))
     return f"{NO_EFFECT}; {_INSTEAD.get(next(known), _OTHERWISE)}", _cure(key, value)
 
@@ -55,4 +55,4 @@ def _cure(key: str, value: Any) -> str:
     if key == "hydra.mode" and value == "MULTIRUN":
         return "-m"
     good = key in _ONE_WORD and re.fullmatch(_PLAIN, value, re.ASCII)
-    return _ONE_WORD[key].format(value) if good else ""  # of ${now:%Y} nothing here knows
+    return _ONE_WORD[key].format(value) if good else ""  # ${now:%Y} has no counterpart here

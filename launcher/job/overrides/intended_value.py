@@ -1,4 +1,4 @@
-"""Guesses the value that a wrong one was meant to be: 1k is 1000, float16 is fp16, None is null."""
+"""Guesses the value that a wrong one was meant to be: 1k means 1000, float16 fp16, None null."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SWITCHED = (
     "parallel.local_norm.dump", "parallel.param_strategy.save", "parallel.param_strategy.load",
     "parallel.operator_strategy.save", "parallel.operator_strategy.load",
 )  # fmt: skip
-"""Keys where null switches something off, so that 0 and false can only mean null."""
+"""Keys at which null switches something off, so 0 and false can only mean null."""
 
 NAMES = ("name", "runs", "run_dir", "parallel.local_norm.dump", "steps.sample.prompt")
-"""Keys whose texts may consist of digits."""
+"""Keys whose text may consist of digits."""
 
 SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 UNITS = {
@@ -43,7 +43,7 @@ UNITS = {
     "latency_us": {"us": 1, "ms": 1e3, "ns": 1e-3, "s": 1e6},
     "gb_per_s": {"gb/s": 1, "gbps": 0.125, "gbit/s": 0.125, "gb": 1, "mb/s": 1e-3, "g": 1},
 }  # fmt: skip
-"""The units that may follow a number, by the last part of the key: how many of the key's own unit one is."""
+"""The units that may follow a number, by the last part of the key, as multiples of the key's own unit."""
 
 WORDS = {
     "fp16": ("float16", "half", "f16", "16", "16-mixed", "16-true", "torch.float16"),
@@ -61,18 +61,18 @@ WORDS = {
     "level2": ("zero2", "stage2", "os_g"),
     "level3": ("zero3", "stage3", "p_g_os", "fsdp"),
 }
-"""Other programs' names for a word of ours."""
+"""Our words, and their names in other programs."""
 
 
 def readings(key: str, note: Any, bad: Any) -> Iterator[Any]:
-    """Every value that ``bad`` can be read as where ``key`` takes a ``note``, the likeliest first."""
+    """Yields every value of type ``note`` that ``bad`` at ``key`` may mean, the likeliest first."""
     for good in _candidates(key, note, bad):
         if (good, type(good)) != (bad, type(bad)) and schema_keys.accepts(note, good):
             yield good
 
 
 def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
-    # one of the words that the schema knows
+    # one of the schema's words
     if schema_keys.accepts(note, None) and _nothing(key, bad):
         yield None
     flag = _flag(bad)
@@ -83,7 +83,7 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
     if word:
         yield words[word]
 
-    # a number, a group of keys or a text, written in another way
+    # a number, a group of keys or text in another notation
     yield from _numbers(key, note, bad)
     yield from _groups(key, bad)
     if isinstance(bad, str):
@@ -91,7 +91,7 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
     elif isinstance(bad, int | float) and not isinstance(bad, bool) and key in NAMES:
         yield str(bad)
 
-    # a list, with other items or without its brackets
+    # a list with other items, or without its brackets
     if isinstance(bad, list):
         yield [_item(key, item) for item in bad]
     elif bad is not None and not isinstance(bad, Mapping):
@@ -101,7 +101,7 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
 def _nothing(key: str, bad: Any) -> bool:
     """Whether ``bad`` can only mean null at ``key``."""
     if bad == -1 and not isinstance(bad, bool):
-        return True  # other programs' way to write "all", or "work it out"
+        return True  # other programs write it for "all" or "automatic"
     if key in SWITCHED and (bad is False or bad == 0):
         return True
     word = str(bad).strip().lower() if isinstance(bad, str) else None
@@ -116,23 +116,23 @@ def _flag(bad: Any) -> bool | None:
 
 
 def word_of(bad: Any, words: Sequence[str]) -> str | None:
-    """The one of ``words`` that ``bad`` is another name for, or a misspelling of."""
+    """The one of ``words`` that ``bad`` is a synonym or a misspelling of; ``None`` if there is none."""
     if isinstance(bad, Mapping | list) or bad is None or not words:
         return None
     text = str(bad).strip().lower()
 
-    # the word itself or a known synonym, then the same letters and digits
+    # the word itself or a synonym, then the same letters and digits
     same = [w for w in words if text in (w.lower(), *WORDS.get(w, ()))]
     same += [w for w in words if _squeezed(w) == _squeezed(text)]
     if same:
         return same[0]
 
-    # a level by its number, as in zero-2
+    # a level by its number, such as zero-2
     levels = [w for w in words if re.fullmatch(r"level\d", w) and w[-1] == re.sub(r"\D", "", text)]
     if levels and re.fullmatch(r"(l|lv|lvl|level|stage|zero|o|os)?[ _-]?\d(\.0)?", text):
         return levels[0]
 
-    # a misspelling, unless several words begin like that
+    # a misspelling, unless several words begin with it
     begun = [w for w in words if w.startswith(text)]
     return None if len(begun) > 1 or text == "auto" else nearest(text, words)
 
@@ -151,7 +151,7 @@ def _numbers(key: str, note: Any, bad: Any) -> Iterator[Any]:
 
 
 def number_of(key: str, bad: Any) -> float | None:
-    """The number that ``bad`` stands for, in the unit of ``key``; ``None`` when it is not a number."""
+    """The number that ``bad`` means, in the unit of ``key``; ``None`` if it is not a number."""
     if isinstance(bad, int | float) and not isinstance(bad, bool):
         return float(bad)
     if not isinstance(bad, str) or len(bad) > 40:
@@ -172,7 +172,7 @@ def number_of(key: str, bad: Any) -> float | None:
         exponent = int(power[3])
         return float(base**exponent) if base <= 1024 and exponent <= 40 else None
 
-    # a number and perhaps a unit
+    # a number with an optional unit
     got = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z/]*)", text)
     if not got:
         return None
@@ -183,7 +183,7 @@ def number_of(key: str, bad: Any) -> float | None:
 
 
 def _fraction(bad: str) -> float | None:
-    """10% and 1/8, and a decimal comma."""
+    """The value of 10%, of 1/8, or with a decimal comma; ``None`` for other text."""
     text = bad.strip()
     percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text)
     if percent:
@@ -196,7 +196,7 @@ def _fraction(bad: str) -> float | None:
 
 
 def _item(key: str, item: Any) -> Any:
-    """An item of a list, with texts that are numbers converted."""
+    """An item of a list, with text that is a number converted."""
     if isinstance(item, list):
         return [_item(key, i) for i in item]
     number = number_of(key, item)
@@ -206,7 +206,7 @@ def _item(key: str, item: Any) -> Any:
 
 
 def _groups(key: str, bad: Any) -> Iterator[Any]:
-    """A single word where a group of keys is wanted."""
+    """Yields a group of keys that a single word may mean."""
     if key == "parallel.hsdp":
         if bad is True or (isinstance(bad, str) and bad.lower() in (*YES, "auto")):
             yield {}
@@ -216,7 +216,7 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
         if level:
             yield {"optimizer_level": level}
 
-    # what is sent together: a mode, a size or indices
+    # fusion: a mode, a size or indices
     if re.fullmatch(r"parallel\.comm_fusion\.(allreduce|allgather|reducescatter)", key):
         if bad in ("auto", "size"):
             yield {"mode": bad}
@@ -226,7 +226,7 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
         elif size is not None:
             yield {"mode": "size", "config": int(size) if size.is_integer() else size}
 
-    # the one key that such a word can be meant for
+    # the only key that the word can mean
     flag = _flag(bad)
     if key == "parallel.comm_fusion" and flag is not None:
         yield {"openstate": flag}
@@ -235,7 +235,7 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
 
 
 def _texts(key: str, bad: str) -> Iterator[Any]:
-    """A text that is a list, a group of keys, or nearly the text that is wanted."""
+    """Yields lists, groups of keys or similar text that a text may mean."""
     # lists and groups of keys
     inner = bad.strip()
     if inner[:1] == "(" and inner[-1:] == ")":
@@ -249,12 +249,12 @@ def _texts(key: str, bad: str) -> Iterator[Any]:
     if key == "name":
         yield re.sub(r"[^A-Za-z0-9._-]+", "-", bad).strip("-.")
 
-    # an address without a password is no path
+    # an address without a password; it is not a path
     if "://" in bad:
         yield re.sub(r"://[^/@]*@", "://", bad)
         return
 
-    # paths: in the run folder, absolute, of a JSON or a YAML file
+    # paths: in the run folder, absolute, or with the suffix of JSON or YAML
     if bad.startswith(RUN):
         parts = [part.lstrip(".") for part in bad.removeprefix(RUN).split("/")]
         name = "/".join(filter(None, parts))
@@ -263,7 +263,7 @@ def _texts(key: str, bad: str) -> Iterator[Any]:
         yield re.sub(r"[.][^./]*$", "", bad) + ".yaml"
     if bad and not bad.startswith(RUN):
         yield os.path.abspath(bad)
-    if bad and not key.endswith(".load"):  # a file to read keeps its name
+    if bad and not key.endswith(".load"):  # the name of a file to read does not change
         stem = re.sub(r"[.][^./]*$", "", bad)
         yield from (f"{stem}.json", os.path.abspath(f"{stem}.json"))
 

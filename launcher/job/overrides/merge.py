@@ -28,7 +28,7 @@ from launcher.job.schema.search import AUTO, PARALLEL, every_axis
 from launcher.job.schema.similar_names import did_you_mean, nearest
 
 CHOSEN = ("model", "data", "loss", "optim", "schedule")
-"""Sections that are one choice out of several: another ``name`` replaces all their keys."""
+"""Sections that are one choice among several: another ``name`` replaces all their keys."""
 SWITCHES = "parallel.transformer_opt"
 AUTO_AS_KEYS: dict[str, dict[str, Any]] = {
     "parallel.grid": {"pp": AUTO, "dp_shard": AUTO, "tp": AUTO},
@@ -36,13 +36,13 @@ AUTO_AS_KEYS: dict[str, dict[str, Any]] = {
     "parallel.comm_fusion": {"network": AUTO},
     "parallel.recompute": {"modules": AUTO},
 }
-"""The keys that ``auto`` stands for where keys may be in its place."""
+"""The keys that ``auto`` means where keys may replace it."""
 WORDS = (PARALLEL, *AUTO_AS_KEYS, SWITCHES)
-"""Settings that are a word, or keys which count beside what the word stands for."""
+"""Settings that are a word, or keys that are merged with those that the word means."""
 
 
 def put(cfg: DictConfig, override: Override) -> Problem | None:
-    """Apply one override to ``cfg``, in place; returns what is wrong with it, if anything is."""
+    """Applies one override to ``cfg``, in place; returns the problem if there is one."""
     key = override.key
     value = override.value
     node = next((n for n in OPEN if key.startswith(n + ".")), None)
@@ -57,10 +57,10 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
         elif (key, value) == (PARALLEL, AUTO):
             OmegaConf.update(cfg, key, every_axis(), merge=True, force_add=True)
         else:
-            # another choice replaces its section, all else is merged into it
+            # another choice replaces its section; everything else is merged into it
             chooses = isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
             another = key in CHOSEN and chooses
-            merged = isinstance(value, Mapping) and not another  # a list of candidates is instead of it
+            merged = isinstance(value, Mapping) and not another  # a list of candidates replaces it
             for place in places:
                 OmegaConf.update(cfg, place, value, merge=merged, force_add=True)
     except OmegaConfBaseException as error:
@@ -69,7 +69,7 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
 
 
 def as_keys(key: str, word: Any) -> dict[str, Any] | None:
-    """The keys that ``word`` stands for at ``key``, so that others count beside them; ``None``: none."""
+    """The keys that ``word`` means at ``key``, so that others can be set beside them; ``None`` for none."""
     if key == SWITCHES and isinstance(word, str) and word:
         return {"file": word}
     if word == AUTO:
@@ -82,7 +82,7 @@ def as_keys(key: str, word: Any) -> dict[str, Any] | None:
 def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Problem:
     """The keys to set: that of ``override``, or those in each candidate of a list above it.
 
-    Words above it, which it would replace, become the keys that they stand for; others are a problem.
+    A word above it that means keys is replaced by them; any other would be lost, which is a problem.
     """
     parts = override.key.split(".")
     above = [".".join(parts[:n]) for n in range(1, len(parts))]
@@ -104,7 +104,7 @@ def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Proble
 
 
 def _replaceable(key: str, word: Any, below: str) -> bool:
-    """Whether ``below`` counts beside ``word``, as an item of a list, or nothing is lost with it."""
+    """Whether ``below`` can be set: as an item of a list, or because the word loses no information."""
     item = isinstance(word, ListConfig) and below.partition(".")[0].isdecimal()
     return item or word is True or (key, word) == (STAGE_CONFIG, AUTO)
 
@@ -124,7 +124,7 @@ def _replaces(key: str, word: Any, override: Override, below: str) -> Problem:
 
 
 def words_first(overrides: Sequence[Override]) -> list[Override]:
-    """``overrides`` with words that stand for keys, and lists of candidates, ahead of the keys below them."""
+    """Reorders ``overrides``: words that mean keys, and lists of candidates, precede the keys below them."""
     out: list[Override] = []
     for o in overrides:
         below = [n for n, before in enumerate(out) if before.key.startswith(f"{o.key}.")]
@@ -135,7 +135,7 @@ def words_first(overrides: Sequence[Override]) -> list[Override]:
 
 
 def replaced(overrides: Sequence[Override]) -> Iterator[Problem]:
-    """Keys that a word behind them takes the place of, with all that is below it."""
+    """Yields a problem for each key that a later word replaces together with its section."""
     for n, o in enumerate(overrides):
         words = isinstance(o.value, str | list) and not o.delete
         for before in overrides[:n] if words else ():
@@ -147,13 +147,13 @@ def replaced(overrides: Sequence[Override]) -> Iterator[Problem]:
 
 
 class WordsOfFiles:
-    """Words that files have set where others set keys: what is merged later counts beside them."""
+    """Words that files have set where others set keys, so that later keys are merged with their meaning."""
 
     def __init__(self) -> None:
         self._words: dict[str, Any] = {}
 
     def read(self, cfg: DictConfig) -> None:
-        """Take note of the words in ``cfg``, the next file; write earlier ones as keys beside its own."""
+        """Records the words in ``cfg``, the next file; expands earlier words to keys beside its own."""
         for key in WORDS:
             value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
             if key == PARALLEL and value == AUTO:
@@ -166,7 +166,7 @@ class WordsOfFiles:
 
 
 def _delete(cfg: DictConfig, key: str, open_node: str | None) -> Problem | None:
-    """``open_node``: the setting of module names that the key is below, if it is."""
+    """Deletes a key. ``open_node``: the setting with module names that the key is below, if any."""
     above, _, name = key.rpartition(".")
     modules = OmegaConf.select(cfg, open_node) if open_node else None
     whole = key.removeprefix(f"{open_node}.")
@@ -184,11 +184,11 @@ def _delete(cfg: DictConfig, key: str, open_node: str | None) -> Problem | None:
 
 
 def _put_open(cfg: DictConfig, node: str, name: str, value: Any) -> None:
-    """Set module ``name`` below ``node``. Names keep their dots.
+    """Sets module ``name`` below ``node``. Names keep their dots.
 
-    A strategy or a group may be set field by field: ``operators.layers.0.in=[[1,2]]``.
+    Fields of a strategy or group may be set one by one: ``operators.layers.0.in=[[1,2]]``.
     """
-    # what is there already; stages may be nested in a file
+    # the existing entries; stages may be nested in a file
     was = OmegaConf.select(cfg, node)
     entries: dict[str, Any] = {}
     if node == STAGE_CONFIG and isinstance(was, DictConfig):
@@ -198,16 +198,16 @@ def _put_open(cfg: DictConfig, node: str, name: str, value: Any) -> None:
     elif isinstance(was, Mapping | DictConfig):
         entries = dict(was)
 
-    # the last part of the name is a field of the strategy or group, unless the whole of it is set
+    # the last part of the name is a field of the strategy or group, unless the value is a mapping
     if node in (OPERATORS, GROUPS) and "." in name and not isinstance(value, Mapping):
         name, _, field = name.rpartition(".")
         value = {**(entries.get(name) or {}), field: value}
-    entries.pop(name, None)  # later wins, so it also comes last
+    entries.pop(name, None)  # the last one wins, so it also comes last
     OmegaConf.update(cfg, node, {**entries, name: value}, merge=False, force_add=True)
 
 
 def _flat(tree: Any, above: str = "") -> dict[str, Any]:
-    """Nested groups of keys as one, with dotted names; a later one of the same name wins and comes last."""
+    """Flattens nested groups of keys to dotted names; the last one of a name wins and comes last."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{above}.{key}" if above else str(key)
@@ -218,10 +218,10 @@ def _flat(tree: Any, above: str = "") -> dict[str, Any]:
 
 
 def plain(cfg: DictConfig, found: list[Problem]) -> dict[str, Any]:
-    """Dicts, lists and scalars with every interpolation resolved.
+    """Resolves every interpolation; returns dicts, lists and scalars.
 
-    A key that cannot be resolved is reported and left out. A key still at ``???`` is left out too and
-    reported without text: the text needs all other data.
+    Reports and drops a key that cannot be resolved. Drops a key that is still ``???``, too, and reports it
+    without text, because the text needs all other data.
     """
     known = tuple(keys(OmegaConf.to_container(cfg, resolve=False)))
     out: dict[str, Any] = _plain(cfg, "", found, known)
@@ -264,14 +264,14 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
     if isinstance(error, RecursionError) or reason.startswith("Recursive"):
         reason = "it refers to itself"
 
-    # nothing of the value where it is secret; the reason alone where it names no other key
+    # hide a secret value; give only the reason if it names no other key
     if secret(key):
         return Problem(key, f"{HIDDEN}: cannot be resolved")
     wanted = reason.split("'")[1] if reason.startswith("Interpolation key") else None
     if wanted is None:
         return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
 
-    # the key that may be meant
+    # suggest a similar key
     hint = nearest(wanted, known, 0.8)
     fixed = paste(key, text.replace(wanted, hint)) if hint else ""
     section = wanted.partition(".")[0]

@@ -1,6 +1,6 @@
 """The schema of a request: every key, its type, and which keys are secret.
 
-Opens no file, imports no Hydra.
+Opens no files and does not import Hydra.
 """
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The base of every settings model: frozen, no unknown keys."""
+"""The base class of every settings model: frozen, without unknown keys."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Goal = Literal["min", "max"]
 
 
 def _switched(value: Any) -> Any:
-    """``true`` is all defaults, ``false`` is none."""
+    """``true`` means all defaults, ``false`` means None."""
     if isinstance(value, bool):
         return {} if value else None
     return value
 
 
 Switch = BeforeValidator(_switched)
-"""Of settings that are given as a mapping, switched on with all defaults, or left out."""
+"""Marks settings that are a mapping, true for all defaults, or left out."""
 
 
 class _Loud(ModelMetaclass):
-    """Raises our error for wrong settings made in Python; nested ones are validated without this call."""
+    """Raises our error for wrong settings made in Python; nested settings are validated without this call."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -43,29 +43,29 @@ class _Loud(ModelMetaclass):
 
 
 class Settings(BaseModel, metaclass=_Loud):
-    """Frozen, no unknown names; fields are in the order of reports and of ``config.yaml``.
+    """Frozen settings without unknown names. Fields are in the order of reports and ``config.yaml``.
 
-    In Python, a wrong value raises ``RequestError``, a ``ValueError``; a wrong type ``RequestTypeError``, a
-    ``TypeError`` too.
+    In Python, a wrong value raises ``RequestError``, a ``ValueError``; a wrong type raises
+    ``RequestTypeError``, which is also a ``TypeError``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=True)
 
     @classmethod
     def model_validate(cls, obj: Any, **how: Any) -> Self:
-        """Settings from plain data. Raises the same errors as the constructor."""
+        """Makes settings from plain data. Raises the same errors as the constructor."""
         try:
             return _together(super().model_validate(obj, **how))
         except ValidationError as error:
             raise request_error(error, obj) from error
 
     def unfit(self) -> Iterable[Problem]:
-        """Values of the right form that are none of their key, which ``compose`` tells with their lines."""
+        """Problems with values of the right type that their key does not accept; ``compose`` adds origins."""
         return ()
 
 
 def _together(made: T) -> T:
-    """``made``, unless it has values that are ``unfit``. Raises ``RequestTypeError``."""
+    """Returns ``made``, unless it has ``unfit`` values. Raises ``RequestTypeError``."""
     if isinstance(made, Settings) and (problems := tuple(made.unfit())):
         raise RequestTypeError(problems)
     return made

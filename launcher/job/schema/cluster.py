@@ -15,7 +15,7 @@ Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
 class Link(Settings):
-    """From one device to the next."""
+    """A link from one device to the next."""
 
     latency_us: NotNegative = Field(description="of each step of a ring")
     gb_per_s: Positive = Field(description="that a device receives")
@@ -25,7 +25,7 @@ class Link(Settings):
 
 
 class NodeLink(Link):
-    """Inside a node, through switches or over lines between each two devices."""
+    """The links inside a node: through switches, or a direct line between any two devices."""
 
     mesh: bool = Field(
         False, description="a line from each device to each other: few have few of gb_per_s's lines"
@@ -33,16 +33,16 @@ class NodeLink(Link):
 
 
 class Links(Settings):
-    """``inside`` a node, and ``between`` nodes: of one device's share of the network there."""
+    """The links ``inside`` a node and ``between`` nodes; ``between`` is one device's share of the network."""
 
     inside: NodeLink
     between: Link
 
 
 class Kernels(Settings):
-    """What keeps kernels from a device's peak.
+    """What limits kernels below a device's peak.
 
-    Products of (m, k) and (k, n) reach ``efficiency`` / (1 + ``small`` (1/m + 1/n + 1/k)).
+    A product of (m, k) and (k, n) reaches ``efficiency`` / (1 + ``small`` (1/m + 1/n + 1/k)).
     """
 
     small: NotNegative = Field(150, description="about the length at which a product loses half")
@@ -56,7 +56,7 @@ class Kernels(Settings):
 
 
 class Overheads(Settings):
-    """What is neither kernels nor messages. ``near_limit``: once devices are full allocators ask again."""
+    """Costs besides kernels and messages. ``near_limit``: on a full device the allocator must retry."""
 
     scatter: Positive = Field(
         1.0, description="bytes of a reduce-scatter pass the ring so often; gloo: 2, it reduces all of them"
@@ -76,7 +76,7 @@ class Overheads(Settings):
 
 
 class Cluster(Settings):
-    """What is null nobody says. Speeds are told all together or not at all."""
+    """The machines. Null means unknown. Speeds are given all together or not at all."""
 
     name: str | None = None
     memory_gb: Positive | None = Field(None, description="of the device of a rank; null: nobody says")

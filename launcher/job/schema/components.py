@@ -1,4 +1,4 @@
-"""Settings of each model and data set, and what a model, data set, loss, optimizer or schedule may be."""
+"""Settings of models and data sets; the unions Model, Data, Loss, Metric, Optim and Schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts,
 
 
 class Target(Settings):
-    """One of the user's own classes: ``_target_`` is its dotted path, every other key an argument."""
+    """A user's own class: ``_target_`` is its dotted path, every other key an argument."""
 
     model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
     target: str = Field(alias="_target_")
@@ -38,7 +38,7 @@ class Lora(Settings):
 
 
 class ModelSettings(Settings):
-    """``lora``: what of a model is trained instead of all of it."""
+    """Settings of every model. ``lora``: adapters that are trained instead of the full model."""
 
     lora: Lora | None = Field(
         None, description="{rank, alpha, modules}: adapters that are trained beside linear modules"
@@ -46,11 +46,11 @@ class ModelSettings(Settings):
 
 
 class ModelTarget(ModelSettings, Target):
-    """A model of the user's own; ``lora`` is no argument of its class."""
+    """A user's own model; ``lora`` is not an argument of its class."""
 
 
 class LanguageModel(ModelSettings):
-    """Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
     name: Literal["lm"]
     vocab_size: Count | None = Field(description="null: as the data has them")
@@ -78,12 +78,12 @@ class LanguageModel(ModelSettings):
 
 
 def _closest(numbers: Sequence[int], wanted: int) -> int:
-    """The larger one, where two are as close."""
+    """The closest of ``numbers``; the larger one of two that are equally close."""
     return min(numbers, key=lambda n: (abs(n - wanted), -n))
 
 
 class ResNet(ModelSettings):
-    """He et al. 2015; ``stem: cifar`` is the 3x3 stem without pooling."""
+    """ResNet (He et al. 2015); ``stem: cifar`` is the 3x3 stem without pooling."""
 
     name: Literal["resnet"]
     depth: Literal[18, 34, 50] = 50
@@ -111,7 +111,7 @@ class TiedPair(ModelSettings):
 
 
 class HuggingFace(ModelSettings):
-    """A model folder of transformers: its ``config.json``, and its weights in safetensors if it has any."""
+    """A model folder of transformers: its ``config.json``, and its weights in safetensors if it has them."""
 
     name: Literal["hf"]
     path: FilePath
@@ -121,7 +121,7 @@ class HuggingFace(ModelSettings):
 
 
 class Text(Settings):
-    """Plain text cut into windows of ``seq_len`` tokens; the last ``val_fraction`` of it is held out."""
+    """Plain text split into windows of ``seq_len`` tokens; the last ``val_fraction`` is for validation."""
 
     name: Literal["text"]
     path: FilePath | None = Field(None, description="null: the text that ships with the launcher")
@@ -167,7 +167,7 @@ class Idx(Settings):
 
 
 class Cifar10(Settings):
-    """CIFAR-10 in its python or binary form; ``fallback`` names what to read when ``root`` does not exist."""
+    """CIFAR-10 in its python or binary form; ``fallback`` is read if ``root`` does not exist."""
 
     name: Literal["cifar10"]
     root: FilePath
@@ -175,21 +175,21 @@ class Cifar10(Settings):
 
 
 class Crop(Settings):
-    """A square somewhere in the image; of MindSpore's ``RandomCrop`` the names and the meaning."""
+    """A random square of the image; names and meaning are those of MindSpore's ``RandomCrop``."""
 
     size: Count | None = Field(None, description="side in pixels; null: data.size")
     padding: Annotated[int, Field(ge=0)] = Field(0, description="black pixels around the image before")
 
 
 class Normalise(Settings):
-    """Of pixels in 0..1: less ``mean``, over ``std``; one number for all channels, or one each."""
+    """Normalises pixels in 0..1: subtracts ``mean``, divides by ``std``; one number, or one per channel."""
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
 
 
 class ImageFolder(Settings):
-    """A folder of class folders of PNG or JPEG images; ``crop`` and ``flip`` are of training images only."""
+    """A folder of class folders of PNG or JPEG images; only training images are cropped and flipped."""
 
     name: Literal["images"]
     root: FilePath
@@ -218,12 +218,12 @@ class ImageFolder(Settings):
 
     @property
     def cut(self) -> int:
-        """Side of what is cropped."""
+        """The side of the cropped square, in pixels."""
         return self.size if self.crop is None or self.crop.size is None else self.crop.size
 
 
 class RandomTokens(Settings):
-    """Uniform random tokens from the seed, for shapes and speed, never for learning."""
+    """Uniform random tokens from the seed, for testing shapes and speed, not for learning."""
 
     name: Literal["random_tokens"]
     vocab_size: Count
@@ -235,16 +235,16 @@ Paths = FilePath | tuple[FilePath, ...]
 
 
 class TokenSource(Settings):
-    """A part of a mixture; weights need not add up to 1."""
+    """A source of a mixture; weights need not add up to 1."""
 
     path: Paths
     weight: float = Field(gt=0, allow_inf_nan=False)
 
 
 class Tokens(Settings):
-    """Files of tokens of any size, cut into windows of ``seq_len``; no window spans two files.
+    """Token files of any size, split into windows of ``seq_len``; no window spans two files.
 
-    A path is a file, a folder of files or a pattern; ``sources`` are several, mixed by weight.
+    A path is a file, a folder of files or a pattern; ``sources`` are several of them, mixed by weight.
     """
 
     name: Literal["tokens"]
@@ -272,12 +272,12 @@ class Tokens(Settings):
 
     @property
     def by_document(self) -> bool:
-        """Whether it matters where documents end."""
+        """Whether the ends of documents matter."""
         return self.document_mask or self.packing != "windows"
 
 
 class Chat(Settings):
-    """Conversations, of which what the assistant says is learnt."""
+    """Conversations; only what the assistant says is trained on."""
 
     name: Literal["chat"]
     path: Paths | None = Field(None, description="null: the conversations that ship with the launcher")
@@ -304,7 +304,7 @@ class Chat(Settings):
 
 @dataclass(frozen=True)
 class Apart:
-    """The setting, its value and one without, that keeps the documents of a sample apart."""
+    """The setting that keeps documents of a sample apart, its value, and a value that does not."""
 
     key: str
     value: str
@@ -316,7 +316,7 @@ class Apart:
 
 
 def apart(data: object) -> Apart | None:
-    """With which a model is given (tokens, documents)."""
+    """The setting by which ``data`` give a model (tokens, documents); ``None`` if there is none."""
     if isinstance(data, Tokens) and data.document_mask:
         return Apart("data.document_mask", "true", "false")
     if isinstance(data, Chat) and data.packing == "best_fit":
@@ -325,7 +325,7 @@ def apart(data: object) -> Apart | None:
 
 
 def _kind(value: Any) -> str | None:
-    """Tag of a union member: ``_target_`` for one of the user's own classes, else its ``name``."""
+    """The tag of a union member: ``_target_`` for a user's own class, otherwise its ``name``."""
     own = "_target_" in value if isinstance(value, dict) else isinstance(value, Target)
     if own:
         return "_target_"
@@ -333,7 +333,7 @@ def _kind(value: Any) -> str | None:
 
 
 def foreign(model: object) -> bool:
-    """Whether a model's code is not ours: a class of the user's own, or of transformers."""
+    """Whether a model's code is not ours: a user's own class, or one of transformers."""
     return isinstance(model, Target | HuggingFace)
 
 

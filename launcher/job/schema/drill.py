@@ -1,4 +1,4 @@
-"""``debug.drill``: the fault that a run rehearses."""
+"""``debug.drill``: the fault that a run injects."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from launcher.job.schema.base import Count, Index, Settings
 
 
 class RankFault(Settings):
-    """A rank of the plan's grid, and the optimizer step in which it happens, counted from 1."""
+    """A fault of a rank of the plan's grid in an optimizer step, counted from 1."""
 
     rank: Index
     step: Count
 
 
 class SlowRank(RankFault):
-    """From that step on, in every step."""
+    """A rank that is slow in this step and every later one."""
 
     ms: float = Field(1000.0, gt=0, allow_inf_nan=False, description="milliseconds that it sleeps a step")
 
 
 class NodeFault(Settings):
-    """As ``RankFault``, of all ranks of a node."""
+    """A fault of all ranks of a node, in an optimizer step, counted from 1."""
 
     node: Index
     step: Count
 
 
 class Drill(Settings):
-    """One of them is set."""
+    """The faults; one of them is set."""
 
     kill_rank: RankFault | None = Field(None, description="a rank is killed at the start of a step")
     hang_rank: RankFault | None = Field(None, description="it never comes to the step's first collective")

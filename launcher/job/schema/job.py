@@ -1,4 +1,4 @@
-"""The job: a whole request as one frozen value, and its sections."""
+"""The job: a complete request as one frozen value, and its sections."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from launcher.job.schema.steps import Step, named
 from launcher.job.schema.sweep import Sweep
 
 OPERATORS = "parallel.operators"
-"""Its candidates may be named: options are files."""
+"""Its candidates may be names of options, which are files."""
 
 
 class Compile(Settings):
-    """``modules``: ``auto`` (the blocks), ``stages``, names or globs; each module is compiled by itself.
+    """How modules are compiled. ``modules``: ``auto`` (the blocks), ``stages``, names or globs.
 
-    ``dynamic`` null: torch's own way, static at first. ``timeout_s``: of the first step, in place of
-    ``launch.timeout_s``.
+    Each module is compiled separately. ``dynamic`` null: torch's default, static at first. ``timeout_s``: for
+    the first step, instead of ``launch.timeout_s``.
     """
 
     modules: str | tuple[str, ...] = "auto"
@@ -54,14 +54,14 @@ class Compile(Settings):
 
 
 class Ema(Settings):
-    """Of the weights: ``decay`` of it stays, the rest becomes the weights, every ``every``-th step."""
+    """A moving average: every ``every`` steps it becomes ``decay`` * average + (1 - ``decay``) * weights."""
 
     decay: float = Field(0.999, gt=0, lt=1)
     every: Count = 1
 
 
 class EarlyStop(Settings):
-    """Training ends when a metric has not got better by more than ``min_delta`` in so many validations."""
+    """Ends training after ``patience`` validations without an improvement of more than ``min_delta``."""
 
     metric: str = Field("val_loss", min_length=1)
     patience: Count = 3
@@ -70,9 +70,9 @@ class EarlyStop(Settings):
 
 
 class Train(Settings):
-    """``batch_size`` is global: samples an optimizer step over all ranks.
+    """Training. ``batch_size`` is global: samples per optimizer step over all ranks.
 
-    ``epochs`` in place of ``steps``: the planner, which opens the data, works out the steps.
+    With ``epochs`` instead of ``steps``, the planner, which opens the data, computes the steps.
     """
 
     steps: Count | None = None
@@ -115,7 +115,7 @@ SlurmTime = Annotated[
 
 
 class Slurm(Settings):
-    """A job of Slurm. Nodes and ranks are those of ``launch``."""
+    """A Slurm job. Its nodes and ranks are those of ``launch``."""
 
     partition: str | None = None
     account: str | None = None
@@ -139,7 +139,7 @@ NOT_NAMES = ("gpu", "gpus", "nvidia", "none", "null", "true", "false")
 
 
 def _torch_name(given: str) -> str:
-    """What torch may call a device or collectives, which is not what people call a GPU."""
+    """Accepts torch's names for devices and backends, but not common words for a GPU."""
     if not re.fullmatch("[a-z][a-z0-9_]*", given) or given in NOT_NAMES:
         raise PydanticCustomError("torch_name", "should be a name that torch has, in lower case")
     return given
@@ -149,7 +149,7 @@ TorchName = Annotated[str, AfterValidator(_torch_name)]
 
 
 class Launch(Settings):
-    """``nproc`` is ranks a node; null: as many as the layout needs."""
+    """How ranks start. ``nproc``: ranks per node; null: as many as the layout needs."""
 
     mode: Literal["auto", "spawn", "external", "inproc"] = "auto"
     nproc: Count | None = None
@@ -172,9 +172,9 @@ class Launch(Settings):
 
 
 class Checkpoint(Settings):
-    """``every``: optimizer steps between checkpoints while training; null: none.
+    """Checkpoints. ``every``: optimizer steps between checkpoints during training; null: none.
 
-    ``keep``: newest kept; null: all.
+    ``keep``: the number of newest checkpoints that are kept; null: all.
     """
 
     every: Count | None = None
@@ -195,10 +195,10 @@ class Checkpoint(Settings):
 
 
 class Debug(Settings):
-    """``limit``: train this many steps only. ``overfit``: train on these first samples, over and over.
+    """Debugging. ``limit``: train only this many steps. ``overfit``: repeat this many first samples.
 
-    ``graphs``: draw what each stage runs into the run folder. ``drill``: a fault to rehearse. ``profiler``:
-    the steps and ranks that are profiled.
+    ``graphs``: draw what each stage runs into the run folder. ``drill``: a fault to inject. ``profiler``: the
+    steps and ranks to profile.
     """
 
     limit: Count | None = None
@@ -211,16 +211,19 @@ class Debug(Settings):
 
 
 class Security(Settings):
-    """``recipe`` auto: files of the current folder and of --config-dir are trusted, others are not."""
+    """Which packages and files are trusted.
+
+    ``recipe`` auto: files of the current folder and of --config-dir are trusted, others are not.
+    """
 
     allow: tuple[str, ...] = ()
     recipe: Literal["auto", "trusted", "untrusted"] = "auto"
 
 
 class Job(Settings):
-    """A request. Nothing is worked out here: the plan resolves ``null`` and ``-1`` and leaves a note.
+    """A request. It computes nothing: the plan resolves ``null`` and ``-1`` and leaves a note.
 
-    A job that is made in Python may have steps of settings that the schema does not list.
+    A job that is made in Python may have steps with settings that the schema does not list.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -252,11 +255,11 @@ class Job(Settings):
     @model_validator(mode="before")
     @classmethod
     def _searched(cls, data: Any) -> Any:
-        """What is left open at its key is candidates of a search."""
+        """Moves candidates that are written at their key to ``search``."""
         return lifted(data) if isinstance(data, Mapping) else data
 
     def unfit(self) -> Iterator[Problem]:
-        """Candidates of a search that their key would not accept."""
+        """Yields candidates of a search that their key does not accept."""
         for key, candidates in self.search.over.items():
             if key not in AXES or key == OPERATORS or not isinstance(candidates, tuple):
                 continue
@@ -271,7 +274,7 @@ class Job(Settings):
 
 
 def _accepts(key: str, value: Any) -> bool:
-    """Whether ``value`` is valid at ``key``, a setting of ``parallel``, by itself."""
+    """Whether ``value`` alone is valid at ``key``, a setting of ``parallel``."""
     _, *parts = key.split(".")
     data = value
     for part in reversed(parts):

@@ -1,4 +1,4 @@
-"""``launch.k8s``: a job of Kubernetes that is written as text. Nodes and ranks are those of ``launch``."""
+"""``launch.k8s``: a Kubernetes job, written as text. Its nodes and ranks are those of ``launch``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_len
 
 
 class Kubernetes(Settings):
-    """A pod is a node: all of its ranks are started in it."""
+    """A Kubernetes job. A pod is a node: all of its ranks start in it."""
 
     kind: Literal["jobset", "pytorchjob", "skypilot"] = "jobset"
     image: str = Field(min_length=1, description="of the pods, with launcher in it")

@@ -1,4 +1,4 @@
-"""Settings of what shows or keeps the metrics of a run."""
+"""Settings of loggers, which show or store the metrics of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Wandb(Settings):
 
 
 class MLflow(Settings):
-    """``tracking_uri`` null: a SQLite file in the run folder."""
+    """MLflow; ``tracking_uri`` null: a SQLite file in the run folder."""
 
     experiment: Name | None = Field(None, description="null: the run's name")
     name: Name | None = Field(None, description="of the run in it; null: the run's name and number")
@@ -43,7 +43,7 @@ class MLflow(Settings):
 
 
 class Trackio(Settings):
-    """``space_id`` null: nothing leaves this machine."""
+    """Trackio; ``space_id`` null: nothing leaves this machine."""
 
     project: Name | None = Field(None, description="null: the run's name")
     name: Name | None = Field(None, description="of the run in it; null: the run's name and number")
@@ -54,9 +54,9 @@ class Trackio(Settings):
 
 
 class Logger(Settings):
-    """``jsonl`` always; ``progress: auto`` draws a bar on a terminal and prints plain lines elsewhere.
+    """Loggers. ``jsonl`` is always on; ``progress: auto`` draws a bar on a terminal, otherwise plain lines.
 
-    ``wait_s``: how long the end of a run waits for what loggers have not sent.
+    ``wait_s``: seconds that the end of a run waits for loggers to send what is left.
     """
 
     progress: Literal["auto", "bar", "plain", "off"] = "auto"

@@ -12,7 +12,7 @@ from launcher.job.schema.base import Count, Rate, Settings
 
 
 class CrossEntropy(Settings):
-    """Of logits against class numbers: the mean over the targets that count."""
+    """Cross entropy of logits and class numbers: the mean over the targets that are not ignored."""
 
     name: Literal["cross_entropy"] = "cross_entropy"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -27,7 +27,7 @@ class MSE(Settings):
 
 
 class BCE(Settings):
-    """Binary cross entropy of logits against numbers from 0 to 1: the mean over all elements."""
+    """Binary cross entropy of logits and numbers from 0 to 1: the mean over all elements."""
 
     name: Literal["bce"] = "bce"
 
@@ -53,7 +53,7 @@ NamedMetric = Accuracy | TopK | Perplexity | BitsPerByte
 
 
 def named_metrics(given: Any) -> Any:
-    """Each metric that is a word alone as its settings.
+    """Expands each metric that is only a word to its settings.
 
     >>> named_metrics(["accuracy", {"name": "top_k", "k": 3}])
     [{'name': 'accuracy'}, {'name': 'top_k', 'k': 3}]
@@ -64,7 +64,7 @@ def named_metrics(given: Any) -> Any:
 
 
 def figure(metric: object) -> str:
-    """What a metric is called in the metrics of a run; one of the user's own by its class.
+    """The name of a metric in a run's metrics; for a user's own class, derived from the class name.
 
     >>> figure(TopK(k=3)), figure({"_target_": "my_metrics.MeanAbsError"})
     ('top_3', 'mean_abs_error')

@@ -1,4 +1,4 @@
-"""Settings of each optimizer, and of groups of its parameters."""
+"""Settings of each optimizer and of its parameter groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 class Group(Settings):
-    """What a group of parameters has of its own; ``None``: what the optimizer has."""
+    """Settings of a parameter group; ``None`` means the optimizer's own."""
 
     lr: Rate | None = None
     weight_decay: Rate | None = None
@@ -48,7 +48,7 @@ class AdafactorGroup(Group):
 
 
 class MuonGroup(Group):
-    """``use``: which of the two updates the matrices that it names; vectors and others are AdamW's."""
+    """A group of Muon. ``use``: what updates its matrices; other parameters always use AdamW."""
 
     use: Literal["muon", "adamw"] | None = None
     momentum: Fraction | None = None
@@ -57,9 +57,9 @@ class MuonGroup(Group):
 
 
 def groups_by_name(groups: Any) -> Any:
-    """Each name with its settings; dotted and nested keys mean the same.
+    """Settings by group name; dotted and nested keys are equivalent.
 
-    The later of two equal names takes the later place.
+    If a name occurs twice, the later one determines the position.
 
     >>> groups_by_name({"layers": {"lr": 0.1, 0: {"lr": 0.2}}, "embed.lr": 0.3, "layers.0": {"eps": 1}})
     {'layers': {'lr': 0.1}, 'embed': {'lr': 0.3}, 'layers.0': {'lr': 0.2, 'eps': 1}}
@@ -77,7 +77,7 @@ def _below(name: str, groups: Mapping[Any, Any]) -> Iterator[tuple[str, dict[str
         path = f"{name}.{key}" if name else str(key)
         below = value.model_dump() if isinstance(value, Group) else value
         if isinstance(below, Mapping):
-            yield from _below(path, below) if below else [(path, {})]  # nothing of its own is a group too
+            yield from _below(path, below) if below else [(path, {})]  # a group may have no settings
             continue
 
         above, _, setting = path.rpartition(".")
@@ -88,7 +88,7 @@ def _below(name: str, groups: Mapping[Any, Any]) -> Iterator[tuple[str, dict[str
 
 
 def any_momentum(optim: SGD | Momentum) -> bool:
-    """Whether it keeps what is left of the last update, of any parameter."""
+    """Whether the optimizer keeps a momentum buffer for any parameter."""
     return any((optim.momentum, *(g.momentum for g in optim.groups.values())))
 
 
@@ -135,10 +135,10 @@ class Lion(Settings):
 
 
 class Adafactor(Settings):
-    """As ``torch.optim.Adafactor``.
+    """Adafactor, as ``torch.optim.Adafactor``.
 
-    ``eps``: the least variance, ``null`` as the dtype of the weights has it, and the least size of a weight
-    that a step is a share of; ``d``: the most that an update is, root mean square.
+    ``eps``: the minimum variance (``null``: that of the weights' dtype), and the minimum size of a weight
+    that a step is relative to. ``d``: the maximum root mean square of an update.
     """
 
     name: Literal["adafactor"]
@@ -151,7 +151,7 @@ class Adafactor(Settings):
 
 
 class MuonFallback(Settings):
-    """Of AdamW, for what Muon does not update."""
+    """AdamW's settings for what Muon does not update."""
 
     lr: Rate = 3e-4
     betas: Betas = (0.9, 0.95)
@@ -160,7 +160,7 @@ class MuonFallback(Settings):
 
 
 class Muon(Settings):
-    """As ``torch.optim.Muon``, and AdamW for embeddings, the head and all that is no matrix."""
+    """Muon, as ``torch.optim.Muon``, with AdamW for embeddings, the head and all that is not a matrix."""
 
     name: Literal["muon"]
     lr: Rate = 1e-3

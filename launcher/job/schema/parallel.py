@@ -41,7 +41,7 @@ def _there(path: str) -> str:
 
 
 class _FileNameError(ValueError, KeyError):
-    """MindSpore's ``KeyError`` for the name of a file; pydantic asks for a ``ValueError``."""
+    """MindSpore raises ``KeyError`` for such a file name; pydantic requires a ``ValueError``."""
 
     def __str__(self) -> str:
         return ValueError.__str__(self)
@@ -82,10 +82,10 @@ class Pipeline(Settings):
 
 
 class Hsdp(Settings):
-    """``threshold``: KB of a whole parameter; smaller ones stay whole.
+    """Sharding. ``threshold``: KB of a full parameter; smaller ones are not sharded.
 
-    ``shard_size`` -1: all data-parallel ranks. ``uneven``: what becomes of a parameter whose dim 0 the
-    shards do not divide.
+    ``shard_size`` -1: all data-parallel ranks. ``uneven``: how to treat a parameter whose dim 0 the number of
+    shards does not divide.
     """
 
     shard_size: ShardSize = -1
@@ -97,7 +97,7 @@ class Hsdp(Settings):
 
 
 class Fusion(Settings):
-    """``config``: MB of bytes for ``size``, 64 when null."""
+    """How gradients or weights are fused. ``config``: MB for ``size``; null: 64."""
 
     mode: Literal["auto", "size"] = "auto"
     config: Annotated[float, Field(gt=0)] | None = None
@@ -110,9 +110,9 @@ class Fusion(Settings):
 
 
 class FusionIndex(Settings):
-    """``config``: MB of bytes for ``size``, 64 when null.
+    """How gradients are fused. ``config``: MB for ``size``; null: 64.
 
-    For ``index``: ascending numbers of trainable parameters.
+    For ``index``: ascending indices of trainable parameters.
     """
 
     mode: Literal["auto", "size", "index"] = "auto"
@@ -141,7 +141,10 @@ class Network(Settings):
 
 
 class CommFusion(Settings):
-    """``network``: what ``auto`` is fitted to; null: 64 MB an all-reduce, one gather a block."""
+    """Fusion of collectives.
+
+    ``network``: what ``auto`` is fitted to; null: 64 MB per all-reduce, one gather per block.
+    """
 
     openstate: Flag = True
     allreduce: FusionIndex | None = None
@@ -160,12 +163,14 @@ AUTO = "auto"
 
 
 class Recompute(Settings):
-    """``modules``: names or globs, or {name or glob: policy}; ``policy`` selective keeps what ``keep`` names.
+    """Recomputation. ``modules``: names or globs, or {name or glob: policy}.
 
-    ``modules`` auto, or auto instead of all of this: of the blocks of each stage as few as make it fit.
+    Policy ``selective`` keeps the outputs of the operations in ``keep``.
 
-    ``every`` n: every n-th of the modules that a glob matches, from its first. ``comm``: what operators over
-    tp send in the forward is sent again in the backward, or its results are kept.
+    ``modules`` auto, or auto instead of this section: as few blocks of each stage as make it fit in memory.
+
+    ``every`` n: every n-th of the modules that match a glob, from the first. ``comm``: the backward repeats
+    the forward's collectives over tp, or their results are kept.
     """
 
     modules: str | tuple[str, ...] | dict[str, RecomputePolicy]
@@ -182,7 +187,7 @@ class Recompute(Settings):
 
 
 def _modules(recompute: Any) -> Any:
-    """``auto`` alone stands for ``{modules: auto}``."""
+    """Expands ``auto`` to ``{modules: auto}``."""
     return {"modules": AUTO} if recompute == AUTO else recompute
 
 
@@ -206,14 +211,14 @@ class ParamStrategy(Settings):
 
 
 class OperatorStrategy(Settings):
-    """Absolute paths, as in MindSpore, or paths in the run folder."""
+    """Files of operator strategies: absolute paths, as in MindSpore, or paths in the run folder."""
 
     save: NewAbsoluteJson | None = None
     load: OldAbsoluteJson | None = None
 
 
 def _switches(values: dict[str, Any]) -> dict[str, Any]:
-    """Switches by name; beside them ``file``, which has the others."""
+    """Checks switches by name; ``file`` beside them contains the others."""
     file = values.get("file")
     if file is not None and not isinstance(file, str):
         raise ValueError("file should be the path of a parallel_speed_up.json")

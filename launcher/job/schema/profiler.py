@@ -1,4 +1,4 @@
-"""``debug.profiler``: the part of a training that torch's profiler looks at."""
+"""``debug.profiler``: the part of training that torch's profiler records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.job.schema.base import Count, Flag, Index, Settings
 
 
 class Profiler(Settings):
-    """``steps``: the first and the last optimizer step of the window, counted from 1."""
+    """The profiler. ``steps``: the first and the last optimizer step of the window, counted from 1."""
 
     steps: tuple[Count, Count] | None = Field(None, description="null: all of the training")
     ranks: tuple[Index, ...] | None = Field(None, min_length=1, description="null: each rank")

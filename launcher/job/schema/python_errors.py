@@ -1,4 +1,4 @@
-"""Turns the schema's validation errors into an error for a caller in Python."""
+"""Converts the schema's validation errors to an error for callers in Python."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ TYPES = ("_type", "_parsing", "int_from_float")
 
 
 def request_error(error: ValidationError, data: Any) -> RequestError:
-    """One problem for each key of ``data``.
+    """Makes an error with one problem per key of ``data``.
 
-    It is a ``TypeError`` too where the type of a value is wrong, and a ``KeyError`` where every problem is
-    the name of a file for which MindSpore raises one.
+    It is also a ``TypeError`` if the type of a value is wrong, and a ``KeyError`` if every problem is a file
+    name for which MindSpore raises one.
     """
     grouped: dict[tuple[str, ...], list[tuple[int, ErrorDetails]]] = {}
     for detail in error.errors(include_url=False):
@@ -61,13 +61,13 @@ def request_error(error: ValidationError, data: Any) -> RequestError:
 
 
 def _place(detail: ErrorDetails, data: Any) -> tuple[tuple[str, ...], int]:
-    """The parts of a key, without the names of union members, and how deep in a list the error lies."""
+    """The parts of a key, without names of union members, and how deep in a list the error is."""
     loc = detail["loc"]
     parts: list[str] = []
     items = 0
     missing = detail["type"] == "missing"
 
-    # down the data, which is a mapping or a model already checked
+    # descend into the data: a mapping, or a model that is already validated
     for i, part in enumerate(loc):
         if isinstance(part, int):
             items += 1
@@ -83,7 +83,7 @@ def _place(detail: ErrorDetails, data: Any) -> tuple[tuple[str, ...], int]:
 
 
 def _not_text(found: list[tuple[int, ErrorDetails]]) -> bool:
-    """Whether something other than a text was given for a key that takes certain words."""
+    """Whether a key that accepts certain words got something other than text."""
     return any(d["type"] == "literal_error" and not isinstance(d["input"], str) for _, d in found)
 
 
@@ -104,7 +104,7 @@ def _problem(key: str, found: list[tuple[int, ErrorDetails]]) -> Problem:
 
 
 def reason(detail: ErrorDetails) -> str:
-    """The error in plain words."""
+    """Describes the error in plain words."""
     kind, context = detail["type"], detail.get("ctx", {})
     if isinstance(detail["input"], float) and detail["input"] != detail["input"]:
         return "should be a number"

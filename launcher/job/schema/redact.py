@@ -1,4 +1,4 @@
-"""Hiding secrets: a value is one when its key says so."""
+"""Hides secrets; a value is secret if its key says so."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _WORDS = "token|key|keys|password|passwd|passphrase|secret|secrets|credential|cr
 # not data.tokenizer, not steps.sample.tokens
 _SECRET = re.compile(rf"(?:(?:^|[^a-z])(?:{_WORDS})(?:$|[^a-z])|(?:token|key|password|secret)$)")
 _MISSPELT = ("encrypt", "encryption", "password", "passphrase", "credential")
-"""Words that nothing else is nearly called."""
+"""Words of secrets that no other setting's name resembles."""
 
 _PAIR = re.compile(r"""(['"]?)([\w.-]+)\1(\s*[:=]\s*)(?=\S)(.*)""", re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
 def secret(key: str) -> bool:
-    """Whether any part of a dotted key names a secret, or nearly does.
+    """Whether any part of a dotted key names a secret, or resembles a name of one.
 
     >>> [secret(key) for key in ("logger.api_key", "hub.token", "encrpytt")]
     [True, True, True]
@@ -38,7 +38,7 @@ def _nearly(part: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _misspelt(word: str) -> bool:
-    """Cached: hundreds of keys share their words, and a comparison takes 0.1 ms."""
+    """Whether ``word`` resembles a word of secrets. Cached: keys share words; a comparison takes 0.1 ms."""
     return bool(get_close_matches(word, _MISSPELT, 1, 0.75))
 
 
@@ -46,14 +46,14 @@ _PLACE = re.compile(r"""['"]?(env|file):([^'"]*?)['"]?\s*$""")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,47}")
 _WORD = re.compile(r"[a-z_-]{1,16}", re.IGNORECASE)
 _KEY = re.compile(r"(?<![\w+/-])(?:[0-9A-Fa-f]{64}|[\w+/-]{43}=)(?![\w+/=-])", re.ASCII)
-"""32 bytes, as hexadecimal digits or in base64: what a key of AES-256 looks like."""
+"""32 bytes in hexadecimal or base64, the form of an AES-256 key."""
 _DIGEST = re.compile(r"sha|digest|hash|revision|commit|checksum")
 
 
 def place(text: str) -> bool:
-    """Whether ``text`` says where a secret is, which is none itself.
+    """Whether ``text`` tells where a secret is stored, and is not a secret itself.
 
-    A name that may be the secret is taken for it.
+    A name that may itself be the secret is treated as one.
 
     >>> [place(text) for text in ("env:MY_KEY", "file:keys/run.key")]
     [True, True]
@@ -70,7 +70,7 @@ def place(text: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """The place of a secret, without what may be the secret.
+    """The place of a secret, with anything that may be the secret itself hidden.
 
     >>> shown("env:MY_KEY"), shown("env:hunter2")
     ('env:MY_KEY', 'env:***')
@@ -82,7 +82,7 @@ _USER = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
 
 
 def addresses(text: str) -> str:
-    """``text`` with nobody's name and password in an address of the network.
+    """``text`` with users and passwords in URLs hidden.
 
     >>> addresses("see http://me:hunter2@host:5000/a")
     'see http://***@host:5000/a'
@@ -91,7 +91,7 @@ def addresses(text: str) -> str:
 
 
 def values(data: Any, key: str = "") -> Any:
-    """A copy of plain data in which every secret that is set reads ``***``."""
+    """A copy of plain data in which every secret value is ``***``."""
     if isinstance(data, dict):
         return {k: values(v, f"{key}.{k}" if key else str(k)) for k, v in data.items()}
     if isinstance(data, list | tuple):
@@ -102,9 +102,9 @@ def values(data: Any, key: str = "") -> Any:
 
 
 def text(line: str) -> str:
-    """A line of YAML or an override as typed, cut off after the first key that names a secret.
+    """A line of YAML or an override, truncated at the first key that names a secret.
 
-    What looks like a key is hidden wherever it is, unless it is said to be a digest.
+    Hides anything that looks like a key, unless the line calls it a digest.
 
     >>> text("model={lr: 1, api_key: abc, dim: 2}")
     'model={lr: 1, api_key: ***'
@@ -118,13 +118,13 @@ def text(line: str) -> str:
     return line if _DIGEST.search(line) else _KEY.sub(HIDDEN, line)
 
 
-SHORTEST = 5  # letters; a shorter word is in too many others to be hidden wherever it is
+SHORTEST = 5  # characters; shorter words occur in too much other text to be hidden
 _TOKEN = re.compile(r"""([^\s=:,{}\[\]()'"$]+)(\s*[=:])?""")
 _NO_VALUE = {"env", "file", "oc.env", "null", "none", "true", "false"}
 
 
 def typed(words: Sequence[str]) -> frozenset[str]:
-    """The secrets of a command line: what follows a name of one in any form, and what looks like a key.
+    """The secrets on a command line: any word after the name of a secret, and what looks like a key.
 
     >>> sorted(typed(["checkpoint={encryptt: hunter2}", "hub.token", "=", "abcde", "seed=1"]))
     ['abcde', 'hunter2']
@@ -138,9 +138,9 @@ def typed(words: Sequence[str]) -> frozenset[str]:
 
 
 def _values(word: str, behind: bool) -> tuple[list[str], bool]:
-    """What ``word`` gives for a name of a secret, and whether the next word may.
+    """The secrets in ``word``, and whether the next word may contain the value of a secret.
 
-    ``behind``: so did the one before.
+    ``behind``: whether the previous word lets this one contain it.
     """
     found: list[str] = []
     before = ""
@@ -154,7 +154,7 @@ def _values(word: str, behind: bool) -> tuple[list[str], bool]:
 
 
 def hide(text: str, secrets: Collection[str]) -> str:
-    """``text`` without ``secrets``, in letters of any size."""
+    """``text`` with ``secrets`` hidden, ignoring case."""
     for value in sorted(secrets, key=len, reverse=True):
         text = re.sub(re.escape(value), HIDDEN, text, flags=re.IGNORECASE)
     return text

@@ -1,6 +1,6 @@
-"""Paths in a request: of this machine, or in the run folder, written ``run:NAME``.
+"""Paths in a request: on this machine, or in the run folder, written ``run:NAME``.
 
-A request is made before the folder of its run has a name.
+A request is made before its run folder has a name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 RUN = "run:"
 BEST = "best"
-"""In place of a path: the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
+"""Stands for the checkpoint that ``checkpoint.best`` keeps; a folder of that name is ./best."""
 TAKEN = (
     "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "drill", "drill.json",
     "errors", "exports", "graphs", "job.sbatch", "job.yaml", "loggers", "logs", "memory.svg",
@@ -20,14 +20,14 @@ TAKEN = (
     "sky.yaml", "status.json", "strategy", "tensorboard", "timeline.json", "timeline.svg",
     "transformed", "versions.json",
 )  # fmt: skip
-"""What a run and its steps themselves write there."""
+"""Names in the run folder that the run and its steps use."""
 
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def local(path: str) -> str:
-    """``path``; ``ValueError`` for ``s3://`` and its like, which would become a folder of that name here."""
+    """Returns ``path``; raises ``ValueError`` for URLs such as ``s3://``, which would name a local folder."""
     if (found := _SCHEME.match(path)) is None:
         return path
     if found[1] == "file":
@@ -43,7 +43,7 @@ FilePath = Annotated[str, AfterValidator(local)]
 
 
 def checked(path: str) -> str:
-    """``path``; ``ValueError`` where ``run:`` is followed by an invalid name, or one that the run uses."""
+    """Returns ``path``; raises ``ValueError`` if ``run:`` has an invalid name, or one that the run uses."""
     parts = local(path).removeprefix(RUN).split("/")
     if path.startswith(RUN):
         if any(not part or part.startswith(".") for part in parts):
@@ -54,7 +54,7 @@ def checked(path: str) -> str:
 
 
 def place(path: str, run: str) -> str:
-    """Where ``path`` is when the run folder is ``run``.
+    """The path of ``path`` if the run folder is ``run``.
 
     >>> place("run:norms", "runs/digits/0001"), place("/data/norms", "runs/digits/0001")
     ('runs/digits/0001/norms', '/data/norms')

@@ -54,7 +54,7 @@ class WSD(Settings):
     final: Fraction = 0.0
 
     def decay(self, total: int) -> int:
-        """The steps of ``total`` that decay; ``decay_steps`` is instead of ``decay_share``."""
+        """The number of steps out of ``total`` that decay; ``decay_steps`` overrides ``decay_share``."""
         return round(self.decay_share * total) if self.decay_steps is None else self.decay_steps
 
 

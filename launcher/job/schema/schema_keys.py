@@ -1,4 +1,4 @@
-"""Looks up the keys of the schema: which there are, their types, the values that they accept."""
+"""Looks up keys of the schema: their names, their types, and the values that they accept."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from launcher.job.schema.job import Job
 
 
 def fields(cls: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Fields by the name a user writes."""
+    """The fields of a class by the name that a user writes."""
     return {f.alias or n: f for n, f in cls.model_fields.items()}
 
 
 def typed(field: FieldInfo) -> Any:
-    """The annotation of a field, its constraints included."""
+    """The annotation of a field, including its constraints."""
     return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
 
 
 def kinds(note: Any) -> dict[str, type[BaseModel]]:
-    """The members of a tagged union by tag; empty when ``note`` is something else."""
+    """The members of a tagged union by tag; empty if ``note`` is anything else."""
     found = {}
     for member in _members(note):
         tag = next((m.tag for m in getattr(member, "__metadata__", ()) if isinstance(m, Tag)), None)
@@ -33,7 +33,7 @@ def kinds(note: Any) -> dict[str, type[BaseModel]]:
 
 
 def settings(note: Any, value: Any) -> type[BaseModel] | None:
-    """The settings class that ``value`` is read as at a key of type ``note``; ``None``: a plain value."""
+    """The settings class for ``value`` at a key of type ``note``; ``None`` for a plain value."""
     tagged = kinds(note)
     if tagged:
         chooser = next((m for m in note.__metadata__ if isinstance(m, Discriminator)), None)
@@ -44,7 +44,7 @@ def settings(note: Any, value: Any) -> type[BaseModel] | None:
 
 
 def below(note: Any, name: str, value: Any) -> Any:
-    """Annotation of the key ``name`` in a node of type ``note`` with ``value``; ``None``: no such key."""
+    """The annotation of key ``name`` in a node of type ``note`` with ``value``; ``None`` if it has none."""
     cls = settings(note, value)
     if cls:
         field = fields(cls).get(name)
@@ -53,7 +53,7 @@ def below(note: Any, name: str, value: Any) -> Any:
 
 
 def at(parts: Sequence[str], data: Any) -> Any:
-    """Annotation of a key, given as its parts, in ``data``; ``None`` when the schema has no such key."""
+    """The annotation of a key, given as its parts, in ``data``; ``None`` if the schema has no such key."""
     note: Any = Job
     for part in parts:
         if note is None:
@@ -64,7 +64,7 @@ def at(parts: Sequence[str], data: Any) -> Any:
 
 
 def field_at(parts: Sequence[str], data: Any) -> FieldInfo | None:
-    """The field behind a key, for its default and description."""
+    """The field of a key, with its default and description."""
     above = at(parts[:-1], data)
     for part in parts[:-1]:
         data = data.get(part) if isinstance(data, dict) else None
@@ -82,17 +82,17 @@ def names(parts: Sequence[str], data: Any) -> tuple[str, ...]:
 
 
 def everywhere(note: Any = Job, above: str = "") -> Iterator[str]:
-    """Every dotted key of the schema; names may repeat, because members of a union follow one another."""
+    """Yields every dotted key of the schema; keys repeat if several members of a union have them."""
     yield from (key for key, _ in noted(note, above))
 
 
 def anywhere(key: str) -> Any:
-    """Annotation of a key that any model, data set, optimizer or step has; ``None`` when none has."""
+    """The annotation of a key that any model, data set, optimizer or step has; ``None`` if none has it."""
     return next((note for name, note in noted() if name == key), None)
 
 
 def noted(note: Any = Job, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted key with its annotation; each member of a union has its own."""
+    """Yields every dotted key with its annotation, for each member of a union."""
     for cls in kinds(note).values() or [c for c in [settings(note, None)] if c]:
         for name, field in fields(cls).items():
             key = f"{above}.{name}" if above else name
@@ -101,7 +101,7 @@ def noted(note: Any = Job, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def accepts(note: Any, value: Any) -> bool:
-    """Whether ``value`` would be valid at a key of type ``note``."""
+    """Whether ``value`` is valid at a key of type ``note``."""
     try:
         TypeAdapter(note).validate_python(value)
     except ValidationError:
@@ -110,7 +110,7 @@ def accepts(note: Any, value: Any) -> bool:
 
 
 def literals(note: Any) -> tuple[Any, ...]:
-    """The words that a key may be set to, where it takes words."""
+    """The words that a key accepts; empty if it accepts none."""
     return tuple(v for m in map(_bare, _members(note)) if get_origin(m) is Literal for v in get_args(m))
 
 

@@ -1,4 +1,4 @@
-"""``search``: settings of ``parallel`` that are left to the search for a layout, and what becomes of it."""
+"""``search``: settings of ``parallel`` that a search for a layout decides."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ AXES = (
     "parallel.recompute",
     "parallel.comm_fusion",
 )
-"""Keys that may be ``auto`` or a list of candidates."""
+"""The keys that may be ``auto`` or a list of candidates."""
 OWN_AUTO = ("parallel.pipeline.scheduler", "parallel.recompute")
-"""Those that a plan settles by itself where nothing else is searched for."""
+"""Keys whose ``auto`` a plan decides itself, unless another key is searched over."""
 GRID = {"pp": "parallel.pipeline.stages", "tp": "parallel.grid.tp", "dp_shard": "parallel.hsdp.shard_size"}
-"""What the axes of ``parallel.grid`` are left open by."""
+"""The keys that are searched over if an axis of ``parallel.grid`` is open."""
 
 FUSION, NETWORK = "parallel.comm_fusion", "network"
-"""What ``auto`` leaves open of fusion is the network that its sizes are fitted to."""
+"""``auto`` for fusion means that the network, to which sizes are fitted, is open."""
 
 Candidates = Literal["auto"] | tuple[Any, ...] | dict[str, Any]
 
 
 class Search(Settings):
-    """``over``: candidates of each key; ``auto`` and lists that are written at the keys come here.
+    """Settings of a search. ``over``: the candidates of each key, including those written at the keys.
 
-    Candidates of operators have names.
+    Candidates for operators have names.
     """
 
     over: dict[str, Candidates] = Field({}, description="keys below parallel: auto, or a list of candidates")
@@ -55,20 +55,20 @@ class Search(Settings):
 
 
 def every_axis() -> dict[str, Any]:
-    """``parallel: auto`` as the keys that it leaves open, of which each can be closed again."""
+    """The keys that ``parallel: auto`` leaves open; each may be set to a value again."""
     out: dict[str, Any] = {"pipeline": {"stage_config": AUTO}, "grid": dict.fromkeys(("pp", "dp_shard"))}
     for key in AXES:
         _, *above, name = key.split(".")
         node = out
         for part in above:
             node = node.setdefault(part, {})
-        if isinstance(node, dict):  # what is open as a whole is open below
+        if isinstance(node, dict):  # an open section needs no open keys
             node[name] = AUTO
     return out
 
 
 def lifted(data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data`` of a request with what is searched for at ``search.over``, not at its keys."""
+    """Moves candidates in the ``data`` of a request from their keys to ``search.over``."""
     out = dict(data)
     search = dict(out.get("search") or {})
     if not isinstance(search.get("over", {}), Mapping):
@@ -94,7 +94,7 @@ def lifted(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _grid_left_open(parallel: Mapping[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``grid: auto`` is all of its axes; what an axis leaves open is a key of its own."""
+    """Expands ``grid: auto`` to its axes, and moves open axes to the keys that decide them, in ``over``."""
     out = dict(parallel)
     grid = out.get("grid")
     if grid == AUTO:
@@ -111,7 +111,7 @@ def _grid_left_open(parallel: Mapping[str, Any], over: dict[str, Any]) -> dict[s
 
 
 def _network_left_open(parallel: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``comm_fusion: {network: auto}`` is ``comm_fusion: auto`` beside other keys of it."""
+    """Treats ``comm_fusion: {network: auto}`` as ``comm_fusion: auto``, and keeps its other keys."""
     fusion = parallel.get("comm_fusion")
     if not isinstance(fusion, Mapping) or fusion.get(NETWORK) != AUTO:
         return parallel
@@ -128,7 +128,7 @@ def _settled(value: Any) -> Any:
 
 
 def _value(data: Mapping[str, Any], key: str) -> Any:
-    """What lies at ``key``, candidates as a tuple; ``None`` where nothing does."""
+    """The candidates at ``key``, a list as a tuple; ``None`` if it has none."""
     node: Any = data
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -136,7 +136,7 @@ def _value(data: Mapping[str, Any], key: str) -> Any:
 
 
 def _drop(data: dict[str, Any], key: str) -> None:
-    """Without ``key``; what is above it is copied first."""
+    """Deletes ``key``; copies the mappings above it first."""
     *above, name = key.split(".")
     node = data
     for part in above:

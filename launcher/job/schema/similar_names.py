@@ -1,4 +1,4 @@
-"""Similar names: which of the valid ones a misspelt name was meant to be."""
+"""Finds the valid name that a misspelt one was meant to be."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from difflib import SequenceMatcher, get_close_matches
 
 
 def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | None:
-    """The most similar of ``names``, if any is at least ``alike`` (0 to 1) and no other is as similar.
+    """The most similar of ``names``, if it is at least ``alike`` (0 to 1) and no other is equally similar.
 
-    Digits are never taken for a misspelling: fp128 is not similar to fp16, nor level4 to level3.
+    Digits are never a misspelling: fp128 is not similar to fp16, nor level4 to level3.
     """
     text = str(word).lower()
     lower = {n.lower(): n for n in names}
@@ -21,7 +21,7 @@ def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | Non
 
 
 def did_you_mean(name: str | None, *, joint: str = ", ", shown: Callable[[str], str] = repr) -> str:
-    """The end of an error text that asks for ``name``, as ``shown``; "" when there is none to ask for.
+    """The end of a message that suggests ``name``, formatted by ``shown``; "" if ``name`` is None.
 
     >>> f"unknown key{did_you_mean('steps')}"
     "unknown key, did you mean 'steps'?"
@@ -30,13 +30,13 @@ def did_you_mean(name: str | None, *, joint: str = ", ", shown: Callable[[str], 
 
 
 def _ratio(a: str, b: str) -> float:
-    return SequenceMatcher(None, b, a).ratio()  # as get_close_matches compares
+    return SequenceMatcher(None, b, a).ratio()  # get_close_matches compares in this order
 
 
 def _same_numbers(a: str, b: str) -> bool:
     """Whether the digits of ``a`` and ``b`` allow for a misspelling.
 
-    One has none, or both the same in any order, or one has those of the other and then more.
+    They do if one has none, both have the same in any order, or one begins with all digits of the other.
     """
     mine, theirs = ("".join(c for c in t if c.isdigit()) for t in (a, b))
     same = sorted(mine) == sorted(theirs)

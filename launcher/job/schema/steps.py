@@ -1,6 +1,6 @@
 """Settings of each verb below ``steps``.
 
-Another verb is a class here, in the union ``Step`` too, a file in ``conf/steps``, a row in
+A new verb needs a class here, which is also in the union ``Step``, a file in ``conf/steps``, a row in
 ``launcher.plan.verbs`` and a file in ``launcher.steps``.
 """
 
@@ -22,11 +22,11 @@ class Train(Settings):
 
 
 Weights = Literal["trained", "ema"]
-"""Those of the last step, or their moving average (``train.ema``)."""
+"""The weights of the last step, or their moving average (``train.ema``)."""
 
 
 class Evaluate(Settings):
-    """``of``: ``run`` is the live model on its ranks, ``exported`` the exported file in one process."""
+    """Validates a model: ``run`` is the live model on its ranks, ``exported`` the file, in one process."""
 
     kind: Literal["evaluate"] = "evaluate"
     of: Literal["run", "exported", "transformed"] = "run"
@@ -35,7 +35,7 @@ class Evaluate(Settings):
 
 
 class Predict(Settings):
-    """What the model makes of samples, in their order, in the layout of the run."""
+    """Writes the model's outputs for samples, in their order, in the layout of the run."""
 
     kind: Literal["predict"] = "predict"
     inputs: FilePath | None = Field(
@@ -73,9 +73,9 @@ class Broadcast(Settings):
 
 
 class Certify(Settings):
-    """A small copy of the run, under its layout and in one process; then one in its own precision.
+    """Compares a small copy of the run, in its layout, with one process; then again in the run's precision.
 
-    ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32, and in half precision 8 roundings, or 1e-6 where none can
+    ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32; in half precision 8 roundings, or 1e-6 if rounding cannot
     differ.
     """
 
@@ -88,7 +88,10 @@ class Certify(Settings):
 
 
 class Calibrate(Settings):
-    """``to``: the file that is written, for ``cluster=``. ``seconds``: of measuring, at least five rounds."""
+    """Measures this machine. ``to``: the file to write, for ``cluster=``.
+
+    ``seconds``: how long to measure, at least five rounds.
+    """
 
     kind: Literal["calibrate"] = "calibrate"
     to: FilePath = "run:here.yaml"
@@ -104,7 +107,10 @@ class Calibrate(Settings):
 
 
 class MergeStrategies(Settings):
-    """``src`` is a folder with one file a stage, ours or MindSpore's; ``form`` is what is written."""
+    """Merges strategy files. ``src``: a folder with one file per stage, ours or MindSpore's.
+
+    ``form``: the format that is written.
+    """
 
     kind: Literal["merge_strategies"] = "merge_strategies"
     src: FilePath | None = None
@@ -113,7 +119,7 @@ class MergeStrategies(Settings):
 
 
 class Transform(Settings):
-    """From the run's last checkpoint (or ``src``) to the layout of a strategy file, or of the sizes here."""
+    """Transforms the run's last checkpoint (or ``src``) to the layout of a strategy file or these sizes."""
 
     kind: Literal["transform"] = "transform"
     src: FilePath | None = Field(None, description="a checkpoint, or what import reads")
@@ -138,9 +144,9 @@ NameTable = Literal["llama"] | dict[str, str | None]
 
 
 class Export(Settings):
-    """One safetensors file, or a Hugging Face folder, with every tensor whole.
+    """Writes one safetensors file, or a Hugging Face folder, with full tensors.
 
-    ``check`` evaluates it in one process and compares with the run.
+    ``check`` evaluates it in one process and compares the loss with that of the run.
     """
 
     kind: Literal["export"] = "export"
@@ -171,7 +177,7 @@ class Export(Settings):
 
 
 class Import(Settings):
-    """Weights of another program as the checkpoint of step 0 of this run, in its layout."""
+    """Imports weights of another program as the checkpoint of step 0, in the run's layout."""
 
     kind: Literal["import"] = "import"
     src: FilePath = Field(
@@ -190,7 +196,7 @@ class Verify(Settings):
 
 
 class Inspect(Settings):
-    """A table of the tensors that each rank holds."""
+    """Prints a table of the tensors that each rank has."""
 
     kind: Literal["inspect"] = "inspect"
     src: FilePath | None = None
@@ -204,7 +210,7 @@ class Sample(Settings):
 
 
 class Prepare(Settings):
-    """Text as tokens: a folder of ``.tokens`` files, which ``data=tokens`` reads."""
+    """Tokenizes text to a folder of ``.tokens`` files, which ``data=tokens`` reads."""
 
     kind: Literal["prepare"] = "prepare"
     src: Paths = Field(description="a file, a folder of files, a pattern, or a list of them")
@@ -263,9 +269,9 @@ Step = Annotated[
 
 
 def named(steps: Any) -> Any:
-    """Give each step without a ``kind`` the verb it is named after.
+    """Adds to each step without a ``kind`` the verb that it is named after.
 
-    ``{train: {}}`` is ``{train: {kind: train}}``.
+    ``{train: {}}`` becomes ``{train: {kind: train}}``.
     """
     if not isinstance(steps, dict):
         return steps

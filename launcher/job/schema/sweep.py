@@ -1,4 +1,4 @@
-"""``sweep``: how the runs of a sweep are chosen, which of them run side by side, and what is said of them."""
+"""``sweep``: which runs a sweep has, how many run at a time, and how they are compared."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ GRID: Final = "grid"
 
 
 class Sweep(Settings):
-    """Of ``-m``; a run by itself has no use for it.
+    """Settings of a sweep (``-m``); a single run ignores them.
 
-    ``parallel``: cells at a time; ``auto``: as many as there are cores or devices, and memory, for.
-    ``sampler``: ``grid`` is every combination; the others, of optuna, propose one cell after another, until
-    there are ``cells`` of them or ``minutes`` are over.
+    ``parallel``: cells at a time; ``auto``: as many as cores or devices, and memory, allow. ``sampler``:
+    ``grid`` runs every combination; the others, which use optuna, propose one cell after another until there
+    are ``cells`` of them or ``minutes`` are over.
     """
 
     over: dict[str, str | tuple[Any, ...]] = Field(

@@ -12,16 +12,16 @@ from launcher.job.yaml.shipped import CONF, RECIPES, short
 
 @dataclass(frozen=True)
 class ConfigFiles:
-    """Folders to search, the first that has a file wins: ``conf`` with a folder a group, ``recipes``."""
+    """The folders to search; the first with a file wins. ``conf`` has a subfolder per group."""
 
     conf: tuple[Path, ...] = (CONF,)
     recipes: tuple[Path, ...] = (RECIPES,)
 
     @classmethod
     def of(cls, user: Path | None, recipe: Path | None = None) -> ConfigFiles:
-        """The shipped folders, the ``user``'s own, and the folder of a ``recipe`` that is named by its path.
+        """The shipped folders, the ``user``'s own, and the folder of a ``recipe`` that is given by its path.
 
-        The user's recipes are in the folder ``recipe`` or ``recipes``.
+        The user's recipes are in the subfolder ``recipe`` or ``recipes``.
         """
         conf = [CONF]
         recipes = [RECIPES]
@@ -35,26 +35,26 @@ class ConfigFiles:
         return cls(tuple(conf), tuple(recipes))
 
     def groups(self) -> tuple[str, ...]:
-        """Names such as ``model`` and ``recipe``, sorted."""
+        """The names of groups, such as ``model`` and ``recipe``, sorted."""
         folders = [p for c in self.conf if c.is_dir() for p in c.iterdir() if p.is_dir()]
         names = {p.name for p in folders if p.name[0] not in "._"}
         return tuple(sorted((names | {"recipe"}) - {"recipes"}))
 
     def options(self, group: str) -> tuple[str, ...]:
-        """Names that may follow ``group=``, sorted."""
+        """The names that may follow ``group=``, sorted."""
         folders = [folder for folder in self._folders(group) if folder.is_dir()]
         names = {p.relative_to(f).with_suffix("").as_posix() for f in folders for p in f.rglob("*.yaml")}
         return tuple(sorted(names))
 
     def file(self, config_path: str) -> Path | None:
-        """The file behind Hydra's path ``group/option``."""
+        """The file of Hydra's path ``group/option``; ``None`` if there is none."""
         group, _, option = config_path.rpartition("/")
         folders = self._folders(group) if group else iter(self.conf)
         paths = (folder / f"{option}.yaml" for folder in folders)
         return next((path for path in paths if path.is_file()), None)
 
     def hidden(self) -> tuple[str, ...]:
-        """The user's files that are never read, because a shipped file has the same name."""
+        """The user's files that are never read because a shipped file has the same name."""
         own = ((p, p.relative_to(c)) for c in self.conf[1:] for p in sorted(c.rglob("*.yaml")))
         return tuple(short(p) for p, name in own if (CONF / name).is_file())
 

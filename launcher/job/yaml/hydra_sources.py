@@ -19,11 +19,11 @@ from launcher.job.yaml.shipped import shipped
 
 GROUP = "recipe"
 HEADER = 512
-"""Characters at the start of a file in which Hydra looks for ``# @package``."""
+"""The number of characters in which Hydra looks for ``# @package`` at the start of a file."""
 
 
 class RecipeSource(ConfigSource):
-    """``recipes://<folder>``: each YAML file in it is an option of group ``recipe``, for the whole config."""
+    """``recipes://<folder>``: its YAML files are options of group ``recipe`` with package ``_global_``."""
 
     @staticmethod
     def scheme() -> str:
@@ -53,7 +53,7 @@ class RecipeSource(ConfigSource):
             config=_loaded(path),
             path=self.full_path(),
             provider=self.provider,
-            header={"package": "_global_"},  # a recipe is a whole run, whatever its folder
+            header={"package": "_global_"},  # a recipe configures a complete run, whatever its folder
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
@@ -69,7 +69,7 @@ class RecipeSource(ConfigSource):
 
 
 class OptionSource(FileConfigSource):
-    """``options://<folder>``: Hydra's own kind of folder, whose files are checked before they are read."""
+    """``options://<folder>``: like Hydra's ``file://``, but checks files before it reads them."""
 
     @staticmethod
     def scheme() -> str:
@@ -78,7 +78,7 @@ class OptionSource(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))
         if not path.exists():
-            return super().load_config(config_path)  # which says that there is none
+            return super().load_config(config_path)  # raises: there is no such file
         check(path)
         with path.open(encoding="utf-8") as file:
             header = ConfigSource._get_header_dict(file.read(HEADER))
@@ -88,7 +88,7 @@ class OptionSource(FileConfigSource):
 
 
 def _loaded(path: Path) -> Container:
-    """The configuration in ``path``, as ``OmegaConf.load`` reads it."""
+    """Reads the configuration at ``path`` like ``OmegaConf.load``."""
     if not shipped(path):
         return OmegaConf.load(path)
     data = load(path)
@@ -96,7 +96,7 @@ def _loaded(path: Path) -> Container:
 
 
 def register() -> None:
-    """Register the schemes with Hydra; a second call changes nothing."""
+    """Registers the schemes with Hydra; further calls change nothing."""
     with _no_plugins():
         plugins = Plugins.instance()
     plugins.register(RecipeSource)
@@ -105,7 +105,7 @@ def register() -> None:
 
 @contextmanager
 def _no_plugins() -> Iterator[None]:
-    """Hydra would import all of a package ``hydra_plugins``, also that of the current folder."""
+    """Keeps Hydra from importing a package ``hydra_plugins``, such as one in the current folder."""
     name = "hydra_plugins"
     if name in sys.modules:
         yield

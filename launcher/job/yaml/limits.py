@@ -1,4 +1,4 @@
-"""Refuses YAML files that could exhaust memory or time, before anything reads them."""
+"""Refuses YAML files that could exhaust memory or time, before they are parsed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from launcher.job.yaml.shipped import short
 BYTES = 4 * 2**20
 DEPTH = 40
 NODES = 100_000
-DIGITS = 4300  # what Python reads, and a number of a recipe never has
+DIGITS = 4300  # the limit of Python's int(); numbers in recipes are shorter
 
 
 SIXTIES = re.compile(r"[-+]?\d+(:[0-5]?\d)+(\.\d*)?")
-"""12:00:00 would be 43200, of whatever unit the setting has."""
+"""Numbers to base 60: YAML reads 12:00:00 as 43200, whatever the unit of the setting."""
 
 
 class Hostile(Exception):
-    """A file that is refused, and why."""
+    """A file that is refused, and the reason."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -30,14 +30,14 @@ class Hostile(Exception):
 
 
 def check(path: Path) -> None:
-    """Raises ``Hostile``."""
+    """Raises ``Hostile`` if ``path`` is refused."""
     problem = hostile(path)
     if problem is not None:
         raise Hostile(problem)
 
 
 def hostile(path: Path) -> Problem | None:
-    """Why ``path`` is refused, if it is; ``None`` also for invalid YAML, which its reader explains better."""
+    """Why ``path`` is refused; ``None`` if it is not, or is invalid YAML, which its reader explains."""
     try:
         if not path.is_file():
             return Problem("", f"{short(path)}: is not a file")
@@ -52,8 +52,8 @@ def hostile(path: Path) -> Problem | None:
 
 
 def _walked(path: Path, text: str) -> Problem | None:
-    """Counts nodes, those that aliases stand for included, without building any."""
-    open_nodes: list[tuple[str | None, int]] = []  # the anchor, and how many nodes came before
+    """Counts nodes, including those that aliases refer to, without constructing any."""
+    open_nodes: list[tuple[str | None, int]] = []  # the anchor, and the number of nodes before it
     sizes: dict[str | None, int] = {}  # nodes below each anchor
     nodes, aliased = 0, False
     for event in yaml.parse(text, Loader=parser(path)):
@@ -78,7 +78,7 @@ def _walked(path: Path, text: str) -> Problem | None:
                 why = f"{event.value} is a number to base 60 in YAML; in quotes it is text: '{event.value}'"
                 return _problem(path, event, why)
 
-        # either would take for ever, or all memory
+        # either would take too much time or memory
         if len(open_nodes) > DEPTH:
             return _problem(path, event, f"nested deeper than {DEPTH} levels")
         if nodes > NODES:

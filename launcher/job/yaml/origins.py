@@ -1,4 +1,4 @@
-"""Where each value was set: a line of a file, or an override."""
+"""Records where each value was set: a line of a file, or an override."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Origins:
-    """For each dotted key every place that set it, the last one winning.
+    """Every place that set each dotted key; the last one counts.
 
     ``data``: the composed configuration.
     """
@@ -51,7 +51,7 @@ class Origins:
         return self.places.get(key, ())
 
     def of(self, key: str) -> Origin | None:
-        """What has set ``key``, else something below, else the nearest node above; ``None`` for a default."""
+        """The origin of ``key``, else of a key below, else of the nearest above; ``None`` for a default."""
         if key in self.places:
             return self.places[key][-1]
         below = [p[-1] for k, p in self.places.items() if k.startswith(key + ".")]
@@ -61,7 +61,7 @@ class Origins:
         return self.of(above) if above else None
 
     def value(self, key: str) -> Any:
-        """The composed value at ``key``; ``None`` when there is none. Names in ``data`` may contain dots."""
+        """The composed value at ``key``; ``None`` if there is none. Names in ``data`` may contain dots."""
         return _value(self.data, key)
 
 
@@ -76,7 +76,7 @@ def _value(node: Any, key: str) -> Any:
 
 
 def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
-    """Every key of every file, in order; a file comes with the package of its keys ("": the root)."""
+    """Yields every key of every file, in order. Each file has the package of its keys ("": the root)."""
     for path, package in files:
         if shipped(path):
             yield from _of_shipped(path, package, short(path), True)
@@ -99,7 +99,7 @@ def _of_file(path: Path, package: str, name: str, ours: bool) -> tuple[tuple[str
     return tuple(out)
 
 
-_of_shipped = lru_cache(256)(_of_file)  # files that no request changes
+_of_shipped = lru_cache(256)(_of_file)  # shipped files never change
 
 
 def _marks(path: Path, package: str) -> Iterator[tuple[str, Any, str | None]]:
@@ -114,7 +114,7 @@ def _marks(path: Path, package: str) -> Iterator[tuple[str, Any, str | None]]:
 
 
 def _choices(defaults: yaml.SequenceNode) -> Iterator[tuple[str, Any, str | None]]:
-    """``- override /model: lm`` sets the node ``model``."""
+    """Yields choices in a defaults list: ``- override /model: lm`` sets ``model``."""
     for item in defaults.value:
         for key, value in item.value if isinstance(item, yaml.MappingNode) else ():
             option = value.value if isinstance(value, yaml.ScalarNode) else None
@@ -130,7 +130,7 @@ def _walk(key: yaml.Node, value: yaml.Node, above: str) -> Iterator[tuple[str, A
 
 
 def gather(places: Iterable[tuple[str, Origin]], data: Mapping[str, Any]) -> Origins:
-    """Origins from (key, origin) pairs, the last of each key winning."""
+    """Collects origins from (key, origin) pairs; the last of each key counts."""
     out: dict[str, tuple[Origin, ...]] = {}
     for key, origin in places:
         out[key] = (*out.pop(key, ()), origin)

@@ -1,7 +1,7 @@
-"""Which parser reads a YAML file: libyaml for the shipped ones, ten times as fast, Python's for the user's.
+"""Chooses the parser of a YAML file: libyaml for shipped files, which is ten times as fast, else Python's.
 
-Both build the same from the shipped files, which a test compares. In rare cases they differ, and in their
-messages: the files of a user mean the same on every machine, with libyaml or without.
+Both give the same result for the shipped files, which a test compares. In rare cases, and in their messages,
+they differ: a user's file must mean the same on every machine, with or without libyaml.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def parser(path: Path) -> Any:
 
 @lru_cache(1)
 def _omegaconf() -> Any:
-    """OmegaConf's loader, which reads numbers, dates and duplicate keys in its own way; on libyaml."""
+    """OmegaConf's loader, which has its own rules for numbers, dates and duplicate keys, based on libyaml."""
     from omegaconf._utils import get_yaml_loader
 
     own = get_yaml_loader()
@@ -30,6 +30,6 @@ def _omegaconf() -> Any:
 
 
 def load(path: Path) -> Any:
-    """The plain data that OmegaConf would read from the shipped file ``path``."""
+    """The plain data that OmegaConf reads from the shipped file ``path``."""
     with path.open(encoding="utf-8") as file:
         return yaml.load(file, Loader=_omegaconf())

@@ -1,4 +1,4 @@
-"""Finds the shipped ``conf`` and ``recipes``: inside an installed package, beside it in a checkout."""
+"""Locates the shipped ``conf`` and ``recipes``: in an installed package, or beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shipped(path: Path) -> bool:
 
 
 def short(path: Path) -> str:
-    """``path`` relative to the current or the shipped folders where it lies in one, else absolute."""
+    """``path`` relative to the current folder or the shipped ones if it is inside, otherwise absolute."""
     full = Path(os.path.abspath(path))
     for base in (Path.cwd(), CONF.parent):
         if full.is_relative_to(base):

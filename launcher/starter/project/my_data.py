@@ -1,4 +1,4 @@
-"""The data: any ``Dataset`` of torch. A tenth of it is held out."""
+"""The data: any torch ``Dataset``. A tenth of it is used for validation."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 
 class Counting(Dataset[tuple[Tensor, Tensor]]):
-    """Rows that count by a stride, 3 10 17 24 ..., and as targets the same rows, one further."""
+    """Rows that count with a stride, 3 10 17 24 ...; targets are the same rows, one step later."""
 
     def __init__(self, words: int, length: int) -> None:
         self.words, self.length = words, length

@@ -1,4 +1,4 @@
-"""The model: any ``nn.Module`` that gives logits. It knows nothing of ranks and stages."""
+"""The model: any ``nn.Module`` that returns logits. It needs no code for ranks or stages."""
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Model(nn.Module):
         self.place = nn.Parameter(0.02 * torch.randn(length, dim))
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(depth))
         self.head = nn.Linear(dim, words, bias=False)
-        self.head.weight = self.embed.weight  # one table for both: it may be on two stages
+        self.head.weight = self.embed.weight  # both use one table, even on different stages
         nn.init.normal_(self.embed.weight, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:

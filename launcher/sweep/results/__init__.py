@@ -1,4 +1,4 @@
 """What cells have come to: read from their rows, ranked, compared, written as a table, a file and a page.
 
-Nothing here starts a cell, or knows where the next one comes from.
+Nothing here starts cells or knows how they are chosen.
 """

@@ -1,4 +1,4 @@
-"""Compares the losses of cells that differ in nothing but their layout, step by step."""
+"""Compares, step by step, the losses of cells that differ only in their layout."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from launcher.sweep.cell_process import CellResult
 from launcher.sweep.results.rows import Row, RowReader
 
 GROUPS = {"operators": "parallel.operators"}
-"""Options by the setting that they are."""
+"""The setting that each group of options sets."""
 LAYOUT = {"layout", "derived"}
-"""Classes of settings that leave the numbers of a step as they are."""
+"""Classes of settings that do not change the numbers of a step."""
 COMPARED = ("loss", "grad_norm")
 EARLY = 4
-"""Steps that are judged: from then on roundings have grown by training on them."""
+"""The number of steps that are compared: later on, training has amplified rounding errors."""
 TIMES = 10.0
-"""Of what is allowed of one step."""
+"""The factor on the tolerance of one step."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """``early``: the largest relative difference of the first steps, ``whole``: of all; ``of`` which cell."""
+    """The largest relative difference from cell ``of``: ``early`` in the first steps, ``whole`` in all."""
 
     of: str
     early: float
@@ -40,7 +40,7 @@ class Gap:
 
 
 def gaps(folder: Path, found: Sequence[CellResult], precisions: Mapping[str, str]) -> dict[str, Gap]:
-    """Of each of ``found``, all done, to the first of its kind; ``precisions`` by the names of cells."""
+    """The gap of each of ``found``, all done, to the first of its kind; ``precisions`` by names of cells."""
     first: dict[tuple[str, ...], tuple[str, list[Row]]] = {}
     out = {}
     for result in found:
@@ -56,7 +56,7 @@ def gaps(folder: Path, found: Sequence[CellResult], precisions: Mapping[str, str
 
 
 def numbers(cell: Cell) -> tuple[str, ...]:
-    """Its words without those of the layout: what its numbers hang on."""
+    """The overrides of a cell on which its numbers depend: all but those of the layout."""
     return tuple(word for word in cell.overrides if not _of_the_layout(word.lstrip("+~").partition("=")[0]))
 
 
@@ -72,7 +72,7 @@ def _gap(of: str, its: Sequence[Row], mine: Sequence[Row], allowed: float) -> Ga
 
 
 def _error(a: Row, b: Row, name: str) -> float:
-    """Relative. What is no number in both is the same."""
+    """The relative difference; 0 if both are null, infinite if only one is."""
     one, other = a.get(name), b.get(name)
     if one is None or other is None:
         return 0.0 if one is other else inf

@@ -1,4 +1,4 @@
-"""Writes what a sweep has come to, while it goes on and at its end."""
+"""Writes the results of a sweep, while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launcher.sweep.results.table import figure
 
 BEST = "best.yaml"
 EVERY_S, SHARE = 10.0, 50
-"""It is written again after so long, and after so many times what that takes."""
+"""Seconds between two writings; at least ``SHARE`` times the seconds that a writing takes."""
 NAMED = 5
 WAITING = ("submitted", "written")
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome:
-    """In ``folder``; sorted by ``metric``."""
+    """Writes results to ``folder``, sorted by ``metric``."""
 
     def __init__(self, folder: Path, asked: SweepRequest, metric: str) -> None:
         self._folder, self._asked, self._metric = folder, asked, metric
@@ -41,7 +41,7 @@ class Outcome:
         return self._asked.settings
 
     def now(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> None:
-        """Now and then: what is known so far. A sweep does not end for it."""
+        """Writes what is known so far, from time to time. An ``OSError`` does not end the sweep."""
         began = time.monotonic()
         if began < self._next:
             return
@@ -57,9 +57,9 @@ class Outcome:
     def end(
         self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast], *, missing: bool = False
     ) -> bool:
-        """Write all of it, print the table; whether all cells have the numbers that they should have.
+        """Writes everything and prints the table; returns whether all compared losses agree.
 
-        ``missing``: there are cells that have not begun.
+        ``missing``: some cells have not begun.
         """
         ranked = self._results(found, forecasts)
         off = self._gaps(found) if self._settings.certify else {}
@@ -79,12 +79,12 @@ class Outcome:
         return gaps(self._folder, done, precisions)
 
     def _best(self, ranked: Results) -> list[str]:
-        """The best cell as a recipe, if it has no secrets; the names of the files."""
+        """Writes the best cell as a recipe, unless it has secrets; returns the names of the files written."""
         if ranked.best is None:
             return []
         try:
             job = self._asked.compose(ranked.best.result.cell).job
-        except RequestError:  # of files that have changed since
+        except RequestError:  # the files have changed since
             return []
         values = job.model_dump(mode="json", by_alias=True)
         if redact.values(values) != values:

@@ -1,4 +1,4 @@
-"""Parallel coordinates as a picture: an axis for each setting and the metric, a line a cell."""
+"""Draws parallel coordinates: an axis per setting and for the metric, a line per cell."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 90, 40, 30
 STYLE = "text{font-family:sans-serif;font-size:11px;fill:#57606a}.head{font-weight:600;fill:#24292f}"
 BEST, WORST = (44, 111, 187), (208, 215, 222)
 LOG = 20.0
-"""How many times the smallest value the largest is where an axis is logarithmic."""
+"""An axis is logarithmic if its largest value is at least this many times the smallest."""
 APART = 12
-"""Pixels between two words beside an axis, at least."""
+"""The minimum distance of two labels beside an axis, in pixels."""
 
 
 class _Axis:
-    """Values as heights from 0 to 1; numbers by their size, words in their order."""
+    """Maps values to heights from 0 to 1: numbers by their size, words in sorted order."""
 
     def __init__(self, values: Sequence[str]) -> None:
         numbers = [_number(v) for v in values]
@@ -43,7 +43,7 @@ class _Axis:
 
     @property
     def marks(self) -> Iterator[str]:
-        """Words beside the axis: those that have room above the one before."""
+        """Yields the labels of the axis that do not overlap the one before."""
         last = -1.0
         for word in sorted(self.words, key=self.at):
             if self.at(word) - last >= APART / (HIGH - TOP - BOTTOM):
@@ -52,9 +52,9 @@ class _Axis:
 
 
 def drawn(rows: Sequence[Mapping[str, str]], titles: Sequence[str], ranks: Sequence[float]) -> str:
-    """``rows``: a value of each of ``keys`` of each cell, all of them; ``ranks``: 0 for the best to 1.
+    """An SVG of ``rows``, which have the same keys, one row per cell; ``ranks``: 0 for the best to 1.
 
-    ``titles``: says of each cell what it is, when one points at its line.
+    ``titles``: the tooltip of each cell's line.
     """
     keys = list(rows[0])
     axes = {key: _Axis([row[key] for row in rows]) for key in keys}

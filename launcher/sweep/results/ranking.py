@@ -1,4 +1,4 @@
-"""What a sweep has come to: a line for each cell, the best of them, and the front of them."""
+"""Ranks the results of a sweep: a line for each cell, the best one, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEMORY = "memory_mb"
 
 @dataclass(frozen=True)
 class Line:
-    """``value``: the metric of a cell that is done, if it is a number. ``curve``: of its loss."""
+    """A cell in the results. ``value``: its metric, if it is done and a number. ``curve``: of its loss."""
 
     result: CellResult
     forecast: Forecast | None
@@ -35,13 +35,13 @@ class Line:
 
     @cached_property
     def values(self) -> Mapping[str, str]:
-        """Of the settings that vary."""
+        """The values of the settings that vary."""
         return sweep_grid.values(self.result.cell)
 
 
 @dataclass(frozen=True)
 class Results:
-    """``lines``: the best first, then those without a value."""
+    """The results. ``lines``: the best cell first, those without a value last."""
 
     metric: str
     goal: Literal["min", "max"]
@@ -49,13 +49,13 @@ class Results:
 
     @property
     def best(self) -> Line | None:
-        """Of repeats the group with the best mean counts, and its first."""
+        """The first run of the cell with the best mean over its seeds; ``None`` if no run has a value."""
         ranked = [line for line in self.lines if line.value is not None]
         return ranked[0] if ranked else None
 
     @cached_property
     def groups(self) -> Mapping[tuple[str, ...], tuple[float, float | None]]:
-        """Mean and standard deviation over runs that differ in nothing but the seed, by what varies."""
+        """Mean and standard deviation over runs that differ only in the seed, by the overrides that vary."""
         found: dict[tuple[str, ...], list[float]] = {}
         for line in self.lines:
             if line.value is not None:
@@ -64,7 +64,7 @@ class Results:
 
     @cached_property
     def front(self) -> tuple[Line, ...]:
-        """Those that no other is as good as in metric, speed and memory, and better in one."""
+        """The Pareto front of metric, speed and memory: no other cell is as good in all and better in one."""
         those = [(line, point) for line in self.lines if (point := self._point(line)) is not None]
         return tuple(
             line
@@ -73,7 +73,7 @@ class Results:
         )
 
     def _point(self, line: Line) -> tuple[float, ...] | None:
-        """Less is better, in each."""
+        """The cell's metric, speed and memory; smaller is better. ``None`` if one is unknown."""
         found = line.result.metrics
         speed = next((found[name] for name in SPEEDS if name in found), None)
         if line.value is None or speed is None or MEMORY not in found or line.result.same_as:
@@ -92,7 +92,7 @@ def results(
     goal: Literal["min", "max"],
     curves: Mapping[str, Curve],
 ) -> Results:
-    """``curves``: of the loss, by the names of cells."""
+    """Ranks the results. ``curves``: of the loss, by names of cells."""
     lines = [
         Line(r, forecasts.get(r.cell.name), value(r, metric), curves.get(r.cell.name, Curve())) for r in found
     ]
@@ -115,13 +115,13 @@ def loss_curve(rows: Sequence[Row]) -> Curve:
 
 
 def curves(folder: Path, found: Sequence[CellResult]) -> Iterator[tuple[str, Curve]]:
-    """Of each cell, read from its folder one after another."""
+    """Yields the loss curve of each cell, reading its folder when it is needed."""
     for result in found:
         yield result.cell.name, loss_curve(RowReader(folder / (result.same_as or result.cell.name)).read())
 
 
 def value(result: CellResult, metric: str) -> float | None:
-    """What a cell that is done is ranked by; ``None`` where that is no number."""
+    """The value by which a cell is ranked; ``None`` unless it is done and the value is a finite number."""
     found = result.seconds if metric == "seconds" else result.metrics.get(metric)
     if result.status != "done" or not isinstance(found, int | float) or not isfinite(found):
         return None

@@ -1,4 +1,4 @@
-"""``report.html`` of a sweep: cells by the metric, what led to it, their losses over each other."""
+"""``report.html`` of a sweep: parallel coordinates, the best loss curves, and a table of cells."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from launcher.sweep.settings import MEASURED
 
 NAME = "report.html"
 CURVES = 6
-"""Over each other, with room to be named."""
+"""The maximum number of curves in one chart, so that each has room for its name."""
 MOST = 500
-"""Lines of its table."""
+"""The maximum number of lines in the table."""
 
 
 def write(folder: Path, found: Results, running: bool, files: Sequence[str] = ()) -> None:
-    """``files``: names in ``folder`` to be linked."""
+    """Writes the page. ``files``: names in ``folder`` to link."""
     write_text(folder / NAME, page(folder.name, found, running, files))
 
 
@@ -55,7 +55,7 @@ def _ranked(found: Results) -> list[Line]:
 
 
 def _coordinates(found: Results) -> Iterator[str]:
-    """Where there is something to compare."""
+    """Yields parallel coordinates, if at least two cells can be compared."""
     lines = [line for line in _ranked(found) if line.values]
     keys = dict.fromkeys(key for line in lines for key in line.values)
     if len(lines) < 2 or not keys:
@@ -70,7 +70,7 @@ def _coordinates(found: Results) -> Iterator[str]:
 
 
 def _curves(found: Results) -> Iterator[str]:
-    """Of the best, with their cells."""
+    """Yields the loss curves of the best cells."""
     best = [line for line in found.lines if len(line.curve) and not line.result.same_as][:CURVES]
     if best:
         yield "<h2>Losses of the best</h2>"

@@ -1,4 +1,4 @@
-"""What the rows of a cell's ``metrics.jsonl`` say, while it runs and after."""
+"""Reads the rows of a cell's ``metrics.jsonl``, during its run and after."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "metrics.jsonl"
 
 
 class RowReader:
-    """Of a file that grows: ``rows`` are those so far. One that shrinks was cut back, and is read anew."""
+    """Reads a growing file; ``rows`` are those so far. A file that shrinks is read from its start."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / NAME
@@ -24,8 +24,8 @@ class RowReader:
         self.rows: list[Row] = []
 
     def read(self) -> Sequence[Row]:
-        """All whole lines; a step that was trained again takes the place of what was told of it."""
-        if not self._path.is_file():  # a pipe would wait for a writer
+        """Reads all complete lines. A step that was trained again replaces the old rows from it on."""
+        if not self._path.is_file():  # opening a pipe would wait for a writer
             return self.rows
         try:
             with self._path.open("rb") as file:
@@ -40,7 +40,7 @@ class RowReader:
         for line in whole.splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:  # cut back and grown again between two looks
+            except ValueError:  # truncated and grown again between two reads
                 self._at, self.rows = 0, []
                 break
             if isinstance(row, dict) and isinstance(row.get("step"), int):
@@ -54,13 +54,13 @@ class RowReader:
 
 
 def reports(rows: Sequence[Row], metric: str) -> Reports:
-    """The metric after each step, or each validation, that has it; what was no number is NaN."""
+    """The metric after each step or validation that has it; null becomes NaN."""
     found = [(row["step"], row[metric]) for row in rows if metric in row]
     return [(step, float("nan") if value is None else float(value)) for step, value in found]
 
 
 def measured(rows: Sequence[Row]) -> dict[str, float]:
-    """Medians over the steps behind the first, and the most memory of rank 0."""
+    """Medians over all steps except the first, and the maximum memory of rank 0."""
     steps = [row for row in rows if "loss" in row]
     found: dict[str, float] = {}
     for name in MEASURED:

@@ -1,4 +1,4 @@
-"""What a sweep came to: ``summary.csv``, ``best.yaml``, and a table of the same on the console."""
+"""Writes the results of a sweep as ``summary.csv`` and as a table on the console."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from launcher.sweep.settings import MEASURED
 
 CSV = "summary.csv"
 MOST = 40
-"""Lines of a table on the console; the file has all."""
+"""The maximum number of lines on the console; the file has all of them."""
 
 
 def write(folder: Path, found: Results, gaps: Mapping[str, Gap]) -> None:
-    """A line for each cell, in the order in which they were asked for; a column for each key and figure."""
+    """Writes a row per cell, in the order of the sweep, with a column per setting and measurement."""
     rows = [dict(_columns(line, found, gaps.get(line.name))) for line in _ordered(found)]
     head = list(dict.fromkeys(key for row in rows for key in row if key not in ("seconds", "error")))
     text = io.StringIO(newline="")
@@ -34,7 +34,7 @@ def write(folder: Path, found: Results, gaps: Mapping[str, Gap]) -> None:
 
 
 def printed(found: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
-    """Sorted by the metric; below it why cells failed, and those that are not the numbers of the first."""
+    """Yields a table sorted by the metric, then why cells failed, and cells whose losses differ too much."""
     shown = found.lines[:MOST]
     columns: dict[str, list[str]] = {"cell": [number(line.name) for line in shown]}
     for key in _keys(found):
@@ -60,7 +60,7 @@ def printed(found: Results, gaps: Mapping[str, Gap]) -> Iterator[str]:
 
 
 def planned(checked: Sequence[Checked]) -> Iterator[str]:
-    """What is predicted of each cell that can run, the fastest first; below it why others cannot."""
+    """Yields a table of the forecast of each cell that can run, the fastest first, then why others cannot."""
     first: dict[str, str] = {}
     for one in checked:
         if one.forecast is not None:
@@ -82,7 +82,7 @@ def planned(checked: Sequence[Checked]) -> Iterator[str]:
 
 
 def reasons(checked: Sequence[Checked]) -> Iterator[str]:
-    """Why cells cannot run, each reason once."""
+    """Yields each reason why cells cannot run, once."""
     found: dict[str, list[str]] = {}
     for one in checked:
         if one.refused:
@@ -135,7 +135,7 @@ def _keys(found: Results) -> list[str]:
 
 
 def _last(key: str, keys: Sequence[str]) -> str:
-    """The shortest end of ``key`` that is not that of another.
+    """The shortest suffix of ``key`` that no other key has.
 
     >>> _last("optim.lr", ["optim.lr", "model.dim"]), _last("a.b.x", ["a.b.x", "a.c.x"])
     ('lr', 'b.x')
@@ -149,7 +149,7 @@ def _last(key: str, keys: Sequence[str]) -> str:
 
 
 def _repeats(shown: Sequence[Line], found: Results) -> tuple[list[str], list[str]]:
-    """Of runs that differ in the seed, at the first of them."""
+    """Means and standard deviations over seeds, shown only for the first run of each cell."""
     means, spreads = [], []
     for line in shown:
         mean, spread = found.groups.get(line.result.cell.varied, (None, None))

@@ -1,4 +1,4 @@
-"""Rows of a table in few columns of a terminal: what is less important goes first."""
+"""Formats a table for a terminal; if there is no room, less important columns are left out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import suppress
 
 WIDTH = 100
 LONGEST = 24
-"""Letters of a cell of a table."""
+"""The maximum number of characters in a table cell."""
 DIGITS = 8
-"""Of a number that is shown as it is."""
+"""The maximum number of characters of a number that is not rounded."""
 
 
 def lines(columns: Mapping[str, Sequence[str]], width: int = WIDTH) -> Iterator[str]:
-    """``columns`` by their heads, the most important first; those that say nothing are left out.
+    """The lines of a table. ``columns`` by header, the most important first; empty ones are left out.
 
     >>> for line in lines({"cell": ["0", "1"], "lr": ["0.1", "0.01"], "none": ["", ""]}): print(line)
       cell  lr
@@ -59,5 +59,5 @@ def short(text: str) -> str:
 
 
 def number(name: str) -> str:
-    """Of the cell of this ``name``."""
+    """The number of the cell with this ``name``."""
     return name.partition("-")[0]

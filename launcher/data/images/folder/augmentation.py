@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
-"""(height, width, channels)"""
+"""An array of shape (height, width, channels)."""
 
 
 @dataclass(frozen=True)

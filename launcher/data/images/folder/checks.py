@@ -15,19 +15,19 @@ from launcher.job.schema.components import ImageFolder
 from launcher.optional_packages import install_command
 
 HEADS = 10_000
-"""Files, at most, whose heads are read; of more so many, evenly spread. They take about a second."""
+"""The maximum number of files whose headers are read, evenly spread; that takes about a second."""
 SHOWN = 5
 HELD_OUT = ("val", "valid", "validation", "test")
 
 
 def check_images(settings: ImageFolder) -> Iterator[Problem]:
-    """What is wrong with the folders, file by file."""
+    """Yields every problem with the folders and their files."""
     if not installed():
         text = f"images are read by Pillow, which is not installed: {install_command('images')}"
         yield Problem("data", text)
         return
 
-    # the folders
+    # check the folders
     wrong = [*_unfit("data.root", settings.root)]
     if settings.val is not None:
         wrong += _unfit("data.val", settings.val)
@@ -35,7 +35,7 @@ def check_images(settings: ImageFolder) -> Iterator[Problem]:
         yield from wrong
         return
 
-    # their files
+    # check their files
     train = listed(settings.root)
     yield from _files("data.root", settings.root, train, settings)
     if settings.val is not None:
@@ -49,7 +49,7 @@ def check_images(settings: ImageFolder) -> Iterator[Problem]:
 
 
 def _unfit(key: str, root: str) -> Iterator[Problem]:
-    """Why ``root`` is no folder of class folders."""
+    """Reports why ``root`` is not a folder of class folders."""
     if not os.path.isdir(root):
         yield Problem(key, f"{root}: there is no such folder")
         return
@@ -77,7 +77,7 @@ def _files(key: str, root: str, found: Listing, settings: ImageFolder) -> Iterat
 
 
 def _heads(key: str, paths: Sequence[str], settings: ImageFolder) -> Iterator[Problem]:
-    """What the first bytes of files say: broken ones by name, and sizes that do not fit."""
+    """Reports files that their headers show to be broken, and sizes that do not fit."""
     looked = list(paths)
     if len(paths) > HEADS:
         looked = [paths[i] for i in np.linspace(0, len(paths) - 1, HEADS).astype(int)]
@@ -96,7 +96,7 @@ def _heads(key: str, paths: Sequence[str], settings: ImageFolder) -> Iterator[Pr
 
 
 def _sizes(sides: Mapping[str, tuple[int, int]], settings: ImageFolder, crops: bool) -> Iterator[Problem]:
-    """``sides``: width and height by path."""
+    """Reports images too small or of the wrong size. ``sides``: (width, height) by path."""
     size = settings.size
     others = [path for path, both in sides.items() if both != (size, size)]
     if settings.resize is None and others:

@@ -1,4 +1,4 @@
-"""The images below a folder and their classes, without opening one."""
+"""Lists the images below a folder and their classes, without opening one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 
 @dataclass
 class Listing:
-    """``classes`` by name, in order; ``images`` by path, each with the number of its class.
+    """The ``classes`` in order of their names, and the path of each of the ``images`` with its class number.
 
-    ``others`` are files in class folders that are no images by their name; hidden files are left out.
+    ``others``: files in class folders whose names are not those of images. Hidden files are left out.
     """
 
     classes: list[str]
@@ -21,7 +21,7 @@ class Listing:
 
 
 def class_folders(root: str) -> list[str]:
-    """Names of the folders in ``root``, in order; none where there is no such folder."""
+    """The names of the folders in ``root``, sorted; empty if it does not exist."""
     try:
         with os.scandir(root) as entries:
             return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
@@ -30,9 +30,9 @@ def class_folders(root: str) -> list[str]:
 
 
 def listed(root: str, classes: list[str] | None = None) -> Listing:
-    """Everything below ``root``, folder by folder in order of names, whatever the file system.
+    """Lists everything below ``root`` in order of names, whatever the file system's order.
 
-    ``classes`` numbers them where it is given; a folder that is none of these is left out.
+    ``classes`` numbers the classes if given; a folder not among them is skipped.
     """
     names = class_folders(root)
     out = Listing(names if classes is None else classes)

@@ -1,4 +1,4 @@
-"""Images of a folder as normalised float tensors."""
+"""Opens an image folder as samples: normalised float tensors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SPLIT_SEED = 0  # not the job's: every run is validated on the same images
 
 @dataclass(frozen=True)
 class FolderImages(Source):
-    """The images ``numbers`` of all that are listed; index ``i`` is image ``i % len`` in epoch ``i // len``.
+    """The images ``numbers`` of ``files``; index ``i`` is image ``i % len`` in epoch ``i // len``.
 
-    Nothing is kept of what was read. ``augmentation``: ``None`` of held-out images.
+    Images are not cached. ``augmentation``: ``None`` for validation images.
     """
 
     files: list[tuple[str, int]]
@@ -49,7 +49,7 @@ class FolderImages(Source):
         return torch.tensor([self.files[self.numbers[i % len(self)]][1] for i in indices.tolist()])
 
     def _read(self, index: int) -> Pixels:
-        """Cropped and mirrored first, then resized: the order of MindSpore's guide."""
+        """Reads an image, crops and mirrors it, then resizes it: the order of MindSpore's guide."""
         epoch, at = divmod(index, len(self))
         number = int(self.numbers[at])
         path = self.files[number][0]
@@ -78,7 +78,7 @@ def open_images(settings: ImageFolder, seed: int) -> Dataset:
     crop, found = settings.crop, listed(settings.root)
     drawn = Augmentation(settings.cut if crop else None, crop.padding if crop else 0, settings.flip)
 
-    # held out: another folder, or some of the same
+    # validation images: another folder, or some of the training images
     n = len(found.images)
     held, of = np.arange(0), found.images
     if settings.val is not None:

@@ -1,4 +1,4 @@
-"""Reads an image file: PNG or JPEG, eight bits a channel."""
+"""Reads an image file: PNG or JPEG, eight bits per channel."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LARGEST = 256 << 20
-"""Bytes of a file."""
+"""The maximum size of a file, in bytes."""
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
-"""As Pillow calls them: those of eight bits or less a channel."""
+"""Pillow's names of the modes with at most eight bits per channel."""
 
 
 def installed() -> bool:
@@ -27,14 +27,14 @@ def installed() -> bool:
 
 
 def side(path: str) -> tuple[int, int]:
-    """Width and height that the head of a file says. Raises ``BadFile``."""
+    """The width and height in the file's header. Raises ``BadFile``."""
     with _errors(), opened(path, LARGEST) as file:
         size: tuple[int, int] = _head(file).size
     return size
 
 
 def decoded(path: str, channels: int) -> Image:
-    """All of it, in grey or colours. Raises ``BadFile``."""
+    """Decodes the image, as greyscale if ``channels`` is 1 and otherwise as RGB. Raises ``BadFile``."""
     with _errors():
         return _head(io.BytesIO(read_bytes(path, LARGEST))).convert("L" if channels == 1 else "RGB")
 
@@ -50,12 +50,12 @@ def _head(file: BinaryIO) -> Image:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Whatever Pillow or the system finds wrong with a file."""
+    """Turns errors of Pillow and of the system into ``BadFile``."""
     from PIL import UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of an image that would not fit memory, and of broken ones
+            warnings.simplefilter("error")  # Pillow warns of images too large for memory, and of broken ones
             yield
     except BadFile:
         raise
