@@ -96,8 +96,9 @@ def _held(plan: Plan, rank: int, trains: bool) -> int:
 
 
 def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
-    """Returns the bytes that ``ranks`` need together in any layout: one copy of the weights and of what
-    training keeps for them, and a process for each rank.
+    """Returns the bytes that ``ranks`` need together in any layout.
+
+    These are one copy of the weights and of what training keeps for them, and a process for each rank.
     """
     weights = [(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype], p.trainable) for p in plan.params]
     size = StateSize.of(job, plan.observed.optimizer)

@@ -216,8 +216,9 @@ class _Walk:
         return sum(g.whole for g in load.gathers if g.first <= i <= g.last) if self.habits.again else 0
 
     def _ahead(self, load: StageLoad, i: int) -> int:
-        """Returns the bytes that level3 prefetches in a backward: the next group that a segment before ``i``
-        uses; 0 at other levels.
+        """Returns the bytes that level3 prefetches in a backward; 0 at other levels.
+
+        It prefetches the group that the segments before ``i`` need next.
         """
         before = [g for g in load.gathers if g.last < i] if self.habits.again else []
         return max(before, key=lambda g: g.last).whole if before else 0
