@@ -1,4 +1,4 @@
-"""Whether the ranks of a plan fit the memory that is free where they run."""
+"""Checks whether the ranks of a plan fit the free memory of their machine and devices."""
 
 from __future__ import annotations
 

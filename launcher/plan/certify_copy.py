@@ -180,11 +180,14 @@ def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
 
 
 def _layers(job: Job, model: LanguageModel, sizes: Sizes) -> int:
-    """One a virtual stage, two at least; all of them when a setting or a file names them by number."""
+    """Returns the number of layers of the copy.
+
+    It is one a virtual stage, but at least two. If a setting or a file names layers by number, all are kept.
+    """
     named = [*job.parallel.operators, *(job.parallel.shared if job.parallel.shared != "auto" else ())]
     if job.parallel.param_strategy.load is not None:
         return model.layers
-    # a glob may be of some layers only
+    # a glob may match only some layers
     groups = {} if isinstance(job.optim, Target) else job.optim.groups
     lora = () if model.lora is None else model.lora.modules
     globs = [*groups, *([lora] if isinstance(lora, str) else lora)]

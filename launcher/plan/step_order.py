@@ -32,7 +32,7 @@ class Phase:
 
 
 def phases(steps: Mapping[str, Step]) -> tuple[Phase, ...]:
-    """Group ``steps``, in order, by where they run."""
+    """Groups ``steps``, in order, by where they run."""
     out: list[Phase] = []
     for name, step in steps.items():
         if out and out[-1].where == where(step):

@@ -86,7 +86,7 @@ def between_replicas(model: CutModel, fused: Fused, named: Mapping[str, Placed],
 
 def scalars(sizes: Sizes, pp: int) -> Iterator[Event]:
     """Yields the all-reduces of single numbers in each step."""
-    yield "all_reduce", 24  # of the loss, the gradient norm, and whether any rank was asked to stop
+    yield "all_reduce", 24  # the loss, the gradient norm, and whether any rank should stop
     if sizes.places[-1] == pp and sizes.replicas > 1:
         yield "all_reduce", 8  # the number of targets that count
 

@@ -171,7 +171,10 @@ def _without(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[s
 
 
 def _suggested(before: Sequence[int | None], after: Sequence[int | None], stages: int) -> int:
-    """Returns the stage of the module before, else of the next one; the last if no later one has any."""
+    """Returns a stage for what lies between modules: that of the module before, else that of the next one.
+
+    If no later module has a stage, it is the last stage.
+    """
     earlier = [s for s in before if s is not None]
     later = [s for s in after if s is not None]
     if not later:

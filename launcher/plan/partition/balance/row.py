@@ -1,4 +1,4 @@
-"""A row of parts, and the pipeline that it is cut for."""
+"""A row of model parts, and the pipeline for which it is cut."""
 
 from __future__ import annotations
 
