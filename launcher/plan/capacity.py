@@ -1,4 +1,4 @@
-"""Whether the ranks of a plan fit the memory that is free where they run."""
+"""Checks whether the ranks of a plan fit the free memory of their machine and devices."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from launcher.plan.values.text import bytes_text, spans
 
 KEY = "launch.check_memory"
 PROCESS = 32 << 20
-"""Bytes that a rank takes before it has a model: a forked one has 29 to 38 MB that it does not share."""
+"""Bytes that a rank uses before it has a model. A forked rank has 29 to 38 MB that it does not share."""
 
 HEAP = 2.2
-"""Times the bytes of its tensors that a process took at most, as measured.
+"""The largest measured ratio of a process's memory to the bytes of its tensors.
 
-The C library keeps what is freed in pieces.
+The C library keeps memory that is freed in small pieces.
 """
 
 
 @dataclass(frozen=True)
 class Free:
-    """Bytes that can be had now: of ``ram``, and of each device of a ``kind`` by local rank.
+    """The bytes that are free now: ``ram`` of the host, ``devices`` of each device by local rank.
 
-    ``where``: whose memory it is.
+    ``where`` names the owner of ``ram``; ``kind`` is the type of the devices.
     """
 
     ram: int
@@ -41,7 +41,7 @@ class Free:
 
 @dataclass(frozen=True)
 class Fit:
-    """``needed`` of ``free`` bytes ``where`` it is tightest; ``ranks`` are those that share it."""
+    """The tightest memory of a machine: ``ranks`` share it and need ``needed`` of its ``free`` bytes."""
 
     needed: int
     free: int
@@ -72,9 +72,9 @@ class Fit:
 
 
 def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping[int, int]) -> Fit | None:
-    """How ``ranks``, those of one machine, fit; ``None`` when no step makes the model of the plan there.
+    """Returns how the ``ranks`` of one machine fit, or ``None`` if no step builds the planned model there.
 
-    ``besides``: bytes of the machine's memory that a rank takes for what is not in the plan.
+    ``besides``: bytes of the machine's memory that each rank uses for things outside the plan.
     """
     kinds = {job.steps[name].kind for phase in plan.phases if phase.where == "ranks" for name in phase.steps}
     if not kinds - {"certify"} or not ranks:
@@ -89,14 +89,17 @@ def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping
 
 
 def _held(plan: Plan, rank: int, trains: bool) -> int:
-    """Bytes at the fullest moment of a step, or of a constructor that can only make the whole model."""
+    """Returns the peak bytes of ``rank``: of a step, or of a constructor that must build the full model."""
     at = plan.estimate.memory[rank]
     made = 0 if plan.deferred else sum(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype] for p in plan.params)
     return max(at.total if trains else at.params, at.params + made)
 
 
 def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
-    """Bytes that all ``ranks`` need in any layout: one copy of what they train, and each its process."""
+    """Returns the bytes that ``ranks`` need together in any layout.
+
+    These are one copy of the weights and of what training keeps for them, and a process for each rank.
+    """
     weights = [(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype], p.trainable) for p in plan.params]
     size = StateSize.of(job, plan.observed.optimizer)
     grads = sum(n for n, trainable in weights if trainable)
@@ -106,13 +109,13 @@ def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
 
 
 def refused(found: Fit, cure: str) -> Problem:
-    """What does not fit; ``cure`` is a layout that does."""
+    """Returns the problem of a layout that does not fit; ``cure`` is a layout that does."""
     return Problem(KEY, f"{found}; {KEY}=false starts it all the same", cure)
 
 
 @dataclass(frozen=True)
 class LighterLayout:
-    """Settings below ``parallel``, and the words that set them."""
+    """Settings below ``parallel``, and the overrides (``words``) that set them."""
 
     words: str
     settings: dict[str, Any]
@@ -125,7 +128,7 @@ class LighterLayout:
 
 
 def lighter(job: Job, plan: Plan) -> Iterator[LighterLayout]:
-    """Layouts that give the same numbers in less memory, from little to much."""
+    """Yields layouts that compute the same numbers in less memory; the smallest changes come first."""
     sharded = list(_sharded(job, plan))
     smaller = list(_smaller(job, plan))
     yield from sharded
@@ -135,7 +138,7 @@ def lighter(job: Job, plan: Plan) -> Iterator[LighterLayout]:
 
 
 def _sharded(job: Job, plan: Plan) -> Iterator[LighterLayout]:
-    """Weights cut over all data-parallel ranks, then gathered once more for each backward."""
+    """Yields weights sharded over all data-parallel ranks, then also gathered again for each backward."""
     if plan.sizes.replicas == 1:
         return
     now = (job.parallel.hsdp or Hsdp()).model_copy(update={"shard_size": -1})
@@ -150,7 +153,7 @@ def _sharded(job: Job, plan: Plan) -> Iterator[LighterLayout]:
 
 
 def _smaller(job: Job, plan: Plan) -> Iterator[LighterLayout]:
-    """Smaller micro batches, unless their size means something: in a sum, or to a module with buffers."""
+    """Yields smaller micro batches, unless their size affects a summed loss or a module with buffers."""
     sz, pipe = plan.sizes, job.parallel.pipeline
     if pipe.loss_reduction == "sum" or any(p.buffer for p in plan.params):
         return

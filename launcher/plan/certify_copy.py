@@ -17,33 +17,42 @@ from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.precision import precision
 
 TOLERANCE: Final = {"fp64": 1e-12, "fp32": 1e-6, "bf16": 8 * 2.0**-8, "fp16": 8 * 2.0**-11}
-"""In half precision 8 roundings, where a layout rounds in another order than one process: the terms of
-operators cut over ``tp`` before they are added up (most measured: 5, of 8 layers on 4 ranks), what later
-pieces of a sequence read of earlier ones (2), the two gradients of a tied parameter (1), gradients that
-travel in it (2); and where a compiler leaves out roundings between operations (2.1). Other layouts are
-held to what fp32 is, in which their gradients are added up.
+"""The largest error that is allowed, by precision.
+
+Half precision allows 8 roundings, because a layout may round in another order than one process does. It
+rounds the terms of operators cut over ``tp`` before they are summed (at most 5 were measured, with 8 layers
+on 4 ranks), what later pieces of a sequence read from earlier ones (2), the two gradients of a tied
+parameter (1), and gradients that are sent in half precision (2). A compiler omits roundings between
+operations (2.1). Other layouts sum their gradients in fp32, so they must meet the fp32 tolerance.
 """
 SCALE: Final = 1024.0
-"""A loss scale that stays what it is: a step that one of two trainings skips cannot be compared."""
+"""A constant loss scale: a step that only one of the two trainings skips cannot be compared."""
 SAMPLES = 2
-"""A micro batch: one alone has no variance to normalise by."""
+"""Samples per micro batch: a single sample has no variance to normalize by."""
 ROOM, BYTES = 256, 257
-"""Bytes of the longest conversation that ships, about, and tokens of those."""
+"""The approximate bytes of the longest conversation that ships, and the vocabulary size of byte tokens."""
 MORE = 2
-"""Steps after those that are asked for: one on samples that leave experts idle, one after a load."""
+"""Steps after the requested ones: one on samples that leave experts idle, one after a load."""
 WARMUP, FINAL = 2, 0.1
-"""Of the learning rate: more steps of warming up would make the first updates too small to compare, and so
-would the last one be if nothing were left of it.
+"""The most warm-up steps and the least final factor of the learning rate.
+
+A longer warm-up would make the first updates too small to compare; a final factor of 0 the last one.
 """
 DECAY, EVERY = 0.75, 2
-"""Of a moving average: one that hardly moves in a few steps could not be told from one that does not."""
+"""The largest ``decay`` and ``every`` of a moving average.
+
+An average that hardly moves in a few steps could not be distinguished from one that never moves.
+"""
 PERIOD = 2
-"""Steps to the first restart: in a longer period the few rates would all be near the highest."""
+"""Steps to the first restart: in a longer period the few rates would all be close to the maximum."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """``changes``: (key, ``was -> is``) of all that the copy does not take over."""
+    """The small job, and the largest error that is allowed in it.
+
+    ``changes``: (key, ``was -> is``) of every setting in which the copy differs from the run.
+    """
 
     job: Job
     changes: tuple[tuple[str, str], ...]
@@ -51,9 +60,9 @@ class Copy:
 
 
 def copies(job: Job, step: Certify, sizes: Sizes) -> tuple[Copy, ...]:
-    """The copy in the precision that is to be certified, and one in the request's own if that differs.
+    """Returns a copy in the precision to certify, and another in the run's precision if that differs.
 
-    A precision has bugs of its own: casts that get lost, gradients that travel in too few bits.
+    Each precision can have its own bugs: casts that get lost, gradients that are sent in too few bits.
     """
     first = reduced(job, step, sizes)
     if step.precision == job.train.precision:
@@ -63,10 +72,11 @@ def copies(job: Job, step: Certify, sizes: Sizes) -> tuple[Copy, ...]:
 
 
 def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
-    """Widths, vocabulary and lengths stay: sharding thresholds and fusion depend on them.
+    """Returns the copy of ``job`` that ``step`` trains, with fewer layers, samples and steps.
 
-    A tokenizer out of a file comes with weights, and neither is needed to compare numbers: tokens are made
-    at random, those of conversations of the few that ship, where a sample has room for them.
+    Widths, vocabulary and lengths stay the same, because sharding thresholds and fusion depend on them.
+    A tokenizer file comes with weights, and comparing numbers needs neither. Text is replaced by random
+    tokens, and conversations by the few that ship, if a sample has room for them.
     """
     changes = []
 
@@ -86,7 +96,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
         )
     elif isinstance(data, Text | Chat) and data.tokenizer == "file":
         changes.append(("data", f"{data.name} -> random_tokens"))
-        size = data.vocab_size or 1  # which the planner has settled
+        size = data.vocab_size or 1  # the planner has resolved it by now
         data = RandomTokens(name="random_tokens", vocab_size=size, seq_len=data.seq_len)
 
     train, lengths = _train(job, step, sizes)
@@ -95,7 +105,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
         if was != now:
             changes.append((key, f"{was} -> {now}".replace("None", "null")))
 
-    # what is asked for beside training is left out
+    # everything that the request adds to training is left out
     update: dict[str, Any] = {
         "model": model, "data": data, "train": train, "debug": Debug(), "steps": {}, "schedule": schedule,
         "metrics": (),
@@ -108,14 +118,14 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
 
 
 def _shipped(data: Chat) -> bool:
-    """Whether the conversations that ship may stand for those of ``data``."""
+    """Whether the conversations that ship can replace those of ``data``."""
     return data.seq_len >= ROOM and (data.vocab_size or 0) >= BYTES
 
 
 def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str, Any, Any]]]:
-    """A few steps of few samples, and what is changed of it: (key, was, is)."""
+    """Returns settings for a few steps of few samples, and what they change: (key, was, is)."""
     asked = job.train
-    # strategies over device matrices cut samples into numbers of their own
+    # strategies over device matrices decide how many parts they cut samples into
     micro = sizes.micro_batch if over_device_matrix(job) else min(SAMPLES, sizes.micro_batch)
     changes: dict[str, Any] = {
         "batch_size": asked.batch_size // sizes.micro_batch * micro,
@@ -135,7 +145,7 @@ def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str
 
 
 def _schedule(asked: Schedule, steps: int) -> tuple[Schedule, list[tuple[str, Any, Any]]]:
-    """Of the same form, all of which is seen in so many ``steps``, and what is changed: (key, was, is)."""
+    """Returns a schedule whose phases all occur within ``steps``, and what it changes: (key, was, is)."""
     if isinstance(asked, Target):
         return asked, []
     warmup = min(asked.warmup_steps, WARMUP)
@@ -145,7 +155,7 @@ def _schedule(asked: Schedule, steps: int) -> tuple[Schedule, list[tuple[str, An
     if isinstance(asked, CosineRestarts):
         changes["period_steps"] = min(asked.period_steps, PERIOD)
     if isinstance(asked, WSD):
-        changes["decay_steps"] = max(steps - warmup - 1, 0)  # all but one that stays
+        changes["decay_steps"] = max(steps - warmup - 1, 0)  # one step is left for the stable phase
     told = [(f"schedule.{key}", getattr(asked, key), now) for key, now in changes.items()]
     return asked.model_copy(update=changes), told
 
@@ -158,7 +168,7 @@ def _tolerance(job: Job, sizes: Sizes) -> float:
 
 
 def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
-    """What each ``certify`` trains."""
+    """Yields a note for each ``certify`` step that says what it trains."""
     for name, step in job.steps.items():
         if isinstance(step, Certify):
             first, *own = copies(job, step, sizes)
@@ -170,11 +180,14 @@ def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
 
 
 def _layers(job: Job, model: LanguageModel, sizes: Sizes) -> int:
-    """One a virtual stage, two at least; all of them when a setting or a file names them by number."""
+    """Returns the number of layers of the copy.
+
+    It is one a virtual stage, but at least two. If a setting or a file names layers by number, all are kept.
+    """
     named = [*job.parallel.operators, *(job.parallel.shared if job.parallel.shared != "auto" else ())]
     if job.parallel.param_strategy.load is not None:
         return model.layers
-    # a glob may be of some layers only
+    # a glob may match only some layers
     groups = {} if isinstance(job.optim, Target) else job.optim.groups
     lora = () if model.lora is None else model.lora.modules
     globs = [*groups, *([lora] if isinstance(lora, str) else lora)]

@@ -1,10 +1,12 @@
-"""What of a job may change between a checkpoint and the training that goes on from it.
+"""Which settings may change between a checkpoint and the training that resumes from it.
 
-Every setting is in one class.
+Every setting is in one class:
 
-Refused: it changes which samples follow or what a step means. Derived: refused where what it comes to
-changes the numbers. Noted: what people do change on the way. Layout: any trains the same numbers.
-Aside: no number hangs on it.
+- Refused: it decides which samples follow or what a step means.
+- Derived: it is refused if the value that it leads to changes the numbers.
+- Noted: people change it during training on purpose.
+- Layout: every value trains the same numbers.
+- Aside: no number depends on it.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ REFUSED = {
     "optim.name": "the state would go on in another optimizer",
     "optim._target_": "the state would go on in another optimizer",
 }
-"""A key, or the section that it is in, and why."""
+"""Each refused key or section, and why it is refused."""
 
 SCALE = ("parallel.pipeline.loss_reduction", "parallel.gradients_mean", "parallel.loss_repeated_mean")
-"""Whether gradients are sums or means: what they come to hangs on the layout too."""
+"""Settings that make gradients sums or means; the resulting scale depends on the layout too."""
 
 MICRO = "parallel.pipeline.micro_batch_num"
 DERIVED = (*SCALE, MICRO)
@@ -60,7 +62,7 @@ ASIDE = (
     "parallel.local_norm", "parallel.group_file", "checkpoint", "steps", "logger", "security", "data.cache",
     "debug.limit", "debug.anomaly", "debug.graphs", "debug.profiler", "debug.drill",
 )  # fmt: skip
-"""``debug.limit`` and ``train.epochs`` count as ``train.steps``."""
+"""``debug.limit`` and ``train.epochs`` are compared as ``train.steps``, which they lead to."""
 
 CHOSEN = ("model", "data", "loss", "optim", "schedule")
 UNSET = "not set"
@@ -69,7 +71,7 @@ _UNSET = object()
 
 @dataclass(frozen=True)
 class Difference:
-    """``key`` has another value than when the checkpoint was written; ``why`` it is refused, if it is."""
+    """A key whose value differs from the checkpoint's; ``why`` it is refused, or empty if it is allowed."""
 
     key: str
     old: Any
@@ -78,7 +80,7 @@ class Difference:
 
 
 def class_of(key: str) -> tuple[str, ...]:
-    """Into which classes ``key`` falls: those that name it or, if none does, the section that it is in."""
+    """Returns the classes that name ``key`` or, if none does, the innermost section that contains it."""
     classes = {"refused": REFUSED, "derived": DERIVED, "noted": NOTED, "layout": LAYOUT, "aside": ASIDE}
     parts = key.split(".")
     for n in range(len(parts), 0, -1):
@@ -90,9 +92,9 @@ def class_of(key: str) -> tuple[str, ...]:
 
 
 def recorded(job: Job, plan: Plan) -> dict[str, Any]:
-    """What a checkpoint says of the settings that it was trained with; secrets are hidden.
+    """Returns the training settings that a checkpoint records; secrets are hidden.
 
-    ``job`` names the data that is read.
+    ``job`` must name the data that is actually read.
     """
     flat = {key: value for key, value in _flat(job) if _compared(key)}
     flat["train.steps"] = plan.sizes.steps
@@ -104,7 +106,7 @@ def _compared(key: str) -> bool:
 
 
 def _flat(job: Job) -> Iterator[tuple[str, Any]]:
-    """Every key, and the arguments of what is chosen."""
+    """Yields every key with its value, the arguments of the chosen components included."""
     data = job.model_dump(mode="json", by_alias=True)
     for section, value in data.items():
         if section in (*CHOSEN, "train", "debug"):
@@ -125,19 +127,22 @@ def _derived(plan: Plan) -> dict[str, Any]:
 
 
 def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Difference]:
-    """In the order of the schema. Raises ``ValueError`` unless ``saved`` is what ``recorded`` makes."""
+    """Returns the settings that differ from ``saved``, in the order of the schema.
+
+    Raises ``ValueError`` unless ``saved`` has the form that ``recorded`` returns.
+    """
     if not isinstance(saved.get("derived"), dict):
         raise ValueError("what it says of its settings cannot be read")
     mine = recorded(job, plan)
 
-    # a section that is another choice is one difference: its settings are other ones
+    # a section with another choice is one difference: the settings of two choices do not compare
     other = [section for section in CHOSEN if _kind(saved, section) != _kind(mine, section)]
     found: list[Difference] = []
     for section in other:
         key = _chosen(section, mine)
         found.append(Difference(key, _kind(saved, section), _kind(mine, section), _why(key)))
 
-    # of all others setting by setting
+    # all other sections are compared setting by setting
     apart = {"derived", *DERIVED, *(f"{section}.{key}" for section in CHOSEN for key in ("name", "_target_"))}
     for key in dict.fromkeys((*mine, *saved)):
         if key not in apart and key.partition(".")[0] not in other:
@@ -146,9 +151,9 @@ def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Differen
 
 
 def _kind(data: Mapping[str, Any], section: str) -> Any:
-    """What is chosen there; ``momentum`` is another name for ``sgd`` with some.
+    """Returns what ``section`` chooses; ``momentum`` is another name for ``sgd`` with momentum.
 
-    Checkpoints from before there was a choice of losses have none.
+    Old checkpoints record no loss, because it was always ``cross_entropy``.
     """
     default = "cross_entropy" if section == "loss" else None
     kind = data.get(f"{section}._target_", data.get(f"{section}.name", default))
@@ -156,7 +161,10 @@ def _kind(data: Mapping[str, Any], section: str) -> Any:
 
 
 def _chosen(section: str, mine: Mapping[str, Any]) -> str:
-    """The key that chooses: the section itself, but for an optimizer, whose rates may change."""
+    """Returns the key that makes the choice.
+
+    This is the section itself, except for an optimizer or schedule: its other settings may change.
+    """
     if section not in ("optim", "schedule"):
         return section
     return f"{section}._target_" if f"{section}._target_" in mine else f"{section}.name"
@@ -165,9 +173,9 @@ def _chosen(section: str, mine: Mapping[str, Any]) -> str:
 def _one(key: str, saved: Mapping[str, Any], mine: Mapping[str, Any], job: Job) -> Iterator[Difference]:
     old, new = saved.get(key, _UNSET), mine.get(key, _UNSET)
     if old is _UNSET and new == _default(job, key):
-        return  # a key that there was not then
+        return  # the key did not exist when the checkpoint was written
     if not _same(old, new):
-        begins = key == "model.lora" and old in (None, _UNSET)  # beside weights that stay what they are
+        begins = key == "model.lora" and old in (None, _UNSET)  # LoRA starts; the saved weights stay as is
         yield Difference(key, _told(old), _told(new), "" if begins else _why(key))
 
 
@@ -184,7 +192,7 @@ def _why(key: str) -> str:
 
 
 def _default(job: Job, key: str) -> Any:
-    """Of the schema."""
+    """Returns the schema's default of ``key``, or ``_UNSET``."""
     value: Any = job
     *above, last = key.split(".")
     for name in above:

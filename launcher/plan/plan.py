@@ -65,10 +65,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it.
+    """What a step will cost: simulated, and counted on meta tensors. Nothing that runs depends on it.
 
-    ``flops``: of all ranks together. ``loads``: what ``memory`` comes of, a pipeline rank; ``room``: bytes of
-    a rank's device, if that is told. ``work``: all that has to be done; ``step``: what that takes, likewise.
+    ``flops`` are those of all ranks together. ``loads`` has one entry a pipeline rank, from which ``memory``
+    is computed. ``room`` is the bytes of a rank's device, if the request states them. ``work`` is everything
+    that a step has to do; ``step`` predicts its time, if the request states the speeds of the hardware.
     """
 
     timeline: Timeline
@@ -83,7 +84,7 @@ class Estimate:
 
     @property
     def simulated(self) -> Timeline:
-        """In seconds where they are predicted, else in a time without unit."""
+        """The timeline in seconds if they are predicted, else in a time without unit."""
         if self.step is None:
             return self.timeline
         return replace(self.step.timeline, messages=self.timeline.messages)
@@ -91,13 +92,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Observed:
-    """What the model and the optimizer were seen to do when they were tried.
+    """What the model and the optimizer did when the planner tried them.
 
-    ``optimizer``: a class of the user's own; ``None`` for one of ours. ``restored``: parameters and buffers
-    that a forward in evaluation mode changes, under all their names; ``unsteady``: those of them that its
-    output depends on; ``mixed``: modules that then normalize over the samples of a micro batch.
-    ``batch_dependent``: what is computed while training hangs on which samples are a micro batch.
-    ``lookups``: inputs that are ids of tables, by which each batch is checked.
+    ``optimizer`` describes the user's optimizer class; ``None`` for one of ours. ``restored`` are parameters
+    and buffers that a forward in evaluation mode changes, under all their names; ``unsteady`` are those of
+    them that its output depends on. ``mixed`` are modules that normalize over the samples of a micro batch
+    in evaluation mode. ``batch_dependent``: training depends on which samples share a micro batch.
+    ``lookups`` are inputs that index tables; each batch is checked against them.
     """
 
     optimizer: OptimizerTraits | None
@@ -112,15 +113,17 @@ class Observed:
 class Plan:
     """Everything that will happen.
 
-    ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1. ``leaves`` are the
-    modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces`` are
-    the lengths in which sequences pass while training; empty when they pass whole. ``param_groups``: what the
-    optimizer updates with which settings. ``operators``: how modules are spread over ``tp``; ``sharding``:
-    how operators are cut over device matrices of all ranks of ``tp``, if they are; ``recomputed``: which run
-    again in the backward; ``compilation``: which torch compiles; ``sums`` are the gradients to add up over
-    ``tp``, and ``gathers`` what each pipeline rank gathers, once a step. ``reduces_early``: what is reduced
-    once a step travels while the last backward goes on. ``overlaps``: what is sent beside the computation.
-    ``output``: a rank's part of it, by ``output_keys`` several. ``graph``: calls to show; ``drill``: a fault.
+    ``stages`` are virtual; ``boundaries[s]`` is what stage s sends to stage s + 1. ``leaves`` are the modules
+    that the glue is traced between; ``None`` if one stage runs the model as it is. ``pieces`` are the lengths
+    of the chunks of a sequence in training; empty if sequences are not cut. ``param_groups`` are the
+    parameters that the optimizer updates with the same settings. ``operators`` says how modules are sharded
+    over ``tp``; ``sharding`` how operators are cut over device matrices of all ranks of ``tp``, if they are.
+    ``recomputed`` are the modules that run again in the backward, ``compilation`` those that torch compiles.
+    ``sums`` are the gradients to sum over ``tp``; ``gathers`` is what each pipeline rank gathers once a step.
+    ``reduces_early``: gradients reduced once a step are sent while the last backward still runs.
+    ``overlaps`` lists the communication that overlaps with computation. ``output`` is a rank's part of the
+    output; ``output_keys`` are its keys if it has several tensors. ``graph`` is for display. ``drill`` is a
+    fault to inject.
     """
 
     name: str
@@ -177,17 +180,17 @@ class Plan:
 
     @property
     def loss_terms(self) -> int:
-        """Of how many means the loss is the sum: 1, or with ``loss_reduction`` sum one a micro batch."""
+        """The number of means that the loss sums: 1, or one a micro batch if ``loss_reduction`` is sum."""
         return self.sizes.micros if self.loss_reduction == "sum" else 1
 
     def batch_roles(self, rank: int) -> tuple[BatchRole, BatchRole]:
-        """What ``rank`` does with a batch: its inputs, for the first stage, and its targets, for the last."""
+        """What ``rank`` does with the inputs (for the first stage) and the targets (for the last stage)."""
         places = self.sizes.places
         return roles(self.reading, self.sizes.grid, first=places[0], last=places[-1], rank=rank)
 
 
 def ask(job: Job, found: Sequence[Problem] = ()) -> Asked:
-    """All that can be decided, and refused, without a model; ``found`` was wrong already.
+    """Decides everything that needs no model; ``found`` are problems that are known already.
 
     Raises ``RequestError`` with every problem at once.
     """
@@ -199,15 +202,16 @@ def ask(job: Job, found: Sequence[Problem] = ()) -> Asked:
 
 
 def impossible(asked: Asked) -> list[Problem]:
-    """What a plan would refuse for any model."""
+    """Returns the problems that a plan would report for any model."""
     config = asked.config or {}
     return stage_config.impossible(config, asked.sizes.grid["pp"], asked.sizes.chunks) if config else []
 
 
 def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, ...] | None:
-    """The modules that stay whole, or ``None`` when there is one stage and nothing to cut.
+    """Returns the modules that stages do not cut, or ``None`` if there is only one stage.
 
-    ``stacks``: automatic choices look into modules around layers.
+    ``stacks``: automatic choices look into modules that contain layers. Raises ``RequestError`` if
+    ``stage_config`` does not fit the model.
     """
     sizes, config = asked.sizes, asked.config
     if config is None:
@@ -223,7 +227,10 @@ def plan(
     notes: Sequence[Note] = (),
     traits: OptimizerTraits | None = None,
 ) -> Plan:
-    """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
+    """Returns the plan of ``job`` for ``model``; raises ``RequestError`` with every problem at once.
+
+    ``traits``: what the user's optimizer class did when it was tried.
+    """
     cut, balanced = pipeline_stage_config.cut(job, asked, model, StateSize.of(job, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
     at = _layout(job, model, cut, order)
@@ -286,12 +293,12 @@ def _training(job: Job, sizes: Sizes, estimate: Estimate) -> Training | None:
 
 
 def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: ScheduleChoice) -> CutModel:
-    """Where everything is: parameters on their stages and ranks, in groups that are gathered together."""
+    """Places parameters on stages and ranks, in groups that one collective gathers."""
     par = job.parallel
     sizes = order.sizes
     dtypes = precision(job)
 
-    # what is cut over tp, and what is left whole, decides what FSDP2 shards
+    # what FSDP2 shards depends on what is cut over tp and on what must not be sharded
     over_tp = splits([s.operator for s in model.operators.spreads])
     kept = model_effects.whole(model.graph, sizes)
     params = placed(model.skeleton, cut, sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=kept)
@@ -318,7 +325,7 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
 def _fused(
     job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice, compilation: Compilation | None
 ) -> Fused:
-    """What travels together."""
+    """Decides which tensors are sent in one collective."""
     limits = comm_fusion.limits(job)
     return Fused(
         limits=limits,
@@ -338,13 +345,13 @@ def _fused(
 
 
 def _operators(job: Job, model: TracedModel, fused: Fused) -> Flow:
-    """How those that are cut run, as switches want it."""
+    """Returns the operators that are cut over ``tp``, with the switches of ``transformer_opt`` applied."""
     swaps, overlapped = transformer_opt.swaps_bias(job), transformer_opt.overlapped(job, fused)
     return replace(model.operators, bias_in_terms=swaps, overlapped=overlapped)
 
 
 def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, ...]]:
-    """What each pipeline rank gathers once a step, and how far ahead of use."""
+    """Yields what each pipeline rank gathers once a step, and how far ahead of its use."""
     each_time = at.hsdp is None or at.hsdp.optimizer_level == "level3"
     ahead = AHEAD if transformer_opt.gathers_ahead(job) else None
     for pp in range(at.sizes.grid["pp"]):
@@ -352,7 +359,7 @@ def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, 
 
 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
-    """What would get other numbers than one process, or shares other parameters than it is told."""
+    """Yields what would train other numbers than one process, or shard other parameters than requested."""
     yield from settings.refused_for(job, at.params)
     yield from model_effects.refused(at, model.skeleton, model.graph)
     yield from model_effects.beyond(job, model.graph)
@@ -365,7 +372,7 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
 def _estimate(
     job: Job, at: CutModel, fused: Fused, *, timeline: Timeline, traits: OptimizerTraits | None
 ) -> Estimate:
-    """``timeline``: of the schedule, with nothing sent yet."""
+    """Estimates what a step costs; ``timeline`` is that of the schedule, without messages."""
     sent = traffic(at, fused)
     loads = rank_loads(at, fused.sums, transformer_opt.reduces_early(job) and fused.limits.scatter is None)
     rows = memory(at.params, at.sizes, StateSize.of(job, traits), tuple(load.fullest for load in loads))
@@ -397,7 +404,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
 
 
 def _late(job: Job, model: TracedModel, at: CutModel, step: Prediction | None) -> list[Note]:
-    """What the finished plan has to say."""
+    """Returns the notes that need the finished plan."""
     return [
         *([model.built_whole] if model.built_whole else []),
         *model_effects.notes(at.params, at.sizes, model_effects.whole(model.graph, at.sizes)),

@@ -1,4 +1,4 @@
-"""``parallel.recompute: auto``: of each pipeline rank's repeated blocks, which run again, and how."""
+"""``parallel.recompute: auto``: chooses which repeated blocks of each pipeline rank run again, and how."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def asked(job: Job) -> bool:
 
 
 def under(job: Job, choice: Mapping[str, str]) -> Job:
-    """``job`` with this policy for each block; those of ``NONE`` run once."""
+    """Returns ``job`` with the policy in ``choice`` for each block; blocks of policy ``NONE`` run once."""
     recompute = job.parallel.recompute
     modules = {name: policy for name, policy in choice.items() if policy != NONE}
     settings = recompute.model_dump() if recompute is not None else {}
@@ -40,7 +40,10 @@ def under(job: Job, choice: Mapping[str, str]) -> Job:
 
 
 def blocks(plan: Plan) -> tuple[str, ...]:
-    """The modules that a stage runs once and that are one of several in the same module, as data goes."""
+    """Returns the repeated blocks, in call order.
+
+    A block is a module that runs once, in a parent module that has several such modules.
+    """
     loads = dict(stage for load in plan.estimate.loads for stage in load.stages)
     stages = [loads[n].passes[0].segments for n in sorted(loads)]
     often = Counter(s.module for segments in stages for s in segments)
@@ -50,13 +53,16 @@ def blocks(plan: Plan) -> tuple[str, ...]:
 
 
 def stage_of_modules(plan: Plan) -> dict[str, int]:
-    """The stage of each module that is called."""
+    """Returns the stage of each module that is called."""
     return {module: stage.index for stage in plan.stages for module in stage.modules}
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The plans of one request with all ``blocks`` under each policy; ``margin``: bytes to leave free."""
+    """The plans of one request, one a policy, in which all ``blocks`` have that policy.
+
+    ``room``: bytes of a rank's device; ``margin``: bytes of it to leave free.
+    """
 
     plans: Mapping[str, Plan]
     blocks: tuple[str, ...]
@@ -65,11 +71,11 @@ class Trials:
 
     @cached_property
     def exact(self) -> bool:
-        """No choice costs less than this one, on any rank: all of them can be looked at."""
+        """Whether ``choice`` is the optimum on every rank, because all choices can be compared."""
         return all(countable(list(self._groups(pp))) for pp in range(len(self.states)))
 
     def choice(self) -> Choice | None:
-        """The cheapest that fits, or nearly; ``None`` where a rank has none."""
+        """Returns the cheapest choice that fits, or a nearly cheapest one; ``None`` if a rank has none."""
         out: Choice = {}
         for pp in range(len(self.plans[NONE].estimate.loads)):
             found = chosen(list(self._groups(pp)), lambda choice, pp=pp: self.fits(pp, choice))  # type: ignore[misc]
@@ -79,14 +85,14 @@ class Trials:
         return out
 
     def fits(self, pp: int, choice: Choice) -> bool:
-        """By the bytes of a rank that has each of its blocks from the plan of its policy."""
+        """Whether pipeline rank ``pp`` fits in memory with each block under its policy in ``choice``."""
         load = self.mixed(pp, choice)
         room = self.room - self.margin - self.states[pp]
         return _held(load) <= room and load.fullest.total <= room
 
     @cached_property
     def states(self) -> tuple[int, ...]:
-        """Bytes of weights and of the optimizer on the fullest rank of each place in the pipeline."""
+        """Bytes of weights and optimizer states on the fullest rank of each pipeline rank."""
         plain = self.plans[NONE]
         each = {m.rank: m.params + m.optimizer for m in plain.estimate.memory}
         grid = plain.sizes.grid
@@ -101,7 +107,7 @@ class Trials:
         return replace(loads[NONE], stages=tuple(stages))
 
     def _groups(self, pp: int) -> Iterator[Alike]:
-        """The blocks of each stage, those with the same figures together."""
+        """Yields the blocks of each stage; blocks with the same figures form one group."""
         loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
         held = _in_flight(loads[NONE])
         for n in range(len(loads[NONE].stages)):
@@ -114,7 +120,7 @@ class Trials:
 
 
 def _figures(load: StageLoad) -> dict[str, list[Segment]]:
-    """The segments of each module, one a pass."""
+    """Returns the segments of each module, one a pass."""
     out: dict[str, list[Segment]] = defaultdict(list)
     for one in load.passes:
         for segment in one.segments:
@@ -133,7 +139,7 @@ def _way(policy: str, segments: list[Segment]) -> Way:
 
 
 def _mixed(plain: StageLoad, loads: Mapping[str, StageLoad], choice: Choice) -> StageLoad:
-    """``plain``, with each block as it is under its policy."""
+    """Returns ``plain`` with the segments of each block taken from the load of its policy."""
     passes = []
     for n, one in enumerate(plain.passes):
         named = {policy: {s.module: s for s in load.passes[n].segments} for policy, load in loads.items()}
@@ -146,9 +152,9 @@ def _mixed(plain: StageLoad, loads: Mapping[str, StageLoad], choice: Choice) -> 
 
 
 def _held(load: RankLoad) -> int:
-    """At most what is held: what the micro batches in flight keep for their backwards, where that is most.
+    """Returns a lower bound of the peak: the most bytes that micro batches in flight keep for backwards.
 
-    Nothing where a backward is split or a sequence passes in pieces: less of a micro batch may be kept then.
+    Returns 0 if a backward is split or a sequence is cut: less of a micro batch may be kept then.
     """
     if any(a.kind not in "FB" for a in load.row) or any(len(stage.passes) > 1 for _, stage in load.stages):
         return 0
@@ -158,7 +164,7 @@ def _held(load: RankLoad) -> int:
 
 
 def _in_flight(load: RankLoad) -> Counter[int]:
-    """The micro batches of each stage whose backward is to come, where these keep most."""
+    """Returns the micro batches of each stage in flight at the moment when they keep the most bytes."""
     each = {n: sum(s.saved for one in stage.passes for s in one.segments) for n, stage in load.stages}
     now: Counter[int] = Counter()
     most, kept = now, 0
@@ -171,7 +177,7 @@ def _in_flight(load: RankLoad) -> Counter[int]:
 
 
 def unknown(job: Job) -> list[Problem]:
-    """No memory to fit."""
+    """Returns the problem of ``auto`` in a request that does not state the memory of a device."""
     if not asked(job) or job.cluster.memory_gb is not None:
         return []
     text = "auto: fits a memory that nobody has told; cluster.memory_gb is that of a device"
@@ -179,13 +185,13 @@ def unknown(job: Job) -> list[Problem]:
 
 
 def too_little(plans: Iterable[Plan], room: int, cure: str) -> Problem:
-    """Not even the leanest of ``plans`` fits."""
+    """Returns the problem that not even the plan of ``plans`` that needs least memory fits ``room``."""
     least = min((tightest(plan.estimate.memory, room) for plan in plans), key=lambda found: found.needed)
     return Problem(KEY, f"auto: however many blocks run again, it {least}", cure)
 
 
 def note(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True) -> Note:
-    """What was chosen; ``exact``: of all choices."""
+    """Returns a note about the chosen blocks; ``exact``: all choices were compared."""
     again = [b for b in blocks if any(covers(r.module, b) for r in plan.recomputed)]
     fitting = f"to fit {bytes_text(room)}"
     if not again:

@@ -1,4 +1,4 @@
-"""Whether samples and outputs are those that losses, metrics and steps can take."""
+"""Checks that losses, metrics and steps can use the model's outputs and the data's targets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from launcher.plan.values.facts import TensorSpec, class_dims
 from launcher.plan.values.text import listed, many
 
 NUMBERS = ("int64", "uint8")
-"""Dtypes of class numbers, as torch's cross entropy takes them."""
+"""The dtypes of class indices that torch's cross entropy accepts."""
 
 NUMBERED = ("mse", "bce")
-"""Losses of numbers, element by element."""
+"""Losses that compare numbers element by element."""
 
 DATA, MODEL, PIECES = "data", "model", "parallel.pipeline.seq_chunks"
 LOSS, METRICS, BROADCAST = "loss", "metrics", "parallel.pipeline.output_broadcast"
@@ -26,9 +26,9 @@ WHOLE = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
 
 
 def classes(plan: Plan, target: Sequence[int]) -> int | None:
-    """How many classes there are for targets of this shape, whatever their number of samples.
+    """Returns the number of classes for targets of this shape; the number of samples does not matter.
 
-    ``None`` where the loss does not take class numbers.
+    Returns ``None`` if the loss does not take class indices, or if no dim of the output can be the classes.
     """
     if not plan.objective.classes:
         return None
@@ -43,7 +43,7 @@ def _number(plan: Plan, dim: int) -> int:
 
 
 def several(job: Job, plan: Plan) -> Iterator[Problem]:
-    """Of a model that returns several tensors: what only takes one."""
+    """Yields the parts of the request that take one tensor, if the model returns several."""
     if not plan.output_keys:
         return
     what = _several(plan.output_keys)
@@ -81,11 +81,11 @@ def _several(keys: Sequence[str | int]) -> str:
 
 
 def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
-    """Why the loss of a micro batch, or a metric, cannot be worked out, or not as meant.
+    """Yields why a loss or metric cannot be computed, or would not mean what the user expects.
 
-    ``own``: a model of the user's own.
+    ``target``: the targets of a micro batch; ``own``: the model is the user's.
     """
-    if plan.output_keys:  # which a loss of the user's own takes, whatever they are
+    if plan.output_keys:  # only the user's loss takes several tensors, and it may take any
         return
     output = plan.output[0]
     if not output.dtype.startswith(("float", "bfloat")):
@@ -109,7 +109,7 @@ def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Proble
         text = f"targets are {target.dtype}, and the loss is the cross entropy of class numbers"
         yield Problem(DATA, f"{text}: return them as int64", cure)
 
-    # the shape of the output tells which dim has its classes
+    # the shapes decide which dim of the output has the classes
     fits = class_dims(output.shape, target.shape)
     shapes = f"targets are {_said(target)} and the model's output is {_said(output)}"
     text = f"for {target.shape[0]} samples {shapes}"
@@ -124,13 +124,13 @@ def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Proble
 
 
 def _whole(plan: Plan) -> tuple[int, ...]:
-    """Shape of the model's output, were it not cut over ``tp``."""
+    """Returns the shape of the model's full output, before it is cut over ``tp``."""
     *shape, last = plan.output[0].shape
     return (*shape, last * (plan.sizes.grid["tp"] if plan.operators.output is not None else 1))
 
 
 def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
-    """Of a loss that compares number with number."""
+    """Yields the problems of a loss that compares outputs and targets element by element."""
     name, output = plan.objective.loss, replace(plan.output[0], shape=_whole(plan))
     shapes = (
         f"for {target.shape[0]} samples targets are {_said(target)} and the model's output is {_said(output)}"
@@ -143,7 +143,7 @@ def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
 
 
 def _measured(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
-    """Metrics of class numbers."""
+    """Yields the problems of metrics that compare class indices with logits."""
     output = plan.output[0]
     fits = class_dims(output.shape, target.shape)
     for name, k in plan.objective.ranked:
@@ -169,7 +169,10 @@ def _said(t: TensorSpec) -> str:
 
 
 def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
-    """Padding would change what modules normalize by, when the last held-out samples fill no micro batch."""
+    """Returns the problem of held-out samples that do not fill the last micro batch, if there is one.
+
+    Padding would change the statistics of modules that normalize over a micro batch in evaluation mode.
+    """
     size, whole = plan.sizes.micro_batch, plan.sizes.global_batch
     readers = [s for s in job.steps.values() if isinstance(s, Evaluate | Predict)]
     limits = [s.batches for s in readers if getattr(s, "inputs", None) is None]

@@ -26,28 +26,28 @@ from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
 SHORT = 44
-"""Lines of a short text: a page of a terminal."""
+"""Lines of a short text: one page of a terminal."""
 LEAST = {
     "time": 3, "notes": 4, "memory": 4, "settings": 2, "grid": 1, "model": 1, "batch": 1, "data": 1,
     "optimizer": 1, "lr": 1, "clipping": 1, "schedule": 4, "stages": 3, "operators": 3, "traffic": 3,
     "recompute": 1, "compile": 1, "sends": 1, "tied": 1, "hsdp": 1, "reduce": 1, "overlap": 1, "steps": 1,
 }  # fmt: skip
-"""Lines that each section has in a short text, the one that gets more first before the others."""
+"""The least lines of each section in a short text; the first sections get additional lines first."""
 Rows = Iterator[tuple[str, str]]
 T = TypeVar("T")
 K = TypeVar("K")
 
 
 def text(plan: Plan) -> str:
-    """The whole plan, the same bytes for the same job; no newline at the end."""
+    """Returns the whole plan, the same bytes for the same job; no newline at the end."""
     sections = _sections(plan).items()
     return _page(plan, {label: [line for row in rows for line in row.lines] for label, rows in sections})
 
 
 def short(plan: Plan, most: int = SHORT) -> str:
-    """``text`` where that has no more lines than ``most``; otherwise, on as many, what people look for.
+    """Returns ``text`` if it has at most ``most`` lines, else what people look for, in ``most`` lines.
 
-    A plan with every section there is has ``sum(LEAST.values()) + 1`` lines at least.
+    A plan that has every section takes at least ``sum(LEAST.values()) + 1`` lines.
     """
     found = _sections(plan)
     wanted = {label: sum(len(row.lines) for row in rows) for label, rows in found.items()}
@@ -56,7 +56,7 @@ def short(plan: Plan, most: int = SHORT) -> str:
 
 
 def _sections(plan: Plan) -> dict[str, list[Row]]:
-    """The wrapped rows below each label."""
+    """Returns the wrapped rows of each label."""
     parts = (
         _head, _training, _pipeline, _stages, _recompute, _compile, _sends, _operators, _ties, _hsdp, _reduce,
         _overlap, _traffic, _memory, _time, _steps, _settings, _notes,
@@ -70,7 +70,10 @@ def _sections(plan: Plan) -> dict[str, list[Row]]:
 
 
 def _staying(plan: Plan) -> Rows:
-    """What a short text keeps before all else: the time, whether it fits, and what nobody asked for."""
+    """Yields the rows that a short text keeps before all others.
+
+    These are the time, whether memory fits, degraded settings, and notes that are not about defaults.
+    """
     yield from _time(plan)
     if plan.estimate.room is not None:
         yield "memory", str(tightest(plan.estimate.memory, plan.estimate.room))
@@ -83,7 +86,7 @@ def _staying(plan: Plan) -> Rows:
 
 
 def _page(plan: Plan, sections: Mapping[str, list[str]]) -> str:
-    """A label stands beside the first line of its section."""
+    """Returns the text, with each label beside the first line of its section."""
     out = [f"plan of {plan.name}"]
     for label, lines in sections.items():
         out += [f"  {label if not i else '':<9} {line}" for i, line in enumerate(lines)]
@@ -128,7 +131,7 @@ def _pipeline(plan: Plan) -> Rows:
         lengths = ", ".join(map(str, plan.pieces))
         yield "schedule", f"sequences pass in {len(plan.pieces)} pieces of {lengths} positions"
 
-    # the schedule drawn, a row a pipeline rank; of many the first and the last
+    # the drawn schedule has a row a pipeline rank; of many rows, the first and the last ones
     bars = [line[line.index("|") :] for line in drawn(t, 64).splitlines()]
     names = [_on(sz.grid.ranks(pp=pp)) for pp in range(len(bars))]
     lines = [f"{name:<{max(map(len, names))}} {bar}" for name, bar in zip(names, bars, strict=True)]
@@ -144,7 +147,7 @@ def _on(ranks: Sequence[int]) -> str:
 
 
 def _stages(plan: Plan) -> Rows:
-    """What stages run; neighbours alike in a row."""
+    """Yields what stages run; consecutive stages that are alike share a row."""
     first = {n: p for p in plan.params for n in p.names}
     halves = any(a.kind == "I" for row in plan.schedule for a in row)
     rows = []
@@ -154,14 +157,14 @@ def _stages(plan: Plan) -> Rows:
             cost += f", {s.deferred / max(2 * s.flops, 1):.0%} of its backward deferred"
         rows.append((s, cost))
 
-    # neighbours that say the same of modules of the same names but for numbers
+    # consecutive stages share a row if costs are equal and module names differ only in their numbers
     for (cost, modules), same in _runs(rows, lambda row: (row[1], tuple(map(_glob, row[0].modules)))):
         stages = [s for s, _ in same]
         names = "the whole model" if plan.leaves is None else "no module"
         if any(modules):
             names = listed([m for s in stages for m in s.modules])
 
-        # of several how much of it is each one's; all of their ranks
+        # several stages: the figures are those of each, the ranks those of all
         each = " each" if len(stages) > 1 else ""
         if each and modules:
             names += f", {many(len(modules), 'module')} each"
@@ -171,7 +174,10 @@ def _stages(plan: Plan) -> Rows:
 
 
 def _size(stage: Stage, first: Mapping[str, Placed]) -> int:
-    """Its numbers that are no buffers, tied ones once; ``first``: parameters by all their names."""
+    """Returns the parameter elements of ``stage``, without buffers; ties count once.
+
+    ``first``: parameters by all their names.
+    """
     own = {first[n].name: first[n] for n in stage.params}
     return sum(prod(p.spec.shape) for p in own.values() if not p.buffer)
 
@@ -185,8 +191,8 @@ def _glob(module: str) -> str:
 
 
 def _recompute(plan: Plan) -> Rows:
-    """What stages run again in their backward; stages alike in a row."""
-    # a row a stage: what it runs again, and at what cost
+    """Yields what stages run again in their backward; consecutive stages that are alike share a row."""
+    # what each stage runs again, and at what cost
     rows = []
     for s, cost in zip(plan.stages, plan.estimate.rerun, strict=True):
         whole = plan.leaves is None
@@ -196,7 +202,7 @@ def _recompute(plan: Plan) -> Rows:
             costs.append(f"{show_operators.repeated(cost.sent)} again")
         rows.append((s.index, here, ", ".join(costs)))
 
-    # one line for neighbours of the same cost; modules that keep the same together
+    # one line for consecutive stages of the same cost; it groups modules that keep the same
     for more, same in _runs([row for row in rows if row[1]], lambda row: row[2]):
         modules = [r for _, here, _ in same for r in here]
         named = [(r.module, _way(r, compiled=plan.compilation is not None)) for r in modules]
@@ -217,7 +223,7 @@ def _way(r: Recomputed, compiled: bool) -> str:
 
 
 def _sends(plan: Plan) -> Rows:
-    """What travels over each boundary; boundaries alike in a row."""
+    """Yields what each stage sends to the next; consecutive boundaries that are alike share a row."""
     places = plan.sizes.places
     boundaries = range(len(plan.stages) - 1)
     rows = [(s, plan.boundaries[s], places[s] == places[s + 1]) for s in boundaries]
@@ -225,7 +231,7 @@ def _sends(plan: Plan) -> Rows:
         what = ", ".join(f"{t.dtype}{list(t.shape)}" for spec in specs for t in spec) or "nothing"
         size = sum(t.nbytes for spec in specs for t in spec)
 
-        # the boundaries by the stages around them, one alone with the names of its values
+        # name the boundaries by the stages around them; a single one also lists its values
         start, crossing, _ = same[0]
         end = same[-1][0]
         where = f"{start} -> {start + 1}" + (f" .. {end} -> {end + 1}" if end > start else "")
@@ -259,7 +265,7 @@ def _hsdp(plan: Plan) -> Rows:
         yield "hsdp", f"{plan.hsdp.optimizer_level}: no parameter is sharded over {over}"
         return
 
-    # all of them, then the groups that are alike in a row
+    # the total, then one row for consecutive groups that are alike
     sharded = many(count, "parameter")
     groups = many(len(plan.groups), "group")
     yield "hsdp", f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {groups}"
@@ -285,7 +291,7 @@ def _reduce(plan: Plan) -> Rows:
 
 
 def _overlap(plan: Plan) -> Rows:
-    """Of weights, of gradients and of what is cut over ``tp``."""
+    """Yields which communication overlaps with computation: of weights, of gradients and over ``tp``."""
     if plan.overlaps:
         yield "overlap", "; ".join(plan.overlaps)
 
@@ -301,9 +307,9 @@ def _compile(plan: Plan) -> Rows:
 
 
 def _traffic(plan: Plan) -> Rows:
-    """What one step sends: how many collectives of each kind, and their bytes.
+    """Yields how many collectives of each kind one step runs, and their bytes.
 
-    A row a rank; ranks alike in a row.
+    Consecutive ranks that are alike share a row.
     """
     kinds = [k for k in KINDS if any(t.kind == k for t in plan.estimate.traffic)]
     if plan.sizes.grid.size == 1:
@@ -318,7 +324,7 @@ def _traffic(plan: Plan) -> Rows:
 
 
 def _memory(plan: Plan) -> Rows:
-    """A row a rank; ranks alike in a row."""
+    """Yields the bytes of each rank; consecutive ranks that are alike share a row."""
     titles = ("params", "grads", "optimizer", "gathered", "activations", "total")
     rows = [(m.rank, tuple(getattr(m, title) for title in titles)) for m in plan.estimate.memory]
     folded = [(spans([r for r, _ in same]), cells) for cells, same in _runs(rows, lambda row: row[1])]
@@ -359,7 +365,7 @@ def _notes(plan: Plan) -> Rows:
 
 
 def _runs(items: Iterable[T], key: Callable[[T], K]) -> Iterator[tuple[K, list[T]]]:
-    """Neighbours with equal keys, together."""
+    """Groups consecutive items that have equal keys."""
     return ((k, list(same)) for k, same in groupby(items, key))
 
 

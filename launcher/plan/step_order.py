@@ -1,4 +1,4 @@
-"""The order of steps: which run together, what each needs from those before it."""
+"""The order of steps: which run together, and what each needs from earlier ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Phase:
 
 
 def phases(steps: Mapping[str, Step]) -> tuple[Phase, ...]:
-    """Group ``steps``, in order, by where they run."""
+    """Groups ``steps``, in order, by where they run."""
     out: list[Phase] = []
     for name, step in steps.items():
         if out and out[-1].where == where(step):
@@ -43,12 +43,12 @@ def phases(steps: Mapping[str, Step]) -> tuple[Phase, ...]:
 
 
 def alone(steps: Mapping[str, Step]) -> bool:
-    """Whether every step works on files that the request names: no model has a part in it."""
+    """Whether every step works on files that the request names, so that no model is needed."""
     return all(where(s) == "files" and not starts(s) and not needs(s) for s in steps.values())
 
 
 def check(steps: Mapping[str, Step]) -> list[Problem]:
-    """Steps in an order that cannot work. Every cure is the same: the whole list, put right."""
+    """Returns the problems of an order that cannot work; each has the same cure, the corrected list."""
     problems: list[Problem] = []
     before: list[str] = []
     ended = ""  # the step that ended the work on the ranks
@@ -66,12 +66,15 @@ def check(steps: Mapping[str, Step]) -> list[Problem]:
 
 
 def _makers(thing: str) -> list[str]:
-    """The verbs that leave it."""
+    """Returns the verbs that produce ``thing``."""
     return [kind for kind, row in VERBS.items() if row.leaves == thing]
 
 
 def _made(thing: str, done: Collection[str]) -> bool:
-    """``import`` leaves a checkpoint as ``save`` does, but not of what is learned after it."""
+    """Whether the verbs in ``done`` have produced ``thing``.
+
+    ``import`` makes a checkpoint as ``save`` does, but it does not contain what is trained after it.
+    """
     trained = any(VERBS[kind].trains for kind in done)
     return any(kind in done and not (VERBS[kind].brings and trained) for kind in _makers(thing))
 
@@ -105,13 +108,13 @@ def _too_late(step: Step, ended: str) -> str:
 
 
 def _typed(steps: Mapping[str, Step]) -> Iterator[str]:
-    """The steps in an order that works, as they are chosen."""
+    """Yields the steps in an order that works, as the user would type them."""
     for name in _righted(steps):
         yield choice(name, steps[name].kind if name in steps else name)
 
 
 def choice(name: str, kind: str) -> str:
-    """How the step ``name`` is chosen in ``steps=[...]``.
+    """Returns how ``steps=[...]`` spells the step ``name``.
 
     >>> choice("train_2", "train"), choice("again", "train")
     ('train', 'again')
@@ -120,9 +123,9 @@ def choice(name: str, kind: str) -> str:
 
 
 def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:
-    """The names in the nearest order that works, with the steps that were missing."""
+    """Returns the names in the nearest order that works, with missing steps added."""
     left = dict(steps)
-    for thing in (TRANSFORMED, EXPORTED, CHECKPOINT):  # what makes the first two needs the last
+    for thing in (TRANSFORMED, EXPORTED, CHECKPOINT):  # the makers of the first two need the last
         kinds = {s.kind for s in left.values()}
         if any(needs(s) == thing and not _made(thing, kinds) for s in left.values()):
             maker = _makers(thing)[0]

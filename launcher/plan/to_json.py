@@ -30,7 +30,9 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
     Operator: ("where",),
     Spread: ("dims",),
 }
-"""Starts of actions are in ``timeline.json``; grid and notes of layouts and sizes are those of the plan."""
+"""Fields that are not written. Starts of actions are in ``timeline.json``; the grid of layouts and the notes
+of sizes are those of the plan.
+"""
 
 ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
@@ -42,11 +44,11 @@ ORDER = (
     "deferred", "ema", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "objective",
     "training", "loss_repeats", "optimizer", "restored", "unsteady", "mixed", "batch_dependent", "lookups",
 )  # fmt: skip
-"""Of the values of a plan: those that are decided, estimated and observed are on one level."""
+"""The order of a plan's values: decided, estimated and observed values are on one level."""
 
 
 def as_json(plan: Plan) -> str:
-    """Every value of the plan, and the version of this form; a line an item, to compare two plans."""
+    """Returns every value of the plan and the format version, one item a line, for comparing plans."""
     told = _told(plan)
     values = {"version": VERSION} | {key: told[key] for key in sorted(told, key=ORDER.index)}
     rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in values.items()]

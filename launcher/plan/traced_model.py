@@ -1,4 +1,4 @@
-"""What a plan is made for besides the job: a model as tracing found it."""
+"""A model as tracing recorded it: the second input of a plan, besides the job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from launcher.plan.values.recomputed import Recomputed
 class TracedModel:
     """A model's parameters and modules (``skeleton``), and the calls of one forward (``graph``).
 
-    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it
-    is. ``built_whole`` says why its parameters cannot be made shard by shard, if they cannot. ``operators``:
-    how modules are spread over ``tp``; ``recomputed``: which of them run again in the backward; ``pieces``:
-    how its sequences are cut, if they are. ``keeps_messages``: the torch that runs it keeps what ranks send
-    each other, of all micro batches, until a step is over; else only until the backward of each.
+    ``leaves`` are the modules that the glue is traced between; ``None`` if one stage runs the model as it
+    is. ``built_whole`` says why its parameters cannot be created shard by shard, if they cannot.
+    ``operators`` says how modules are sharded over ``tp``, ``recomputed`` which of them run again in the
+    backward, ``pieces`` how sequences are cut, if they are. ``keeps_messages``: the installed torch keeps the
+    tensors that ranks send each other, for all micro batches, until the end of a step; otherwise only until
+    the backward of their micro batch.
     """
 
     skeleton: Skeleton
@@ -33,10 +34,10 @@ class TracedModel:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The calls of one forward, of each piece of a sequence where they are cut."""
+        """The calls of one forward, or of one for each piece if sequences are cut."""
         return self.pieces.graphs if self.pieces else (self.graph,)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Positions in each piece of a sequence; none where they pass whole."""
+        """The positions in each piece of a sequence; empty if sequences are not cut."""
         return self.pieces.lengths if self.pieces else ()

@@ -1,4 +1,4 @@
-"""The verbs, a row each: where a step of it runs, what it needs, what it leaves, the module that does it."""
+"""The table of verbs: where a step runs, what it needs, what it produces, and the module that does it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from launcher.job.schema.run_paths import BEST
 from launcher.job.schema.steps import Step
 
 Where = Literal["ranks", "alone", "files"]
-"""On all ranks, in one process with a whole model, or on files without torch."""
+"""On all ranks, in one process that has the full model, or on files without torch."""
 
 CHECKPOINT, TRANSFORMED, EXPORTED = "a checkpoint", "a transformed checkpoint", "an exported model"
 
 
 @dataclass(frozen=True)
 class Verb:
-    """What is known of a verb before anything of it is imported: to add one, a row here and its module.
+    """What is known of a verb before its module is imported. A new verb needs a row here and its module.
 
-    ``settings`` is its model, which the union ``Step`` of the schema lists too. ``launcher.steps`` says what
-    is in ``module``; ``checks``: also what refuses a step before anything starts, so the module imports
-    without torch. ``where`` and ``needs`` may hang on the settings of a step. ``source`` and ``output`` are
-    the settings that name what it reads and what it writes: a step whose source is named ``needs`` nothing of
-    those before it; ``best``: the source may be the run's best checkpoint. ``trains``: the weights are others
-    behind it. ``checkpoints``: it writes some of the run's own. ``brings``: its weights come from elsewhere.
-    ``copies``: it trains copies of the run, before there is a model of the run itself.
+    ``settings`` is its pydantic model, which the union ``Step`` of the schema lists too. ``launcher.steps``
+    documents what ``module`` contains. ``checks``: the module also checks a step before anything starts, so
+    it imports without torch. ``where`` and ``needs`` may depend on the settings of a step. ``source`` and
+    ``output`` are the settings that name what it reads and what it writes; a step that names its source
+    needs nothing from earlier steps. ``best``: the source may be the run's best checkpoint. ``trains``: it
+    changes the weights by training. ``checkpoints``: it writes checkpoints of the run. ``brings``: its
+    weights come from elsewhere. ``copies``: it trains copies of the run, before the run's model exists.
     """
 
     settings: type[Settings]
@@ -57,7 +57,7 @@ def _exported(step: steps.Export) -> Where:
     return "alone" if step.check else "files"
 
 
-# Of two that leave the same the first is put into a request that lacks it.
+# If two verbs produce the same thing, a request that lacks it gets the first one.
 VERBS: Final[Mapping[str, Verb]] = {
     "train": Verb(steps.Train, "launcher.steps.train", "ranks", trains=True, checkpoints=True),
     "evaluate": Verb(steps.Evaluate, "launcher.steps.evaluate", _evaluated, _needed),
@@ -98,24 +98,24 @@ VERBS: Final[Mapping[str, Verb]] = {
 
 
 def verb(step: Step) -> Verb:
-    """The row of a step."""
+    """Returns the row of a step's verb."""
     return VERBS[step.kind]
 
 
 def where(step: Step) -> Where:
-    """Where a step runs."""
+    """Returns where a step runs."""
     place = verb(step).where
     return place(step) if callable(place) else place
 
 
 def of_best(step: Step) -> bool:
-    """Whether it reads the best checkpoint of the run."""
+    """Whether the step reads the best checkpoint of the run."""
     row = verb(step)
     return row.best and getattr(step, row.source) == BEST
 
 
 def needs(step: Step) -> str:
-    """What steps before it must have left; ``""``: nothing."""
+    """Returns what earlier steps must have produced; ``""`` if nothing."""
     row = verb(step)
     if row.source and getattr(step, row.source) is not None:
         return ""
@@ -123,32 +123,32 @@ def needs(step: Step) -> str:
 
 
 def output(step: Step) -> str | None:
-    """What a step is told to write; ``None``: nothing, or below the folder of the run."""
+    """Returns the output that a step names; ``None`` if it writes nothing, or into the run's folder."""
     row = verb(step)
     return getattr(step, row.output) if row.output else None
 
 
 def writes(step: Step) -> bool:
-    """Whether it leaves files that a later step may be meant to read."""
+    """Whether the step writes files that a later step may read."""
     row = verb(step)
     return row.checkpoints or bool(row.output)
 
 
 def goes_on(step: Step) -> bool:
-    """Whether it writes what ranks have made of the checkpoint that they went on from."""
+    """Whether the step writes checkpoints from the ranks, which may have resumed from another checkpoint."""
     return verb(step).checkpoints and where(step) == "ranks"
 
 
 def evaluates(step: Step) -> bool:
-    """Whether it hangs on what the model makes of held-out samples, or of others in evaluation mode."""
+    """Whether the step runs the model in evaluation mode, on held-out or other samples."""
     return isinstance(step, steps.Evaluate | steps.Predict) or (isinstance(step, steps.Export) and step.check)
 
 
 def starts(step: Step) -> bool:
-    """Whether the ranks start from the weights that it brings; others bring them while ranks are at work."""
+    """Whether the ranks start from the weights that the step brings; it runs before the ranks exist."""
     return verb(step).brings and where(step) != "ranks"
 
 
 def loads(step: Step) -> bool:
-    """Whether it brings weights to ranks that are at work."""
+    """Whether the step loads weights into ranks that are running."""
     return verb(step).brings and where(step) == "ranks"

@@ -1,4 +1,4 @@
-"""What modules cost that torch compiles: their kernels are joined, and what is made again is not saved."""
+"""The cost of modules that torch compiles: kernels are fused, and what is recomputed is not saved."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from launcher.plan.values.operations import total
 
 
 def joined(model: CutModel, plan: Compilation | None) -> CutModel:
-    """The model with what is compiled of it, and where kernels are joined their bytes.
+    """Returns ``model`` with its compilation; if kernels are fused, compiled modules get their new costs.
 
-    A node, or a segment, that only has compiled modules inside stays as it is in eager code.
+    A node or segment that merely contains compiled modules keeps its eager costs.
     """
     graphs = model.graphs
     if plan is not None and plan.joins:
@@ -27,7 +27,7 @@ def _compiled(graph: Graph, modules: tuple[str, ...]) -> Graph:
     if not graph.segments:
         return replace(graph, nodes=tuple(nodes))
 
-    # an untraced model is one node, of which the segments tell
+    # an untraced model is one node; its segments say what is compiled
     less = [s.backward.compiled for s in graph.segments if s.module and _covered(s.module, modules)]
     spared = Compiled(
         total(c.forward for c in less), total(c.backward for c in less), sum(c.saved for c in less)

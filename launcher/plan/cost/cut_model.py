@@ -1,4 +1,4 @@
-"""A model cut into stages, its parameters placed on ranks: what refusals and costs are worked out of."""
+"""A model cut into stages, with its parameters placed on ranks: the input of refusals and costs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from launcher.plan.values.precision import Precision
 
 @dataclass(frozen=True)
 class CutModel:
-    """``graphs``: of whole micro batches, or one a piece of so many ``lengths`` positions.
+    """A model cut into stages and placed on ranks.
 
-    ``boundaries[s]``: what leaves stage s for the next. ``hsdp``: ``None`` too where one rank has all shards.
-    ``tp``: operators are cut over it. ``keeps_messages``: as ``TracedModel`` has it. ``compilation``:
-    what torch compiles.
+    ``graphs`` has one graph of a full micro batch, or one a piece; ``lengths`` are the positions of the
+    pieces. ``boundaries[s]`` is what stage s sends to the next. ``hsdp`` is ``None`` also if one rank has all
+    shards. ``tp``: some operators are cut over ``tp``. ``keeps_messages`` is that of ``TracedModel``.
+    ``compilation`` is what torch compiles.
     """
 
     sizes: Sizes
@@ -47,7 +48,7 @@ class CutModel:
 
     @property
     def loss_compiled(self) -> bool:
-        """Whether the loss takes logits as they are, in few kernels."""
+        """Whether the loss is compiled: a few kernels read the logits in their own dtype."""
         return self.compilation is not None and self.compilation.joins and self.compilation.loss
 
     @cached_property
@@ -57,7 +58,7 @@ class CutModel:
 
     @cached_property
     def held(self) -> Mapping[int, list[Placed]]:
-        """Those of each stage that has any, in definition order."""
+        """The parameters of each stage that has any, in definition order."""
         return by_stage(self.params)
 
     @property
@@ -67,7 +68,7 @@ class CutModel:
 
     @property
     def split(self) -> bool:
-        """Whether backwards are cut in two: gradients of inputs, gradients of weights."""
+        """Whether backwards are split in two: gradients of inputs, then gradients of weights."""
         return len(self.stages) > 1 and RULES[self.scheduler].split
 
     @property
@@ -75,7 +76,7 @@ class CutModel:
         return any(p.sharded for p in self.params)
 
     def stage_of(self, module: str) -> int | None:
-        """The stage that runs all of ``module``; ``None`` when the glue between stages is a part of it."""
+        """Returns the stage that runs all of ``module``, or ``None`` if it contains glue between stages."""
         if len(self.stages) == 1:
             return 0
         return next((s.index for s in self.stages if any(covers(m, module) for m in s.modules)), None)

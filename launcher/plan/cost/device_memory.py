@@ -1,4 +1,4 @@
-"""Whether what a rank needs has room on its device."""
+"""Whether the memory that a rank needs fits on its device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = "cluster.memory_gb"
 
 @dataclass(frozen=True)
 class Room:
-    """``needed`` of ``room`` bytes on each of the ``ranks`` that need most."""
+    """The memory of the fullest ``ranks``: each needs ``needed`` bytes of ``room``."""
 
     needed: int
     room: int
@@ -50,6 +50,6 @@ class Room:
 
 
 def tightest(memory: Sequence[Memory], room: int) -> Room:
-    """Where it is tightest."""
+    """Returns the room on the ranks that need most memory."""
     most = max(m.total for m in memory)
     return Room(most, room, tuple(m.rank for m in memory if m.total == most))

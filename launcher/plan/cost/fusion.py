@@ -1,4 +1,4 @@
-"""What travels together: sharded weights gathered in one collective, whole gradients summed in one."""
+"""Which tensors share a collective: sharded weights in one gather, unsharded gradients in one sum."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from launcher.plan.values.facts import ITEMSIZE, Graph, Skeleton
 class Group:
     """Sharded parameters that one collective gathers for the forward of ``modules`` ("" = the whole stage).
 
-    ``nbytes`` is the size of the whole weights as they are gathered. ``chained``: it works on what the
-    group before it has made, so going backward that one is needed next. ``calls``: how often it runs in
-    a forward. ``idle``: names that take no gradient. ``backward``: something in it or before it learns,
-    so gradients come through.
+    ``nbytes`` is the size of the full weights as they are gathered. ``chained``: the group uses the output of
+    the group before it, so a backward needs that one next. ``calls``: how often it runs in a forward.
+    ``idle``: names of parameters without gradients. ``backward``: this group or one before it is trained, so
+    gradients pass through it.
     """
 
     stage: int
@@ -36,7 +36,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters (first names) whose gradients travel in one collective."""
+    """Parameters (first names) whose gradients share one collective."""
 
     stage: int
     names: tuple[str, ...]
@@ -45,12 +45,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Limits:
-    """``each``: nothing is fused, every module and parameter travels alone.
+    """How much communication is fused.
 
-    ``gather``: neighbouring units are gathered together up to so many bytes, ``None``: each unit by
-    itself. ``scatter``: bytes that level1 scatters together, ``None``: what it gathered together. ``reduce``:
-    bytes of an all-reduce bucket. ``cuts``: a bucket ends before the trainable
-    parameters with these numbers, instead.
+    ``each``: nothing is fused; every module and every parameter has its own collective. ``gather``: the bytes
+    up to which consecutive units are gathered together; ``None``: each unit separately. ``scatter``: the
+    bytes that level1 scatters together; ``None``: what it gathered together. ``reduce``: the bytes of an
+    all-reduce bucket. ``cuts`` replaces ``reduce``: a bucket ends before the trainable parameters with these
+    numbers.
     """
 
     each: bool
@@ -62,11 +63,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Fused:
-    """What a plan sends together; ``late``: weight gradients come after the backward that sends inputs' on.
+    """The fused communication of a plan.
 
-    ``scatters`` are what level1 scatters, ``terms`` the buckets over ``tp``, ``tied`` the tied parameters
-    that learn, ``spreads`` the operators that are cut. ``loss_cut``: the classes of the loss are cut over
-    ``tp``. ``compiled``: modules that torch compiles.
+    ``scatters`` is what level1 scatters, ``terms`` are the buckets over ``tp``, ``tied`` is the number of
+    tied parameters that are trained, ``spreads`` are the operators that are cut. ``late``: weight gradients
+    are computed after the backward that sends input gradients on. ``loss_cut``: the classes of the loss are
+    cut over ``tp``. ``compiled``: modules that torch compiles.
     """
 
     limits: Limits
@@ -82,7 +84,7 @@ class Fused:
     compiled: tuple[str, ...] = ()
 
     def input_gradients(self, ops: Collection[str]) -> InputGradients:
-        """What becomes of those that operators send by ``ops``."""
+        """Returns how operators send their input gradients, for those that send them by one of ``ops``."""
         learn = {n for p in self.params if p.trainable for n in p.names}
         cut = [s.operator.module for s in self.spreads]
         compiled = {m for m in cut if any(covers(c, m) for c in self.compiled)}
@@ -90,17 +92,17 @@ class Fused:
 
     @property
     def sums(self) -> tuple[Bucket, ...]:
-        """All buckets of whole gradients: over the data-parallel ranks and over ``tp``."""
+        """All buckets of unsharded gradients: over the data-parallel ranks and over ``tp``."""
         return (*self.buckets, *self.terms)
 
     @property
     def whole(self) -> int:
-        """Parameters whose gradients are summed whole over the data-parallel ranks."""
+        """The number of parameters whose full gradients are summed over the data-parallel ranks."""
         return len({n for b in self.buckets for n in b.names})
 
     @property
     def rest(self) -> int:
-        """Most parameters of several modules that one gather takes although nothing is to be fused."""
+        """The most parameters in one gather that covers several modules although fusion is off."""
         return max((len(g.names) for g in self.groups if len({owner(n) for n in g.names}) > 1), default=0)
 
 
@@ -119,10 +121,11 @@ class _Gather:
 def groups(
     params: tuple[Placed, ...], stages: tuple[Stage, ...], skeleton: Skeleton, graph: Graph, limits: Limits
 ) -> tuple[Group, ...]:
-    """One group a unit (a block, say), or several that fit the limit; one of the whole stage for the rest.
+    """Returns groups: one for each unit (such as a block) or for several that fit the limit, and the rest.
 
-    The rest is what is tied inside a stage, and what code outside of its unit uses. Inner modules come first.
-    What looks at data may call what is inside of it on some ranks only: all of that is gathered with it.
+    The rest is gathered for the whole stage: parameters that are tied inside it, or that code outside of
+    their unit uses. Inner modules come first. A module whose code reads tensor values may call submodules on
+    some ranks only, so all of them are gathered with it.
     """
     units = _units(skeleton, graph, limits)
     held = by_stage(params)
@@ -140,7 +143,7 @@ def _groups(
     inner_first = sorted((u for u in units if u), key=lambda u: -u.count("."))
     homes, rest = _homes(held, stage, inner_first, graph)
 
-    # in the order in which they are gathered; the rest, of the whole stage, comes last
+    # in gathering order; the rest, which belongs to the whole stage, comes last
     order = inner_first if limits.each else units
     gathers = [_Gather((u,), homes[u]) for u in order if u in homes]
     if rest:
@@ -157,28 +160,28 @@ def _groups(
 def _homes(
     held: Sequence[Placed], stage: Stage, units: list[str], graph: Graph
 ) -> tuple[dict[str, tuple[Placed, ...]], tuple[Placed, ...]]:
-    """The sharded parameters of ``stage`` by the first of ``units`` that takes them, and the rest."""
+    """Returns the sharded parameters of ``stage`` by the first unit that can gather them, and the rest."""
     left = {p.name: p for p in held if p.sharded}
     homes: dict[str, tuple[Placed, ...]] = {}
     for unit in (u for u in units if _runs(stage, u)):
         inside = [p for p in left.values() if _inside(p, unit, stage)]
-        called = not graph.order or (unit, True) in graph.order  # not only its forward, which runs no hook
+        called = not graph.order or (unit, True) in graph.order  # a direct call of its forward runs no hooks
         if inside and called and _alone(unit, inside, stage, graph):
             homes[unit] = tuple(left.pop(p.name) for p in inside)
     return homes, tuple(left.values())
 
 
 def _inside(p: Placed, unit: str, stage: Stage) -> bool:
-    """Whether ``unit`` has the parameter under a name of this stage."""
+    """Whether ``unit`` contains the parameter under a name that this stage uses."""
     return any(covers(unit, owner(n)) for n in p.names if n in stage.params)
 
 
 def _group(gather: _Gather, held: Sequence[Placed], stage: Stage, graph: Graph, *, before: str) -> Group:
-    """``before``: the last module that is gathered before it."""
+    """Makes a group of ``gather``; ``before`` is the last module of the group before it."""
     names = tuple(next(n for n in p.names if n in stage.params) for p in gather.params)
     calls = dict(graph.calls)
 
-    # gradients come through where something in it learns, or before it
+    # gradients pass through if this group or one before it is trained
     learning = [i for i, p in enumerate(held) if p.trainable]
     last = held.index(gather.params[-1])
     backward = gather.modules == ("",) or stage.index > 0 or bool(learning and learning[0] <= last)
@@ -195,19 +198,20 @@ def _group(gather: _Gather, held: Sequence[Placed], stage: Stage, graph: Graph, 
 
 
 def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
-    """What may be gathered by itself, in definition order; nothing inside of what looks at data.
+    """Returns the modules that may be gathered separately, in definition order.
 
-    Units stay apart inside of a module that looks, unless it was seen to steer them: most only check
-    their inputs. What one checkpoint runs again is one: recomputed, its units come by in another
-    order than a backward's.
+    A module that reads tensor values is gathered with everything inside it. If it contains units, they stay
+    separate unless the trace showed that it steers them: most such modules only check their inputs. Modules
+    that one activation checkpoint runs again are gathered as one, because recomputation visits units in
+    another order than a backward.
     """
     whole = units(skeleton)
     found = {owner(p.name) for p in skeleton.params} if limits.each else set(whole)
 
-    # FSDP2 wraps no call inside of a call
+    # FSDP2 does not support a module that runs inside itself
     found = {m for m in found if not any(covers(n, m) for n in graph.nested)}
 
-    # the outermost of the modules that keep all that is inside of them together
+    # the outermost modules whose contents must be gathered together
     looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in whole)}
     looks |= set(graph.recomputed)
     looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
@@ -218,10 +222,10 @@ def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
 
 
 def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
-    """Whether all parameters ``inside`` of ``unit`` are used while it runs, and by nothing else.
+    """Whether all parameters ``inside`` of ``unit`` are used only while it runs.
 
-    A module that is gathered takes all its parameters with it, so one that others use keeps all of them out.
-    What looks at data may have used none of them on zeros.
+    A group contains all parameters of its module, so a single one that other code uses excludes all of them.
+    A module that reads tensor values may have used none of them in the trace, whose inputs are zeros.
     """
     here = [n for p in inside for n in p.names if n in stage.params]
     glued = {n.target for n in graph.nodes if n.kind == "param"}
@@ -237,10 +241,10 @@ def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
 
 
 def _fused(gathers: list[_Gather], graph: Graph, limit: int) -> list[_Gather]:
-    """Neighbours together, greedily, while they fit; with the rest of the stage, all are the rest.
+    """Merges consecutive gathers greedily while they fit; a gather that includes the rest becomes the rest.
 
-    Only units that feed each other: torch reduces a group once the first of its modules has gone backward, so
-    every other one must have been there before.
+    Only units that feed each other are merged: torch reduces a group as soon as the backward of its first
+    module is done, so the backwards of all the others must be done before.
     """
     out: list[_Gather] = []
     for gather in gathers:
@@ -254,12 +258,12 @@ def _fused(gathers: list[_Gather], graph: Graph, limit: int) -> list[_Gather]:
 
 
 def _feeds(before: _Gather, gather: _Gather, graph: Graph) -> bool:
-    """Whether ``gather`` works on what the one before it has made; so does the rest of a stage."""
+    """Whether ``gather`` uses the output of the one before it; the rest of a stage always counts as such."""
     return gather.modules == ("",) or (before.modules[-1], gather.modules[0]) in graph.chains
 
 
 def _runs(stage: Stage, unit: str) -> bool:
-    """Whether the whole ``unit`` runs on ``stage`` as a module that is called."""
+    """Whether ``stage`` runs all of ``unit`` through module calls."""
     return any(covers(m, unit) for m in stage.modules)
 
 
@@ -270,9 +274,10 @@ def buckets(
     limits: Limits,
     reduce: str | None = None,
 ) -> tuple[Bucket, ...]:
-    """Greedy, in order, per stage and dtype: a bucket ends when the next tensor would pass the limit.
+    """Fills all-reduce buckets greedily, in order, per stage and dtype.
 
-    ``reduce``: the dtype that gradients travel in; ``None``: their own.
+    A bucket ends when the next tensor would exceed the limit. ``reduce``: the dtype in which gradients are
+    sent; ``None``: their own.
     """
     if sizes.replicas == 1:
         return ()
@@ -281,7 +286,7 @@ def buckets(
     held = by_stage(params)
     out: list[Bucket] = []
     for stage in stages:
-        last: dict[str, int] = {}  # the bucket of each dtype that is not full yet
+        last: dict[str, int] = {}  # for each dtype, the bucket that is being filled
         for p in _learning(held, stage, sizes):
             if p.sharded:
                 continue
@@ -299,13 +304,19 @@ def buckets(
 
 
 def _learning(held: Mapping[int, list[Placed]], stage: Stage, sizes: Sizes) -> list[Placed]:
-    """The parameters whose gradients ``stage`` sums; of stages that share one on a rank, the first."""
+    """Returns the parameters whose gradients ``stage`` sums.
+
+    If stages of one rank share a parameter, the first of them sums its gradient.
+    """
     here = sizes.held(sizes.places[stage.index])
     return [p for p in held.get(stage.index, []) if p.trainable and stage.index in p.copies(here)]
 
 
 def _full(bucket: Bucket, alone: Bucket, number: dict[str, int], limits: Limits) -> bool:
-    """Whether ``alone``, of the next parameter, stays a bucket of its own; ``number`` counts parameters."""
+    """Whether ``alone``, the bucket of the next parameter, must not join ``bucket``.
+
+    ``number``: the number of each trainable parameter.
+    """
     if limits.cuts is not None:
         last, following = number[bucket.names[-1]], number[alone.names[0]]
         return any(last < cut <= following for cut in limits.cuts)
@@ -315,7 +326,10 @@ def _full(bucket: Bucket, alone: Bucket, number: dict[str, int], limits: Limits)
 def sums(
     params: tuple[Placed, ...], stages: tuple[Stage, ...], sizes: Sizes, partial: frozenset[str]
 ) -> tuple[Bucket, ...]:
-    """Parameters of whose gradient each rank of ``tp`` has a term: one all-reduce a stage and dtype."""
+    """Returns buckets of the gradients of which each rank of ``tp`` has a term: one a stage and dtype.
+
+    ``partial``: names of these parameters.
+    """
     held = by_stage(params)
     found: dict[tuple[int, str], list[Placed]] = {}
     for stage in stages:
@@ -329,5 +343,5 @@ def sums(
 
 
 def _kept(p: Placed) -> int:
-    """Bytes of a rank's own gradient."""
+    """Returns the bytes of the gradient that one rank keeps."""
     return p.nbytes // p.layout.grid["dp_shard"] if p.sharded else p.nbytes

@@ -1,4 +1,4 @@
-"""In which order a stage gathers its groups of sharded weights: the same on every rank, for any data."""
+"""The order in which a stage gathers its groups of sharded weights: the same on every rank, for any data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from launcher.plan.values.text import some
 
 @dataclass(frozen=True)
 class Visit:
-    """A forward begins to use group ``group`` of the plan, or is done with it; a backward in reverse."""
+    """The moment when a forward begins to use a group of the plan, or is done with it.
+
+    A backward makes the same visits in reverse.
+    """
 
     group: int
     begins: bool
@@ -23,11 +26,11 @@ class Visit:
 
 @dataclass(frozen=True)
 class Gathering:
-    """A group in its turn, as the first forwards of a rank use them.
+    """One group in the order in which the first forwards of a rank use them.
 
-    By the time that it is used the rank has begun to gather the first ``until`` groups of its turns, and no
-    more: so far ahead of use, and no further. ``early``: it is there before its stage's forward begins, which
-    puts other tensors in the place of its weights.
+    ``until`` limits how far the rank gathers ahead: when it uses this group, it has begun to gather the first
+    ``until`` groups of its order and no more. ``early``: the group is gathered before the forward of its
+    stage begins, because that forward replaces its weights by other tensors.
     """
 
     group: int
@@ -36,7 +39,7 @@ class Gathering:
 
 
 AHEAD = 1 << 26
-"""Bytes that are gathered ahead of use; the next group always is, however large."""
+"""Bytes to gather ahead of use. The next group is always gathered ahead, however large it is."""
 
 
 def gatherings(
@@ -46,11 +49,16 @@ def gatherings(
     ahead: int | None,
     swapped: tuple[str, ...] = (),
 ) -> tuple[Gathering, ...]:
-    """The turns of a rank that gathers for the stages ``held`` once a step.
+    """Returns the order in which a rank gathers the groups of its stages once a step.
 
-    A stage's first forward needs that of the stage before, so stages come in order. ``ahead``: so many bytes
-    before they are used, ``None`` for none at all. ``swapped``: modules that are called with other parameters
-    than theirs.
+    The first forward of a stage needs the output of the stage before it, so stages come in order.
+
+    Args:
+        groups: all groups of the plan.
+        visits: one sequence a stage.
+        held: the stages of the rank.
+        ahead: bytes to gather before they are used; ``None`` to gather nothing ahead.
+        swapped: modules that are called with other parameters than their own.
     """
     order = [i for stage in held for i in _first_uses(groups, visits[stage], stage)]
 
@@ -67,24 +75,24 @@ def gatherings(
 
 
 def _fits(sizes: list[int], ahead: int) -> bool:
-    """Whether what has these sizes may wait for its use at once."""
+    """Whether groups of these sizes may all be gathered ahead at the same time."""
     return len(sizes) == 1 or sum(sizes) <= ahead
 
 
 def _first_uses(groups: tuple[Group, ...], visits: tuple[Visit, ...], stage: int) -> list[int]:
-    """The groups of a stage as its forward uses them; after them what it was not seen to use."""
+    """Returns the groups of a stage as its forward uses them, then those that it did not use in the trace."""
     used = dict.fromkeys(v.group for v in visits if v.begins)
     rest = [i for i, g in enumerate(groups) if g.stage == stage and i not in used]
     return [*used, *rest]
 
 
 def visits(groups: tuple[Group, ...], stages: int, graph: Graph) -> tuple[tuple[Visit, ...], ...]:
-    """Of each stage, in the order in which its modules are called."""
+    """Returns the visits of each stage, in the order in which its modules are called."""
     return tuple(tuple(_visits(groups, s, graph)) for s in range(stages))
 
 
 def _visits(groups: tuple[Group, ...], stage: int, graph: Graph) -> Iterator[Visit]:
-    """As FSDP2 does it: a group is in use until each of its modules has run."""
+    """Yields the visits of one stage; as in FSDP2, a group is in use until each of its modules has run."""
     home = {m: i for i, g in enumerate(groups) if g.stage == stage for m in g.modules}
     root = home.pop("", None)
     if root is not None:
@@ -109,7 +117,7 @@ def _visits(groups: tuple[Group, ...], stage: int, graph: Graph) -> Iterator[Vis
 
 
 def notes(graph: Graph, params: tuple[Placed, ...]) -> list[Note]:
-    """What is said of modules that look at data and have sharded weights inside."""
+    """Returns a note about modules that read tensor values and contain sharded weights, if there are any."""
     names = [n for p in params if p.sharded for n in p.names]
     found = [m or "the model" for m in graph.looks if any(covers(m, n) for n in names)]
     if not found:

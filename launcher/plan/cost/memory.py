@@ -1,4 +1,4 @@
-"""Bytes each rank will hold: states exactly, activations as counted on meta tensors."""
+"""The bytes that each rank will hold: states exactly, activations as counted on meta tensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from launcher.plan.values.optimizer_traits import OptimizerTraits
 
 @dataclass(frozen=True)
 class StateSize:
-    """How much is kept of each parameter.
+    """How much the optimizer keeps of each parameter.
 
-    ``own``: what was seen of an optimizer of the user's own; ``averaged``: a moving average of weights too.
+    ``own`` describes the user's optimizer class. ``averaged``: a moving average of the weights is kept too.
     """
 
     optim: Optim
@@ -34,7 +34,10 @@ class StateSize:
         return cls(job.optim, own, averaged=job.train.ema is not None)
 
     def copies(self, p: Placed) -> int | None:
-        """Tensors that the optimizer keeps for ``p``, of its shape; ``None``: a row and a column."""
+        """Returns the number of tensors of the shape of ``p`` that the optimizer keeps for it.
+
+        ``None`` stands for one row and one column.
+        """
         match self.optim:
             case Adafactor():
                 return None if len(p.spec.shape) > 1 else 1
@@ -45,7 +48,7 @@ class StateSize:
 
     @property
     def of_matrix(self) -> int:
-        """Tensors that are kept for a matrix, of its shape."""
+        """The number of tensors of its shape that are kept for a matrix."""
         return self._of_optimizer + self.averaged
 
     @property
@@ -63,12 +66,12 @@ class StateSize:
                 return 2
 
     def nbytes(self, p: Placed, shape: tuple[int, ...]) -> int:
-        """Of what is kept for a part of ``p`` of that shape; 0 where that is not trained."""
+        """Returns the bytes of state for a part of ``p`` of this shape; 0 if ``p`` is not trained."""
         return state_bytes(shape, p.spec.dtype, self.copies(p), self.averaged) if p.trainable else 0
 
 
 def state_bytes(shape: tuple[int, ...], dtype: str, copies: int | None, averaged: bool = False) -> int:
-    """Of what is kept for a part of a parameter of that shape; ``copies`` as in ``StateSize``.
+    """Returns the bytes of state for a part of a parameter of this shape; ``copies`` is as in ``StateSize``.
 
     >>> [state_bytes((3, 8), "float32", n) for n in (None, 1, 2)]
     [44, 96, 192]
@@ -79,11 +82,12 @@ def state_bytes(shape: tuple[int, ...], dtype: str, copies: int | None, averaged
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank at the fullest moment of a step; ``optimizer`` has a moving average of weights too.
+    """The bytes on one rank at the fullest moment of a step.
 
-    ``grads`` are those there by then, as they are kept; ``gathered`` what FSDP2 holds whole of sharded
-    weights and of their gradients, and weights in half precision; ``activations`` what a forward keeps and
-    a backward needs besides.
+    ``optimizer`` includes a moving average of weights. ``grads`` are the gradients that exist at that moment,
+    in the form in which they are kept. ``gathered`` are the full tensors that FSDP2 holds of sharded weights
+    and their gradients, and half-precision copies of weights. ``activations`` is what forwards keep and what
+    a backward needs in addition.
     """
 
     rank: int
@@ -101,9 +105,9 @@ class Memory:
 def memory(
     params: tuple[Placed, ...], sizes: Sizes, state: StateSize, moments: tuple[Moment, ...]
 ) -> tuple[Memory, ...]:
-    """One row a rank.
+    """Returns one row a rank, in the order of ranks.
 
-    ``state``: what is kept of each; ``moments``: the fullest one of each pipeline rank.
+    ``state``: what the optimizer keeps of each parameter; ``moments``: the fullest one of each pipeline rank.
     """
     out: list[Memory] = []
     kinds = [(p, (p.layout, p.spec.dtype, p.trainable, state.copies(p))) for p in params]
@@ -111,7 +115,7 @@ def memory(
         here = sizes.held(pp)
         mine = Counter(kind for p, kind in kinds for _ in p.copies(here))
 
-        # ranks of a stage differ in their shards; uneven ones need not be alike
+        # ranks of a stage have different shards, and uneven shards have different sizes
         axes = sorted({axis for layout, *_ in mine if not layout.even for axis in layout.axes})
         for ranks in sizes.grid.alike(*axes, pp=pp):
             all_of_it = optimizer = 0
@@ -133,6 +137,6 @@ def memory(
 
 
 def local_bytes(layout: Layout, dtype: str, rank: int) -> int:
-    """Of the part that ``rank`` has."""
+    """Returns the bytes of the part of the tensor that ``rank`` has."""
     box = layout.box(rank)
     return 0 if box is None else prod(box.shape) * ITEMSIZE[dtype]

@@ -1,4 +1,4 @@
-"""What pipeline ranks hold from moment to moment of a step: bytes, as the memory of a plan counts them."""
+"""The memory of pipeline ranks over the time of a step, in bytes as a plan counts them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class Span:
-    """``nbytes`` are the most that is held from ``start`` to ``end``."""
+    """A stretch of time in which at most ``nbytes`` are held."""
 
     start: float
     end: float
@@ -23,9 +23,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Curve:
-    """``spans`` lie one after the other, over a step of ``ranks``; of these ``rank`` holds most, all along.
+    """The memory of one pipeline rank over a step.
 
-    ``always``: weights and what the optimizer keeps.
+    ``ranks`` are its ranks; the curve is that of ``rank``, which holds most of them at any time. ``spans``
+    follow one another without gaps. ``always``: bytes of weights and optimizer states.
     """
 
     rank: int
@@ -35,7 +36,7 @@ class Curve:
 
     @cached_property
     def fullest(self) -> Span:
-        """The first of those that hold most."""
+        """The first span that holds the most bytes."""
         return max(self.spans, key=lambda s: s.nbytes)
 
 
@@ -47,10 +48,10 @@ def curves(
     timeline: Timeline | None = None,
     after: float = 0.0,
 ) -> tuple[Curve, ...]:
-    """One a pipeline rank; the highest point of each is the ``Memory.total`` of its rank.
+    """Returns one curve a pipeline rank; its highest point is the ``Memory.total`` of its rank.
 
-    In the time of ``timeline``, with so much ``after`` it; without one each action takes 1, and so do what
-    is before and what is after all of them.
+    Time is that of ``timeline``, and each curve ends ``after`` later. Without a timeline each action takes 1,
+    and so do the time before the first action and the time after the last.
     """
     out = []
     for pp, load in enumerate(loads):
@@ -70,7 +71,10 @@ def _ordered(load: RankLoad, always: int) -> list[Span]:
 
 
 def _timed(load: RankLoad, always: int, events: Sequence[Event], *, end: float) -> list[Span]:
-    """Between two actions what is left of the one; from the last one on what is held then at most."""
+    """Returns spans in the time of ``events``.
+
+    Between two actions a rank holds what the first one left; after the last one, the most of that phase.
+    """
     first, *during, last = load.levels
     out = [Span(0.0, events[0].start if events else 0.0, always + first.most.total)]
     for e, later, level in zip(events, [*events[1:], None], during, strict=True):

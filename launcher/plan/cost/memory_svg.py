@@ -1,4 +1,4 @@
-"""The memory of a step as a picture: a step chart a pipeline rank, time to the right, bytes upwards."""
+"""The memory of a step as an SVG: one chart a pipeline rank, time to the right, bytes upwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLE = (
 
 @dataclass(frozen=True)
 class _Picture:
-    """``room``: bytes of a device, if that is told; ``seconds``: whether time is in seconds."""
+    """The curves to draw; ``room``: bytes of a device, if known; ``seconds``: time is in seconds."""
 
     curves: tuple[Curve, ...]
     room: int | None
@@ -44,14 +44,14 @@ class _Picture:
         return WIDE * time / (self.span or 1.0)
 
     def y(self, nbytes: int) -> float:
-        """Below the upper end of a chart."""
+        """Returns the pixels from the upper end of a chart down to ``nbytes``."""
         return HIGH - HIGH * nbytes / self.most
 
 
 def svg(curves: Sequence[Curve], room: int | None = None, *, seconds: bool = False) -> str:
-    """Charts of one scale below each other, the peak of each with its bytes, a dashed line at ``room``.
+    """Draws charts of one scale below each other; each marks its peak, and a dashed line shows ``room``.
 
-    A pixel shows the most that is held in its time. Hovering shows the bytes of the peak.
+    A pixel shows the most bytes that are held in its time. Hovering shows the bytes of the peak.
     """
     picture = _Picture(tuple(curves), room, seconds)
     width, height = LEFT + WIDE + RIGHT, TOP + ROW * len(curves) + 46
@@ -78,7 +78,7 @@ def _title(picture: _Picture) -> str:
 
 
 def _head(picture: _Picture) -> Iterator[str]:
-    """Title and legend."""
+    """Draws the title and the legend."""
     yield f'<text class="head" x="{LEFT}" y="28">{_title(picture)}</text>'
     said = "of each pipeline rank, the rank that holds most; a peak is the total of the plan's memory"
     yield f'<text class="soft" x="{LEFT}" y="48">{said}</text>'
@@ -96,19 +96,19 @@ def _head(picture: _Picture) -> Iterator[str]:
 
 
 def _chart(curve: Curve, picture: _Picture, top: int) -> Iterator[str]:
-    """One pipeline rank."""
+    """Draws the chart of one pipeline rank."""
     who = f"rank{'s' if len(curve.ranks) > 1 else ''} {spans(curve.ranks)}"
     yield f'<rect x="{LEFT}" y="{top}" width="{WIDE}" height="{HIGH}" fill="#eef1f4"/>'
     yield f'<text x="16" y="{top + 13}">{who}</text>'
 
-    # bytes upwards: 0, and the last round number
+    # the scale of bytes has two labels: 0 and the largest round number
     upper = axis.ticks(picture.most / GB)[-1]
     for n in dict.fromkeys((0.0, upper)):
         y = top + picture.y(round(n * GB))
         yield f'<text class="left" x="{LEFT - 6}" y="{y + 4:.1f}">{n:g} GB</text>'
         yield f'<path d="M{LEFT - 4} {y:.1f}h4" stroke="#8c959f"/>'
 
-    # what is held, and the part of it that always is
+    # all bytes, and the part of them that is always held
     peak = curve.fullest
     name = f"rank {curve.rank}: {peak.nbytes} bytes at most"
     path = "".join(f"V{picture.y(nbytes):.1f}h{n}" for n, nbytes in _pixels(curve.spans, picture))
@@ -123,7 +123,7 @@ def _chart(curve: Curve, picture: _Picture, top: int) -> Iterator[str]:
 
 
 def _peak(peak: Span, picture: _Picture, top: int) -> Iterator[str]:
-    """A point, and its bytes on the side that has room."""
+    """Draws the peak as a point, with its bytes on the side that has space."""
     x, y = LEFT + picture.x((peak.start + peak.end) / 2), top + picture.y(peak.nbytes)
     yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
     right = x < LEFT + WIDE / 2
@@ -132,7 +132,7 @@ def _peak(peak: Span, picture: _Picture, top: int) -> Iterator[str]:
 
 
 def _pixels(held: Sequence[Span], picture: _Picture) -> Iterator[tuple[int, int]]:
-    """How many columns in a row show so many bytes: the most that is held in their time."""
+    """Yields runs of pixel columns as (count, bytes); a column shows the most bytes held in its time."""
     columns = [0] * WIDE
     for s in held:
         first = min(floor(picture.x(s.start)), WIDE - 1)

@@ -1,4 +1,4 @@
-"""Bytes that a rank needs for the parts of a model that it gets: an estimate, before the model is cut."""
+"""The bytes that a rank needs for some parts of a model: an estimate before the model is cut into stages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from launcher.plan.schedule.actions import Row, Schedule
 from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, Node
 
 Run = tuple[int, int, int]
-"""A stage, its first part, and the one after its last."""
+"""A stage, its first part, and the part after its last."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter or buffer: the ``parts`` that use it; ``nbytes`` on a rank, of all that is kept for it.
+    """A parameter or buffer.
 
-    ``apart``: stages of one rank have copies of their own. For a moment there are its ``weights`` and its
-    ``grads`` as a whole, where it is gathered for that.
+    ``parts`` use it. ``nbytes`` are those of everything that a rank keeps for it. ``apart``: each stage of a
+    rank has its own copy. ``weights`` and ``grads`` are the bytes of the full tensors that exist for a moment
+    when it is gathered.
     """
 
     parts: frozenset[int]
@@ -34,10 +35,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of one micro batch, or a piece of one, in a part.
+    """The bytes of one micro batch, or a piece of one, in a part.
 
-    ``saved`` for the backward, and ``waits`` of it for the second half; ``work``: what the fullest moment of
-    its backward needs.
+    ``saved`` is kept for the backward, and ``waits`` of it for the second half of a split backward. ``work``
+    is what the fullest moment of its backward needs in addition.
     """
 
     saved: int
@@ -47,7 +48,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Bytes that leave a part for later ones, of one piece; ``grads``: those that come back."""
+    """The bytes of one piece that leave a part for later ones; ``grads``: those that come back."""
 
     nbytes: int
     grads: int
@@ -55,8 +56,10 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Moment:
-    """What of one stage and piece is there: ``held`` forwards whose backward has not come, ``waiting`` second
-    halves; ``forwards`` and ``backwards`` that are done.
+    """The progress of one stage and piece at one moment.
+
+    ``held`` counts forwards whose backward has not run, ``waiting`` second halves of backwards that have not
+    run, ``forwards`` and ``backwards`` those that are done.
     """
 
     held: int = 0
@@ -67,11 +70,11 @@ class Moment:
 
 @dataclass(frozen=True)
 class PartMemory:
-    """What ``held`` is worked out of.
+    """Everything from which ``held`` computes the memory of a rank.
 
-    ``kept`` and ``crossings``: of each piece, its parts; ``logits``: bytes of the output, and of the loss's
-    copy. ``moments``: of each rank, by stage and piece, those at which most may be there.
-    ``keeps_messages``: as ``TracedModel`` has it.
+    ``kept`` and ``crossings`` are indexed by piece, then by part. ``logits``: bytes of the output, and of the
+    copy that the loss keeps. ``moments``: for each rank, the moments at which its memory may be fullest, by
+    stage and piece. ``keeps_messages`` is that of ``TracedModel``.
     """
 
     tensors: tuple[Tensor, ...]
@@ -89,7 +92,7 @@ class PartMemory:
 
     @cached_property
     def _alone(self) -> tuple[int, ...]:
-        """Of tensors of one part, what all parts before each one have."""
+        """For each part, the bytes of all parts before it in tensors that only one part uses."""
         of = Counter[int]()
         for t in self.tensors:
             if len(t.parts) == 1:
@@ -98,17 +101,17 @@ class PartMemory:
 
     @property
     def state(self) -> tuple[int, ...]:
-        """Bytes of each part by itself that are there all along."""
+        """The bytes that each part keeps during the whole step, without tensors of several parts."""
         return tuple(j - i for i, j in pairwise(self._alone))
 
     @property
     def saved(self) -> tuple[int, ...]:
-        """Bytes that each part keeps of a micro batch, or of its largest piece."""
+        """The bytes that each part keeps of a micro batch, or of its largest piece."""
         return tuple(max(k.saved for k in part) for part in zip(*self.kept, strict=True))
 
     @property
     def flying(self) -> tuple[int, ...]:
-        """Micro batches, or pieces of them, of each stage when its rank has most in flight."""
+        """The micro batches, or pieces, that each stage has in flight when its rank has most."""
         out = []
         for stage, rank in enumerate(self.places):
             fullest = max(self.moments[rank], key=lambda m: sum(n.held + n.waiting for n in m.values()))
@@ -121,7 +124,7 @@ class PartMemory:
 
     @cached_property
     def _whole(self) -> tuple[tuple[int, int], ...]:
-        """Weights and gradients of each part that are there as a whole for a moment."""
+        """The bytes of the full weights and full gradients of each part that exist for a moment."""
         weights, grads = Counter[int](), Counter[int]()
         for t in self.tensors:
             weights[min(t.parts)] += t.weights
@@ -130,7 +133,7 @@ class PartMemory:
 
     @cached_property
     def _sums(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Of each piece, ``saved`` and ``waits`` of all parts before each one."""
+        """For each piece and part, the ``saved`` and ``waits`` bytes of all parts before it."""
         return tuple(
             tuple(
                 zip(
@@ -143,13 +146,13 @@ class PartMemory:
         )
 
     def held(self, rank: int, runs: tuple[Run, ...]) -> int:
-        """On a rank of the pipeline with these runs of parts, at the fullest moment of a step."""
+        """Returns the bytes that a pipeline rank with these runs of parts holds at its fullest moment."""
         state = sum(self._alone[j] - self._alone[i] for _, i, j in runs)
         for t in self._shared:
             copies = sum(any(i <= part < j for part in t.parts) for _, i, j in runs)
             state += t.nbytes * (copies if t.apart else min(copies, 1))
 
-        # what micro batches in flight keep, and what one backward needs besides
+        # what micro batches in flight keep, and what one backward needs in addition
         sizes = {(run[0], piece): self._sizes(run, piece) for run in runs for piece in range(len(self.kept))}
         flying = max(
             sum(_bytes(sizes[key], moment) for key, moment in moments.items() if key in sizes)
@@ -158,7 +161,7 @@ class PartMemory:
         return state + flying + max(map(self._for_a_moment, runs)) + sum(map(self._buffers, runs))
 
     def _for_a_moment(self, run: Run) -> int:
-        """Most that a backward needs besides, or has not let go of: it goes through the last part first."""
+        """Returns the most bytes that a backward of ``run`` adds; it goes through the last part first."""
         _, start, end = run
         most = 2 * self.logits[1] if end == self.parts else 0
         for row in self.kept:
@@ -171,7 +174,7 @@ class PartMemory:
         return most
 
     def _sizes(self, run: Run, piece: int) -> Moment:
-        """Bytes of one of each that a moment counts."""
+        """Returns the bytes of one item of each kind that a ``Moment`` counts."""
         stage, start, end = run
         (saved, waits), (saved_end, waits_end) = self._sums[piece][start], self._sums[piece][end]
         last = end == self.parts
@@ -190,7 +193,7 @@ class PartMemory:
         return Moment(held, waits_end - waits, sent, took.grads)
 
     def _buffers(self, run: Run) -> int:
-        """What torch receives into, for all micro batches."""
+        """Returns the bytes of torch's receive buffers for all micro batches."""
         stage, start, end = run
         out = 0
         if self.keeps_messages and stage and self.places[stage - 1] != self.places[stage]:
@@ -210,9 +213,16 @@ def _bytes(size: Moment, n: Moment) -> int:
 
 
 def tensor(p: Placed, shape: tuple[int, ...], parts: frozenset[int], state: int, level: str | None) -> Tensor:
-    """With its gradient, ``state`` of the optimizer, and what is gathered of it all along at ``level``.
+    """Returns the tensor of ``p`` with everything that a rank keeps for it.
 
-    ``shape``: of the part that a rank has; ``state``: bytes for that.
+    Besides the weight this is its gradient, the optimizer's state, and what ``level`` keeps gathered.
+
+    Args:
+        p: the parameter or buffer.
+        shape: of the part of ``p`` that a rank has.
+        parts: the parts of the model that use it.
+        state: bytes of optimizer state for that shape.
+        level: the ``optimizer_level`` of HSDP, if there is one.
     """
     local = prod(shape) * ITEMSIZE[p.spec.dtype]
     nbytes = local + state
@@ -230,7 +240,7 @@ def tensor(p: Placed, shape: tuple[int, ...], parts: frozenset[int], state: int,
 
 
 def kept(nodes: Sequence[Node]) -> Kept:
-    """Of the nodes of a part."""
+    """Returns what the nodes of a part keep."""
     return Kept(
         saved=sum(n.saved for n in nodes),
         waits=sum(n.backward.kept for n in nodes),
@@ -239,7 +249,7 @@ def kept(nodes: Sequence[Node]) -> Kept:
 
 
 def crossings(graph: Graph, at: Mapping[str, int], parts: int) -> tuple[Crossing, ...]:
-    """What leaves each part; ``at``: the part of each node."""
+    """Returns what leaves each part; ``at``: the part of each node."""
     ends = {n.name: at[n.name] for n in graph.nodes}
     for n in graph.nodes:
         for m in n.inputs:
@@ -254,18 +264,25 @@ def crossings(graph: Graph, at: Mapping[str, int], parts: int) -> tuple[Crossing
 
 
 def logits(graph: Graph) -> tuple[int, int]:
-    """Bytes of the output, and of what the loss keeps of it, in float32 at least."""
+    """Returns the bytes of the output, and of the copy that the loss keeps, in float32 at least."""
     specs = graph.nodes[-1].out or ()
     return sum(t.nbytes for t in specs), sum(prod(t.shape) * max(4, WIDTH[t.dtype]) for t in specs[:1])
 
 
 def moments(schedule: Schedule, pieces: int) -> tuple[tuple[Mapping[tuple[int, int], Moment], ...], ...]:
-    """Of each rank those with most in flight: of all its stages together, and of each one; the last such."""
+    """Returns for each rank the moments with most in flight: in all its stages together, and in each one.
+
+    Of equal moments the last one counts.
+    """
     return tuple(tuple(_fullest(row, pieces)) for row in schedule)
 
 
 def _fullest(row: Row, pieces: int) -> Iterator[Mapping[tuple[int, int], Moment]]:
-    """Apart from each other after forwards and after first halves of backwards, which are not alike."""
+    """Yields the fullest moments of a rank.
+
+    Moments after forwards and those after first halves of backwards hold different things, so the fullest of
+    both kinds are returned.
+    """
     flying = dict.fromkeys((a.stage for a in row), 0)
     most: dict[tuple[int, str], tuple[int, int]] = {}
     together = 0
@@ -277,7 +294,7 @@ def _fullest(row: Row, pieces: int) -> Iterator[Mapping[tuple[int, int], Moment]
             for key, now in (((a.stage, a.kind), flying[a.stage]), ((-1, a.kind), together)):
                 most[key] = max(most.get(key, (0, 0)), (now, i))
 
-    # what there is then of each stage
+    # the progress of each stage at these moments
     wanted = {i for _, i in most.values()}
     counts = {(stage, piece): [0, 0, 0, 0] for stage in flying for piece in range(pieces)}
     for i, a in enumerate(row):
@@ -287,7 +304,7 @@ def _fullest(row: Row, pieces: int) -> Iterator[Mapping[tuple[int, int], Moment]
 
 
 def _count(n: list[int], kind: str) -> None:
-    """One more action of a stage: its ``Moment`` so far."""
+    """Adds one action of a stage to ``n``, the fields of its ``Moment`` so far."""
     if kind == "F":
         n[0] += 1
         n[2] += 1

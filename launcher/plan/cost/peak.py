@@ -1,4 +1,4 @@
-"""What a rank holds at the fullest moment of a training step: its schedule is walked through by segments."""
+"""The memory of a rank at the fullest moment of a training step, found by a walk through its schedule."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from launcher.plan.values.facts import Segment
 
 @dataclass(frozen=True)
 class Gather:
-    """Bytes of one FSDP2 group: ``whole`` weights and their ``grads``.
+    """The bytes of one FSDP2 group: its full weights (``whole``) and their full gradients (``grads``).
 
-    ``scattered`` is what is scattered of them, ``shard`` what is kept of that. It is needed from segment
-    ``first`` to ``last`` of its stage.
+    ``scattered`` is the input of the reduce-scatter, ``shard`` what a rank keeps of its result. The group is
+    needed from segment ``first`` to ``last`` of its stage.
     """
 
     whole: int
@@ -28,12 +28,12 @@ class Gather:
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro batch, or a piece of one, through a stage; bytes.
+    """The bytes of one micro batch, or of a piece of one, in a stage.
 
-    ``out`` is what the stage hands on, kept until its backward; ``loss`` what the loss keeps. ``sent`` goes
-    to another rank, and ``returned``, the gradient of what came from one: both are kept until the step is
-    over. ``received`` comes from another rank and is kept until its backward, ``answer`` is the gradient
-    that comes for what it hands on: none where torch has buffers for them all along.
+    ``out`` is the stage's output that is kept until its backward; ``loss`` is what the loss keeps. ``sent``
+    goes to another rank, and so does ``returned``, the gradient of a received input: both are kept until the
+    end of the step. ``received`` comes from another rank and is kept until the backward; ``answer`` is the
+    gradient that comes back for the output. Both are 0 if torch has buffers for them during the whole step.
     """
 
     segments: tuple[Segment, ...]
@@ -46,16 +46,17 @@ class Pass:
 
     @property
     def passed(self) -> int:
-        """What is let go of once its backward is over."""
+        """The bytes that are freed when its backward is over."""
         return self.out + self.received + self.answer
 
 
 @dataclass(frozen=True)
 class StageLoad:
-    """One stage as a load of memory; bytes. ``passes``: one, or one a piece, all with the same segments.
+    """The memory that one stage needs, in bytes.
 
-    ``own``: gradients of whole parameters by segment, ``repeated_modules``: their copies in half precision.
-    ``buffers`` is what torch receives into, for all micro batches at once.
+    ``passes``: one, or one a piece; all have the same segments. ``own``: gradients of unsharded parameters,
+    by segment. ``repeated_modules``: half-precision copies of unsharded parameters. ``buffers``: torch's
+    receive buffers for all micro batches.
     """
 
     passes: tuple[Pass, ...]
@@ -66,15 +67,16 @@ class StageLoad:
 
     @property
     def whole(self) -> int:
-        """All gradients, before they are scattered."""
+        """The bytes of all full gradients, before they are scattered."""
         return sum(self.own) + sum(g.grads for g in self.gathers)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Bytes: ``grads`` as they are kept, ``gathered`` weights and gradients of shards as a whole.
+    """The bytes in use at one moment.
 
-    ``activations`` are the rest.
+    ``grads`` are gradients in the form in which they are kept, ``gathered`` the full tensors of sharded
+    weights and their gradients, ``activations`` everything else.
     """
 
     grads: int
@@ -98,9 +100,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Habits:
-    """``again`` is level3, ``each`` level2 or level3; ``early``: level1 scatters in its last backward.
+    """What FSDP2 does at the plan's ``optimizer_level``.
 
-    ``copied``: bytes of the gradients that one all-reduce sums at the end, side by side in a copy.
+    ``again``: it is level3; ``each``: it is level2 or level3. ``early``: level1 scatters during its last
+    backward. ``copied``: bytes of the flat copy of gradients that the largest final all-reduce sums.
     """
 
     again: bool
@@ -111,19 +114,19 @@ class Habits:
 
 @dataclass(frozen=True)
 class Level:
-    """The fullest moment while something goes on, and what is held once it is over."""
+    """The fullest moment of an action (``most``), and what is held when it is over (``after``)."""
 
     most: Moment
     after: Moment
 
 
 def fullest(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Moment:
-    """Of all moments of a step on one rank; ``loads`` by stage."""
+    """Returns the fullest moment of a step on one rank; ``loads`` by stage."""
     return max((level.most for level in levels(row, loads, habits)), key=lambda m: m.total)
 
 
 def levels(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Iterator[Level]:
-    """Before the first action, of each action, and after the last one."""
+    """Yields the level before the first action, that of each action, and that after the last action."""
     return _Walk(loads, habits).levels(row)
 
 
@@ -147,7 +150,7 @@ class _Walk:
         return Moment(self.grads, self.gathered + gathered, self.activations + activations)
 
     def levels(self, row: Row) -> Iterator[Level]:
-        """Before the first action, of each action, and after the last one."""
+        """Yields the level before the first action, that of each action, and that after the last action."""
         self.activations += sum(load.buffers for load in self.loads.values())
         self.gathered += sum(load.repeated_modules for load in self.loads.values())
         if not self.habits.again:
@@ -161,7 +164,10 @@ class _Walk:
         yield Level(self.now(activations=self.habits.copied), self.now())
 
     def _level(self, a: Action, over: bool) -> Level:
-        """Of one action: what an equal one had that found the same; ``over``: it is the last of its stage."""
+        """Returns the level of one action, from an equal action in the same state if there was one.
+
+        ``over``: it is the last action of its stage.
+        """
         load = self.loads[a.stage]
         piece = a.micro % len(load.passes)
         there = (self._grown(), frozenset(self.unreduced))
@@ -179,7 +185,7 @@ class _Walk:
         return Level(before + most, after)
 
     def _grown(self) -> tuple[int, ...]:
-        """Nothing leaves these: of as many it is the same."""
+        """The sizes of the sets that only grow: equal sizes mean equal sets."""
         return tuple(len(grown) for grown in (self.reduced, self.summed, self.begun, self.dropped))
 
     def _act(self, a: Action, load: StageLoad, piece: int) -> Iterator[Moment]:
@@ -198,7 +204,7 @@ class _Walk:
         self.begun.add(stage)
         self.activations += one.received
         for i, segment in enumerate(one.segments):
-            if first and not self.habits.again:  # received, and copied
+            if first and not self.habits.again:  # the received buffer exists beside the copied-out weights
                 yield self.now(gathered=max((g.whole for g in load.gathers if g.first == i), default=0))
             self.activations += segment.saved
             yield self.now(gathered=self._open(load, i) + self._received(load, i))
@@ -206,16 +212,19 @@ class _Walk:
         yield self.now(activations=one.loss)
 
     def _open(self, load: StageLoad, i: int) -> int:
-        """level3: the weights in use at segment ``i``."""
+        """Returns the bytes of the weights that level3 uses at segment ``i``; 0 at other levels."""
         return sum(g.whole for g in load.gathers if g.first <= i <= g.last) if self.habits.again else 0
 
     def _ahead(self, load: StageLoad, i: int) -> int:
-        """level3: those that the segments before ``i`` will use, gathered ahead in a backward."""
+        """Returns the bytes that level3 prefetches in a backward; 0 at other levels.
+
+        It prefetches the group that the segments before ``i`` need next.
+        """
         before = [g for g in load.gathers if g.last < i] if self.habits.again else []
         return max(before, key=lambda g: g.last).whole if before else 0
 
     def _received(self, load: StageLoad, i: int) -> int:
-        """level3: those that a forward has gathered last, once more: as they were received."""
+        """Returns the bytes of the receive buffer of the last group that a level3 forward has gathered."""
         used = [g.whole for g in load.gathers if g.first <= i <= g.last] if self.habits.again else []
         return max(used, default=0)
 
@@ -224,7 +233,7 @@ class _Walk:
         yield self.now(activations=2 * one.loss)
         self.activations += one.answer - one.loss
 
-        # its segments, the last one first
+        # the segments, the last one first
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
             here = self._open(load, i) + self._ahead(load, i)
@@ -234,13 +243,13 @@ class _Walk:
             yield self.now(gathered=here)
             yield from self._close(stage, i, one)
 
-        # what it handed on goes; gradients sent to another rank stay until the step is over
+        # the output is freed; gradients sent to another rank stay until the end of the step
         self.activations += one.returned - one.passed - sum(s.left for s in one.segments)
         self.gathered -= self.lingering
         self.lingering = 0
 
     def _work(self, stage: int, i: int, segment: Segment) -> int:
-        """What the backward of a segment needs besides, with gradients of weights where these are new."""
+        """Returns the bytes that the backward of a segment adds; new weight gradients are included."""
         groups = enumerate(self.loads[stage].gathers)
         new = (stage, i) not in self.summed or any(
             g.first == i and (stage, n) not in self.unreduced for n, g in groups
@@ -248,12 +257,12 @@ class _Walk:
         return max(segment.backward.work, segment.backward.summed) if new else segment.backward.work
 
     def _inputs(self, stage: int, one: Pass) -> Iterator[Moment]:
-        """The first half of a backward: inputs of products stay saved, and the gradients of their outputs."""
+        """The first half of a backward: inputs and output gradients of matrix products stay saved."""
         yield self.now(activations=2 * one.loss)
         self.activations += one.answer - one.loss
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
-            at_once = bool(segment.backward.again)  # of what runs again nothing is put off
+            at_once = bool(segment.backward.again)  # a segment that runs again defers nothing
             work = self._work(stage, i, segment) if at_once else segment.backward.work
             yield self.now(activations=work)
             self._sum(stage, i)
@@ -263,7 +272,7 @@ class _Walk:
         yield self.now()
 
     def _weights(self, stage: int, one: Pass) -> Iterator[Moment]:
-        """The second half: what has waited goes, one product after the other."""
+        """The second half of a backward: frees what was kept for it, one product after the other."""
         yield self.now()
         self.activations -= sum(s.backward.kept for s in one.segments)
         for i in range(len(one.segments) - 1, -1, -1):
@@ -275,7 +284,7 @@ class _Walk:
         self.lingering = 0
 
     def _sum(self, stage: int, i: int) -> None:
-        """Gradients appear: of whole parameters, and of groups whose first segment this is."""
+        """Adds the gradients of unsharded parameters, and of groups whose first segment this is."""
         load = self.loads[stage]
         if (stage, i) not in self.summed:
             self.summed.add((stage, i))
@@ -286,7 +295,7 @@ class _Walk:
                 self.gathered += g.grads
 
     def _close(self, stage: int, i: int, one: Pass) -> Iterator[Moment]:
-        """Gradients are scattered, while that of what comes next is there already."""
+        """Scatters the gradients of segment ``i``, while the gradient for the next segment already exists."""
         load = self.loads[stage]
         last = self.habits.early and self.last and not self.habits.each
         for n, g in enumerate(load.gathers):
@@ -300,7 +309,7 @@ class _Walk:
                 self.lingering = g.scattered
 
     def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> Moment:
-        """The moment before the whole gradients go."""
+        """Returns the moment before the full gradients are freed."""
         held = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
         if (stage, n) in self.unreduced:
             self.unreduced.discard((stage, n))
@@ -316,7 +325,7 @@ class _Walk:
             self.gathered -= g.whole
 
     def _finish(self, stage: int) -> Iterator[Moment]:
-        """After the last backward of a stage: what is left is scattered, kept weights go, group by group."""
+        """Ends the last backward of a stage: scatters what is left and frees kept weights, group by group."""
         for n, g in enumerate(self.loads[stage].gathers):
             if not self.habits.again:
                 self._drop(stage, n, g)
@@ -325,10 +334,10 @@ class _Walk:
 
 
 def _owed(load: StageLoad, piece: int, i: int) -> int:
-    """What the backward of segment ``i`` adds to the gradients that pieces owe to earlier ones.
+    """Returns the bytes by which the backward of segment ``i`` changes the gradients for earlier pieces.
 
-    The last piece of a micro batch, the first to go backward, makes them for all that it has read; each
-    other one uses its own up.
+    The last piece of a micro batch runs its backward first and creates gradients for everything that it read
+    from earlier pieces. The backward of each other piece consumes its own.
     """
     if piece == len(load.passes) - 1:
         return sum(p.segments[i].left for p in load.passes[:piece])

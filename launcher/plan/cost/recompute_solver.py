@@ -1,4 +1,4 @@
-"""Which blocks of a pipeline rank run again, and by which policy: the cheapest choice that fits."""
+"""Chooses which blocks of a pipeline rank run again, and by which policy: the cheapest choice that fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Choice = dict[str, str]
 class Way:
     """A block under one policy: ``flops`` run again, bytes ``kept``, bytes of ``work`` in its backward.
 
-    ``again``: anything of it runs again.
+    ``again``: some part of it runs again.
     """
 
     policy: str
@@ -29,38 +29,39 @@ class Way:
 
 @dataclass(frozen=True)
 class Alike:
-    """Blocks of one stage that are alike, in the order in which they run."""
+    """Blocks of one stage that have the same figures, in the order in which they run."""
 
     names: tuple[str, ...]
     ways: tuple[Way, ...]
     in_flight: int = 1
-    """Micro batches of the stage that are kept where most is."""
+    """Micro batches of the stage that are kept when most bytes are."""
 
 
 Cost = tuple[int, int]
-"""Flops run again, and the number of blocks that do: of equal flops the fewer."""
+"""Flops run again, then the number of blocks that run again: with equal flops, fewer blocks are cheaper."""
 
 
 MOST = 1000
-"""Choices that are few enough to look at each of them."""
+"""The most choices that are compared one by one."""
 
 
 def countable(groups: Sequence[Alike]) -> bool:
-    """There are no more than ``MOST`` choices."""
+    """Whether there are at most ``MOST`` choices."""
     return prod(comb(len(g.names) + len(g.ways) - 1, len(g.names)) for g in groups) <= MOST
 
 
 def chosen(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
-    """The ``cheapest`` of choices that can be looked at one by one, else a ``frugal`` one."""
+    """Returns the ``cheapest`` choice if all can be compared, else a ``frugal`` one."""
     return cheapest(groups, fits) if countable(groups) else frugal(groups, fits)
 
 
 def cheapest(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
-    """The first that ``fits`` of all choices, by what they cost; ``None``: not one does.
+    """Returns the cheapest choice that ``fits``, or ``None`` if none does.
 
-    Of alike blocks only their number under each policy is tried. Those come first whose backward takes most:
-    it runs when nothing of the blocks behind is kept any more, and the ones before then keep least. No other
-    order takes less where a policy that keeps less needs more for its backward.
+    For blocks that are alike, only the number of blocks under each policy is varied. The blocks whose
+    backward needs most bytes come first: their backward runs when nothing of the later blocks is kept any
+    more, and the blocks before them keep least. If a policy that keeps less needs more in its backward, no
+    other order needs less memory.
     """
     ranked = [sorted(_mixtures(group), key=lambda mixture: mixture[0]) for group in groups]
     start = (0,) * len(ranked)
@@ -75,7 +76,7 @@ def cheapest(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice 
         if fits(choice):
             return choice
 
-        # what costs least of the rest is one step further in one group
+        # the cheapest remaining choice is one step further in one group
         for n, i in enumerate(at):
             further = (*at[:n], i + 1, *at[n + 1 :])
             if i + 1 < len(ranked[n]) and further not in seen:
@@ -86,7 +87,7 @@ def cheapest(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice 
 
 @dataclass(frozen=True)
 class _Step:
-    """One more block of a group has the next policy; ``price``: flops of a byte that it frees."""
+    """Moves one more block of a group to the next leaner policy; ``price``: flops a byte freed."""
 
     price: float
     group: int
@@ -94,11 +95,11 @@ class _Step:
 
 
 def frugal(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
-    """A choice that ``fits`` and costs little: bytes are bought where they are cheapest, block by block.
+    """Returns a choice that ``fits`` and costs little, or ``None``: it frees the cheapest bytes first.
 
-    As many as it takes are found by halving: what fits does so with more bytes free. Then each kind of step
-    that is not needed after all is taken back. No more than one block from the cheapest where bytes kept are
-    all that counts (the relaxed knapsack's bound).
+    Bisection finds how many steps it takes, since a choice that fits also fits with more bytes free. Then
+    each kind of step that turns out not to be needed is undone. If only kept bytes matter, the result is at
+    most one block from the optimum (the bound of the relaxed knapsack problem).
     """
     leaner = [_leaner(group) for group in groups]
     steps = sorted(_steps(groups, leaner), key=lambda step: step.price)
@@ -126,7 +127,10 @@ def frugal(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | 
 
 
 def _uniform(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice | None:
-    """All blocks under one policy: what keeps least may need most for a backward."""
+    """Returns the cheapest choice with one policy for all blocks that fits, or ``None``.
+
+    The policy that keeps least may need most memory in a backward, so each one is tried.
+    """
     ways = {way.policy: 0 for group in groups for way in group.ways}
     for group in groups:
         for way in group.ways:
@@ -139,7 +143,7 @@ def _uniform(groups: Sequence[Alike], fits: Callable[[Choice], bool]) -> Choice 
 
 
 def _leaner(group: Alike) -> list[Way]:
-    """The ways that are worth it: each keeps less than the one before, at a price that only rises."""
+    """Returns the ways on the lower convex hull: each keeps less than the one before, at a rising price."""
     out: list[Way] = []
     for way in sorted(group.ways, key=lambda w: (w.flops, w.again, w.kept)):
         if out and way.kept >= out[-1].kept:
@@ -161,7 +165,7 @@ def _steps(groups: Sequence[Alike], leaner: Sequence[Sequence[Way]]) -> Iterator
 
 
 def _stands(steps: Sequence[_Step], without: _Step) -> bool:
-    """As many blocks took the step before ``without`` as the one after it."""
+    """Whether the steps are still consistent: no block takes a later step without the one in ``without``."""
     here, after = (
         sum(s.group == without.group and s.leaner == without.leaner + i for s in steps) for i in (0, 1)
     )
@@ -171,7 +175,10 @@ def _stands(steps: Sequence[_Step], without: _Step) -> bool:
 def _after(
     groups: Sequence[Alike], leaner: Sequence[Sequence[Way]], taken: Counter[tuple[int, int]]
 ) -> Choice:
-    """Of a group those blocks first whose backward takes most, as in ``cheapest``."""
+    """Returns the choice after the steps ``taken``.
+
+    In a group the blocks whose backward needs most bytes come first, as in ``cheapest``.
+    """
     out: Choice = {}
     for n, (group, ways) in enumerate(zip(groups, leaner, strict=True)):
         reached = [len(group.names), *(taken[n, i] for i in range(1, len(ways))), 0]

@@ -1,4 +1,4 @@
-"""What level1 scatters together, once a step: gradients of shards, in the order in which they are done."""
+"""The gradients that level1 reduce-scatters together, once a step, in the order in which they are ready."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launcher.plan.values.precision import Precision
 
 
 def reduced(p: Placed, dtypes: Precision) -> int:
-    """Bytes of a number of its gradient on its way."""
+    """Returns the bytes of one element of the gradient of ``p`` while it is sent."""
     return ITEMSIZE[dtypes.reduce if dtypes.mixed else p.spec.dtype]
 
 
 def scatters(model: CutModel, limit: int | None) -> tuple[Bucket, ...]:
-    """Stage after stage; bytes are those of the whole, padded gradients.
+    """Returns the buckets of each stage in turn; bytes are those of the full, padded gradients.
 
-    ``limit``: bytes that travel together, ``None`` for as many as were gathered together.
+    ``limit``: bytes of a bucket; ``None``: what was gathered together. Empty at other levels than level1.
     """
     if model.hsdp is None or model.hsdp.optimizer_level != "level1":
         return ()
@@ -27,7 +27,10 @@ def scatters(model: CutModel, limit: int | None) -> tuple[Bucket, ...]:
 
 
 def _of_stage(model: CutModel, stage: int, limit: int | None) -> Iterator[Bucket]:
-    """Groups stay whole that fit: a bucket waits for all of its groups."""
+    """Yields the buckets of one stage.
+
+    A group that fits ``limit`` is not divided: a bucket waits for all of its groups.
+    """
     together, nbytes = list[Placed](), 0
     for group in _done(model, stage):
         sizes = {p: p.padded * reduced(p, model.dtypes) for p in _learning(model, group)}
@@ -49,7 +52,7 @@ def _learning(model: CutModel, group: Group) -> list[Placed]:
 
 
 def _done(model: CutModel, stage: int) -> list[Group]:
-    """Autograd goes the forward's way back: the group that was begun first is done last."""
+    """Returns the groups as their gradients are ready: autograd reverses the order of the forward."""
     first = {v.group: n for n, v in reversed([*enumerate(model.visits[stage])]) if v.begins}
     back = sorted(first, key=lambda i: -first[i])
     rest = [i for i, g in enumerate(model.groups) if g.stage == stage and i not in first]

@@ -1,4 +1,4 @@
-"""Each stage of a plan as a load of memory."""
+"""The memory that each stage of a plan needs, as ``peak`` takes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
 
 @dataclass(frozen=True)
 class RankLoad:
-    """The stages of a pipeline rank in the order of ``row``; the rest as ``fullest`` takes it."""
+    """A pipeline rank: its stages, its actions (``row``) and its FSDP2 policy, as ``fullest`` takes them."""
 
     row: Row
     stages: tuple[tuple[int, StageLoad], ...]
@@ -34,7 +34,7 @@ class RankLoad:
 
 
 def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[RankLoad, ...]:
-    """One a pipeline rank; ``early``: level1 reduces in its last backward."""
+    """Returns one load a pipeline rank; ``early``: level1 reduces during its last backward."""
     places = model.sizes.places
     level = model.hsdp.optimizer_level if model.hsdp else "level1"
     out = []
@@ -48,7 +48,7 @@ def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tup
 
 
 def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
-    """``here``: all stages of its rank."""
+    """Returns the load of ``stage``; ``here``: all stages of its rank."""
     held = model.held.get(stage.index, [])
     whole = [p for p in held if not p.sharded and p.trainable and stage.index in p.copies(here)]
     passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
@@ -64,17 +64,17 @@ def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
 
 
 def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
-    """One forward of ``stage``, and its backward; ``graph``: of the piece that passes."""
+    """Returns the bytes of one forward of ``stage`` and its backward; ``graph``: of one piece."""
     s, places = stage.index, model.sizes.places
     last = s == len(model.stages) - 1
 
-    # what the stage makes: handed on within the rank, sent away, or taken by the loss
+    # the stage's output: handed on within the rank, sent to another rank, or used by the loss
     names = (graph.nodes[-1].name,) if last else stage.sends
     made = [t for n in names for t in graph[n].out or ()]
     nbytes = sum(t.nbytes for t in made)
     away = not last and places[s + 1] != places[s]
 
-    # what it took from another rank goes back as gradients
+    # for inputs from another rank it sends gradients back
     far = s > 0 and places[s - 1] != places[s]
     took = [t for n in model.stages[s - 1].sends for t in graph[n].out or ()] if far else []
     one = Pass(
@@ -91,7 +91,7 @@ def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
 
 
 def _floats(specs: Sequence[TensorSpec]) -> int:
-    """Bytes of their gradients."""
+    """Returns the bytes of the gradients of these tensors."""
     return sum(t.nbytes for t in specs if "float" in t.dtype)
 
 
@@ -100,12 +100,15 @@ def _specs(crossing: Sequence[Crossing]) -> list[TensorSpec]:
 
 
 def _wide(t: TensorSpec) -> int:
-    """The loss is worked out in float32 at least."""
+    """Returns the bytes of ``t`` in the loss, which is computed in float32 at least."""
     return prod(t.shape) * max(4, WIDTH[t.dtype])
 
 
 def _received(model: CutModel, s: int) -> int:
-    """Bytes that all micro batches bring from other ranks: values from before, gradients from after."""
+    """Returns the bytes that stage ``s`` receives from other ranks for all micro batches.
+
+    Values come from the stage before, gradients from the stage after.
+    """
     place, boundaries = model.sizes.places, model.boundaries
     out = 0
     if s and place[s - 1] != place[s]:
@@ -134,12 +137,15 @@ def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
 
 
 def _meet(group: str, segment: str) -> bool:
-    """Whether the one runs inside the other."""
+    """Whether one of the two modules runs inside the other."""
     return covers(group, segment) or (bool(segment) and covers(segment, group))
 
 
 def _own(whole: list[Placed], stage: Stage, segments: list[str]) -> tuple[int, ...]:
-    """Bytes of the gradients of whole parameters, by the first segment that has them; the rest comes last."""
+    """Returns the bytes of the gradients of unsharded parameters, by the first segment that contains them.
+
+    Parameters of no segment count in the first one, whose backward runs last.
+    """
     out = [0] * max(1, len(segments))
     for p in whole:
         here = next(n for n in p.names if n in stage.params)

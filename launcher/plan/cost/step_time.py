@@ -1,4 +1,4 @@
-"""How long the actions of each stage take, and what they keep: what schedules are simulated with."""
+"""The time of each stage's actions and the bytes that they keep, for the simulation of schedules."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from launcher.plan.schedule.simulate import Cost
 from launcher.plan.values.facts import Graph, Node
 
 FLOPS_A_BYTE = 16
-"""Operations in the time of writing one byte: about what CPUs and GPUs do in fp32."""
+"""The flops that take as long as writing one byte: about the ratio of CPUs and GPUs in fp32."""
 
 
 def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
-    """Time in flops: forward with the bytes its nodes write, backward twice that; transfers take none.
+    """Returns the cost of each stage, with flops as the unit of time; transfers take none.
 
-    A backward that runs forwards again takes their flops besides.
-
-    ``graphs``: one, or one a piece.
+    A forward counts its flops and the bytes that its nodes write. A backward takes twice as long, plus the
+    flops of forwards that it runs again. ``graphs``: one, or one a piece.
     """
     passes = [(stage, graph) for stage in stages for graph in graphs]
     forward = tuple(forward_time([graph[n] for n in stage.nodes]) for stage, graph in passes)
@@ -37,9 +36,9 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What running forwards again is to a stage, a micro batch: so many bytes less, so many flops more.
+    """The effect of recomputation on one micro batch of a stage: bytes ``spared``, ``flops`` added.
 
-    ``sent``: collectives over tp that it repeats, a kind and its bytes.
+    ``sent``: the collectives over tp that it repeats, each a kind and its bytes.
     """
 
     spared: int
@@ -48,7 +47,7 @@ class Rerun:
 
 
 def rerun(stage: Stage, graphs: tuple[Graph, ...]) -> Rerun:
-    """Of one stage, over the pieces of a sequence."""
+    """Returns the recomputation of one stage, over all pieces of a sequence."""
     backwards = [graph[n].backward for graph in graphs if not graph.segments for n in stage.nodes]
     backwards += [s.backward for graph in graphs for s in graph.segments]
     sent = tuple(s for b in backwards for s in b.sent)
@@ -56,6 +55,6 @@ def rerun(stage: Stage, graphs: tuple[Graph, ...]) -> Rerun:
 
 
 def forward_time(nodes: Sequence[Node]) -> float:
-    """In flops, with the bytes that the nodes write."""
+    """Returns the time of a forward in flops, including that of the bytes that the nodes write."""
     written = sum(t.nbytes for n in nodes if n.kind in ("module", "glue") for t in n.out or ())
     return float(max(sum(n.flops for n in nodes) + FLOPS_A_BYTE * written, 1))

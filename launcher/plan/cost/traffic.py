@@ -1,4 +1,4 @@
-"""How many collectives one training step takes, and of how many bytes."""
+"""The collectives of one training step, and their bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from launcher.plan.values.precision import Precision
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "receive")
 Event = tuple[str, int]
-"""A kind, and its bytes: of the whole tensor, that is what a gather yields and what a scatter is given."""
+"""A kind and the bytes of the full tensor: the output of a gather, the input of a reduce-scatter."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What rank ``rank`` takes part in during one training step, of one kind; ``nbytes`` is their sum."""
+    """The collectives of one kind that ``rank`` joins in a training step; ``nbytes`` is their sum."""
 
     rank: int
     kind: str
@@ -33,9 +33,9 @@ class Traffic:
 
 
 def traffic(model: CutModel, fused: Fused) -> tuple[Traffic, ...]:
-    """Rank after rank, in the order of ``KINDS``; a kind that a rank has none of is left out.
+    """Returns the traffic of each rank in turn, in the order of ``KINDS``, without kinds that do not occur.
 
-    Collectives inside of modules, those of tensor parallelism, are not in it.
+    Collectives inside modules, which are those of tensor parallelism, are not included.
     """
     named = model.named
     out: dict[int, list[Traffic]] = {}
@@ -44,7 +44,7 @@ def traffic(model: CutModel, fused: Fused) -> tuple[Traffic, ...]:
         sent = between_stages(model.boundaries, model.schedule[pp], model.sizes.places, pp, model.lengths)
         same = [*between_replicas(model, fused, named, pp), *sent, *scalars(model.sizes, pp)]
 
-        # ranks of a stage differ in their shards of what is tied
+        # ranks of a stage have different shards of tied parameters
         for ranks in model.sizes.grid.alike(*cuts, pp=pp):
             tied = between_copies(model.ties, named, model.sizes, ranks[0])
             sums = list(added_up(ranks[0], [*same, *tied]))
@@ -53,13 +53,13 @@ def traffic(model: CutModel, fused: Fused) -> tuple[Traffic, ...]:
 
 
 def messages(sent: tuple[Traffic, ...], sizes: Sizes) -> int:
-    """Tensors that the ranks of one pipeline send each other in a step."""
+    """Returns the number of tensors that the ranks of one pipeline send each other in a step."""
     pipeline = sizes.grid.peers(0, "pp")
     return sum(t.count for t in sent if t.kind == "send" and t.rank in pipeline)
 
 
 def added_up(rank: int, events: list[Event]) -> Iterator[Traffic]:
-    """In the order of ``KINDS``."""
+    """Yields the sum of ``events`` by kind, in the order of ``KINDS``."""
     count: Counter[str] = Counter(kind for kind, _ in events)
     for kind in KINDS:
         if count[kind]:
@@ -67,14 +67,14 @@ def added_up(rank: int, events: list[Event]) -> Iterator[Traffic]:
 
 
 def between_replicas(model: CutModel, fused: Fused, named: Mapping[str, Placed], pp: int) -> Iterator[Event]:
-    """Between the data-parallel ranks of a stage: weights, gradients, and the statistics of buffers."""
+    """Yields what the data-parallel ranks of a stage exchange: weights, gradients, and buffers."""
     place = model.sizes.places
     groups = [g for g in model.groups if place[g.stage] == pp] if model.hsdp else []
     for group in groups:
         yield from _group(model, group, named)
     trained = sum(len(g.names) - len(g.idle) for g in groups)
     if trained:
-        yield "all_reduce", trained  # which of them have a gradient anywhere, a byte each
+        yield "all_reduce", trained  # a byte a parameter: whether any rank has a gradient for it
     for bucket in fused.scatters:
         if place[bucket.stage] == pp:
             yield from _scattered(model.sizes, bucket.nbytes, 1)
@@ -85,14 +85,18 @@ def between_replicas(model: CutModel, fused: Fused, named: Mapping[str, Placed],
 
 
 def scalars(sizes: Sizes, pp: int) -> Iterator[Event]:
-    """Single numbers that ranks agree on each step."""
-    yield "all_reduce", 24  # of the loss, the gradient norm, and whether any rank was asked to stop
+    """Yields the all-reduces of single numbers in each step."""
+    yield "all_reduce", 24  # the loss, the gradient norm, and whether any rank should stop
     if sizes.places[-1] == pp and sizes.replicas > 1:
-        yield "all_reduce", 8  # of how many targets count
+        yield "all_reduce", 8  # the number of targets that count
 
 
 def _group(model: CutModel, group: Group, named: Mapping[str, Placed]) -> Iterator[Event]:
-    """level3 gathers for each forward and each backward, level1 and 2 once; level1 scatters in buckets."""
+    """Yields the collectives of one group.
+
+    level3 gathers for each forward and each backward, level1 and level2 once. level1 scatters in buckets,
+    which are not counted here.
+    """
     assert model.hsdp is not None
     sizes, level = model.sizes, model.hsdp.optimizer_level
     micros = sizes.micros * sizes.pieces
@@ -107,19 +111,19 @@ def _group(model: CutModel, group: Group, named: Mapping[str, Placed]) -> Iterat
 
 
 def _scattered(sizes: Sizes, nbytes: int, times: int) -> Iterator[Event]:
-    """So many times in a step; over replicas the sum of all is enough."""
+    """Yields ``times`` reduce-scatters, and one all-reduce of their sum over replicas."""
     yield from [("reduce_scatter", nbytes)] * times
     if sizes.grid["dp_replicate"] > 1:
         yield "all_reduce", nbytes // sizes.grid["dp_shard"]
 
 
 def _flags(b: Bucket, named: Mapping[str, Placed], dtypes: Precision) -> int:
-    """Each parameter adds one number: whether it has a gradient."""
+    """Returns the bytes of the flags in a bucket: one number a parameter, whether it has a gradient."""
     return sum(reduced(named[n], dtypes) for n in b.names)
 
 
 def _statistics(params: tuple[Placed, ...], sizes: Sizes, pp: int) -> Iterator[Event]:
-    """Buffers go from the first data-parallel rank to the others, a dtype at once."""
+    """Yields one broadcast a dtype of buffers, from the first data-parallel rank to the others."""
     if sizes.replicas == 1:
         return
     found: dict[str, int] = {}
@@ -138,7 +142,10 @@ def between_stages(
     pp: int,
     pieces: Sequence[int] = (),
 ) -> Iterator[Event]:
-    """Values go forward, gradients of what is floating come back; within a rank nothing is sent."""
+    """Yields what a pipeline rank sends and receives: values forward, gradients of floating values back.
+
+    Nothing is sent between stages of one rank.
+    """
     for action in row:
         if action.kind == "W":
             continue
@@ -152,14 +159,14 @@ def between_stages(
 
 
 def _specs(crossing: tuple[Crossing, ...], forward: bool, length: int, whole: int) -> list[int]:
-    """Bytes of each tensor for ``length`` of ``whole`` positions."""
+    """Returns the bytes of each tensor for ``length`` of ``whole`` positions."""
     return [t.nbytes * length // whole for c in crossing for t in c.specs if forward or "float" in t.dtype]
 
 
 def between_copies(
     ties: Sequence[Tie], named: Mapping[str, Placed], sizes: Sizes, rank: int
 ) -> Iterator[Event]:
-    """One sum for the tensors of a dtype that the same pipeline ranks share."""
+    """Yields the all-reduces of tied gradients: one a dtype and set of pipeline ranks that share them."""
     found: Counter[tuple[tuple[int, ...], str]] = Counter()
     pp = sizes.grid.coords(rank)["pp"]
     for tie in ties:

@@ -1,4 +1,4 @@
-"""Matmuls that send the gradient of their input over ``tp``, and which do so while they compute another."""
+"""Linear layers that send the gradient of their input over ``tp``, and which overlap it with computation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ COLLECTIVES = {
     "AlltoAll": "all_to_all",
     "AlltoAllV": "all_to_all",
 }
-"""MindSpore's names of ours, and of one that no operator here sends."""
+"""MindSpore's names of our collectives. No operator here sends an all-to-all."""
 
 EVERY = frozenset(COLLECTIVES.values())
 
 
 @dataclass(frozen=True)
 class InputGradients:
-    """Modules whose input gradient is sent while their weight gradient is computed.
+    """Modules that send the gradient of their input over ``tp``.
 
-    Those that torch compiles send and wait, and so do all where a backward is split (``late``).
+    The modules ``beside`` send it while they compute their weight gradient. The ``compiled`` ones wait until
+    it is sent, and so do all modules if backwards are split (``late``).
     """
 
     beside: tuple[str, ...] = ()
@@ -37,7 +38,7 @@ class InputGradients:
 
 
 def named(value: bool | str) -> frozenset[str]:
-    """The collectives that a switch takes in: all, none, or those of some names.
+    """Returns the collectives that a switch selects: all, none, or those that it names.
 
     >>> sorted(named("AllReduce, MorphReduceScatter"))
     ['all_reduce', 'reduce_scatter']
@@ -48,7 +49,7 @@ def named(value: bool | str) -> frozenset[str]:
 
 
 def known(value: str) -> bool:
-    """Whether it names collectives only, and one at least."""
+    """Whether ``value`` names at least one collective and nothing else."""
     names = [name.strip() for name in value.split(",") if name.strip()]
     return bool(names) and all(name in COLLECTIVES for name in names)
 
@@ -61,9 +62,14 @@ def resolve(
     *,
     late: bool,
 ) -> InputGradients:
-    """Of those that send by one of ``ops``.
+    """Returns how operators that send by one of ``ops`` send their input gradients.
 
-    ``learn``: names of parameters; ``compiled``: operators that torch compiles.
+    Args:
+        spreads: the operators that are cut over ``tp``.
+        ops: collectives.
+        learn: names of the parameters that are trained.
+        compiled: operators that torch compiles.
+        late: weight gradients are computed after a split backward has sent the input gradients.
     """
     found = [s.operator.module for s in spreads if sends(s) in ops and _learns(s, learn)]
     if late:
@@ -75,9 +81,9 @@ def resolve(
 
 
 def sends(s: Spread) -> str | None:
-    """By which collective a linear layer sends the gradient of its input.
+    """Returns the collective by which a linear layer sends the gradient of its input, or ``None``.
 
-    Of neighbours that share one input the first does.
+    If consecutive layers share one input, the first of them sends it.
     """
     back = [c.op for c in s.comms if c.phase == "backward"]
     if s.operator.kind != "linear":
@@ -87,13 +93,16 @@ def sends(s: Spread) -> str | None:
     if s.takes is None or s.takes == s.arrives:
         return None
 
-    # what arrives whole may have no gradient, while that of what goes out is gathered
+    # an input that arrives uncut may have no gradient, while the gradient of the output is gathered
     cut_anew = s.gives is not None and (s.sums or s.gives != s.makes)
     out = [c for c in s.comms if c.phase == "forward" and c.op != "all_reduce"] if cut_anew else []
     return "all_gather" if s.arrives is not None or len(back) > len(out) else None
 
 
 def _learns(s: Spread, learn: Collection[str]) -> bool:
-    """Whether there is another gradient to compute: a row-parallel layer's bias is added after the sum."""
+    """Whether the layer has a weight gradient to compute meanwhile.
+
+    The bias of a row-parallel layer does not count, because it is added after the sum.
+    """
     names = ("weight",) if s.operator.mode == "row" else ("weight", "bias")
     return any(f"{s.operator.module}.{name}" in learn for name in names)

@@ -14,30 +14,33 @@ from launcher.plan.operators.strategy import Axes, FromFile, Reading
 
 FORMAT, VERSION = "launcher.operators", 2
 OVER_TP = 1
-"""The version before strategies over device matrices of their own."""
+"""The version before operators could have their own device matrices."""
 
 KEY = "key"
-"""Of a row: the name or glob that its strategy was written under."""
+"""The field of a row with the name or glob under which its strategy was written."""
 
 ASSIGNED = "assigned"
-"""Of a row: that nobody wrote its strategy."""
+"""The field of a row that marks a strategy as assigned by a mode: no user wrote it."""
 
 SEARCHED = "searched"
 
 Rows = Mapping[str, Mapping[str, Any]]
-"""Of each module the strategy, as ``parallel.operators`` has it."""
+"""The strategy of each module, in the form of ``parallel.operators``."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search says of the strategies that it found; ``rows``: their digest, which an edit changes."""
+    """What a search records about the strategies that it chose.
+
+    ``rows`` is their digest, which differs after an edit; ``reasons`` are the search's explanations.
+    """
 
     rows: str
     reasons: tuple[str, ...]
 
 
 class SearchedFile(OperatorStrategy):
-    """Of a request whose strategies are from a file that a search has filled, with what it says of them."""
+    """The setting of a request whose strategies come from a file that a search wrote, with its reasons."""
 
     reasons: tuple[str, ...] = ()
 
@@ -47,12 +50,12 @@ def digest(rows: Rows) -> str:
 
 
 def as_json(flow: Flow, tp: int) -> str:
-    """What became of ``parallel.operators``, globs and slices worked out: a module a line, in order."""
+    """Returns the resolved ``parallel.operators``, without globs and slices: a module a line, in order."""
     return text({s.operator.module: _row(s.operator) for s in flow.spreads}, tp)
 
 
 def text(rows: Rows, tp: int | None, searched: Searched | None = None) -> str:
-    """The file; ``tp``: the ranks of that axis, where rows name it."""
+    """Returns the text of a file; ``tp``: the size of that axis, if rows name it."""
     head: dict[str, Any] = {"format": FORMAT, "version": VERSION} | ({} if tp is None else {"tp": tp})
     if searched is not None:
         head[SEARCHED] = {"rows": searched.rows, "reasons": searched.reasons}
@@ -69,7 +72,7 @@ def _row(o: Operator) -> dict[str, Any]:
 
 
 def _dims(axes: Axes) -> list[Any]:
-    """As a strategy by axis names is written."""
+    """Returns ``axes`` in the form of a strategy by axis names."""
     out: list[Any] = []
     for dim in axes:
         if len(dim) > 1:
@@ -80,10 +83,10 @@ def _dims(axes: Axes) -> list[Any]:
 
 
 def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, FromFile]]:
-    """The size of ``tp``, if any, and the strategy of each module.
+    """Returns the size of ``tp``, if the file has one, and the strategy of each module.
 
-    The strategies themselves are looked at where those of ``parallel.operators`` are. Raises ``ValueError``
-    when ``data`` is no such file.
+    The strategies are not checked here, but together with those of ``parallel.operators``. ``setting`` names
+    the file ``path``. Raises ``ValueError`` if ``data`` is not a file of operator strategies.
     """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ValueError(f'not a file of operator strategies: "format" is not "{FORMAT}"')
@@ -92,7 +95,7 @@ def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, Fr
         told = f"this launcher reads versions {OVER_TP} and {VERSION}"
         raise ValueError(f"version {str(version)[:40]}; {told}")
 
-    # what the rows are over
+    # the axis that the rows name
     tp, operators = data.get("tp"), data.get("operators")
     if (tp is not None or version == OVER_TP) and (type(tp) is not int or tp < 1):
         raise ValueError(f'"tp" is {json.dumps(tp)}: should be a whole number of ranks')
@@ -102,9 +105,9 @@ def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, Fr
 
 
 def searched(data: Any) -> Searched | None:
-    """What a search has said of a file's strategies, its reasons only where these are as it left them.
+    """Returns what a search recorded in a file, or ``None``; its reasons only if the rows are unedited.
 
-    Raises ``ValueError``.
+    Raises ``ValueError`` if the record has another form.
     """
     said = data.get(SEARCHED)
     if said is None:

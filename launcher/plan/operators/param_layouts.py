@@ -1,4 +1,4 @@
-"""Layouts that a file gives parameters, as strategies of the operators that own them."""
+"""Parameter layouts from a file, converted to strategies of the operators that own the parameters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from launcher.plan.values.layout import Layout
 KEY = "parallel.param_strategy.load"
 SHARD = "dp_shard"
 RankSpan = tuple[int, int]
-"""How many ranks apart two neighbours along an axis are, and how many there are."""
+"""The stride between consecutive ranks of an axis, and the number of ranks on it."""
 
 
 @dataclass(frozen=True)
 class ParamLayouts:
-    """``layouts`` of whole parameters by their names, as the file ``path`` has them."""
+    """The layouts of parameters by name, as the file ``path`` has them."""
 
     path: str
     layouts: Mapping[str, Layout]
@@ -33,15 +33,15 @@ class ParamLayouts:
 def resolved(
     config: Mapping[str, Any], skeleton: Skeleton, grid: Grid, file: ParamLayouts
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
-    """The operators of ``config``, and one for each other module of which the file cuts a parameter.
+    """Returns the operators of ``config``, and one for each other module of which the file cuts a parameter.
 
-    Both have to be the same where both say something.
+    A parameter in both must have the same layout in both; everything else is a problem.
     """
     wanted, problems = _over_tp(file, skeleton, grid)
     if problems:
         return (), problems
 
-    # what the request leaves open follows the file
+    # modules without a strategy in the request follow the file
     config, problems = unwrapped(config, skeleton)
     cut: dict[str, dict[str, Any]] = {}
     lookup = Lookup.of(config)
@@ -58,7 +58,7 @@ def resolved(
 
 
 def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str) -> Iterator[Problem]:
-    """Parameters that an operator cuts in one way and the file in another: a strategy is wrong once."""
+    """Yields parameters that an operator cuts differently from the file, at most one a strategy."""
     said: set[str] = set()
     for o in operators:
         for parameter, axes in o.weights:
@@ -73,7 +73,7 @@ def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str
 
 
 def _over_tp(file: ParamLayouts, skeleton: Skeleton, grid: Grid) -> tuple[dict[str, Axes], list[Problem]]:
-    """By first name which dims ``tp`` cuts, and every layout that cannot be had."""
+    """Returns by first name which dims ``tp`` cuts, and a problem for every layout that is not possible."""
     firsts = {p.name: p.same_as for p in skeleton.params}
     out: dict[str, Axes] = {}
     problems = []
@@ -98,7 +98,7 @@ def _had(dim: int, axes: tuple[str, ...]) -> bool:
 
 
 def cut_text(layout: Layout) -> str:
-    """For each dim into how many parts, over ranks how far apart.
+    """Returns as text into how many parts each dim is cut, and the strides between their ranks.
 
     >>> cut_text(Layout(Grid.of(x=2, y=4), (8, 8), (("y", "x"), ())))
     '[4 x 2, whole] (ranks [1, 4] apart)'
@@ -114,7 +114,7 @@ def _sizes(grid: Grid) -> str:
 
 
 def on_grid(layout: Layout, grid: Grid) -> Axes | None:
-    """The axes of ``grid`` that cut each dim into the same parts on the same ranks; ``None`` where none do.
+    """Returns the axes of ``grid`` that cut each dim into the same parts on the same ranks, or ``None``.
 
     >>> grid = Grid.of(dp=2, tp=4)
     >>> on_grid(Layout(Grid.of(x=8), (8, 8), ((), ("x",))), grid)
@@ -136,7 +136,7 @@ def on_grid(layout: Layout, grid: Grid) -> Axes | None:
 
 
 def _places(grid: Grid) -> dict[str, RankSpan]:
-    """Axes of more than one rank, outermost first."""
+    """Returns stride and size of the axes of more than one rank, outermost first."""
     apart = grid.size
     out = {}
     for axis, n in grid.axes:
@@ -147,7 +147,10 @@ def _places(grid: Grid) -> dict[str, RankSpan]:
 
 
 def spans(layout: Layout) -> tuple[tuple[RankSpan, ...], ...]:
-    """Those that cut each dim; neighbours that count on are one, where the dim divides evenly."""
+    """Returns the rank spans that cut each dim.
+
+    Spans that continue each other are merged if the dim divides evenly.
+    """
     places = _places(layout.grid)
     out = []
     for size, axes in zip(layout.shape, layout.split, strict=True):
@@ -164,9 +167,9 @@ def spans(layout: Layout) -> tuple[tuple[RankSpan, ...], ...]:
 
 
 def degree(layouts: Iterable[Layout], *, sharded: bool) -> int:
-    """The size of ``tp`` that they need: neighbouring ranks that cut a dim.
+    """Returns the size of ``tp`` that ``layouts`` need: the largest cut of a dim over consecutive ranks.
 
-    ``sharded``: dim 0 may be cut for data-parallel ranks to share, which is no operator's cut.
+    ``sharded``: dim 0 may be sharded over data-parallel ranks, so its cuts do not count.
 
     >>> grid = Grid.of(dp=2, tp=4)
     >>> degree([Layout(grid, (8, 8), ((), ("tp",))), Layout(grid, (8,), (("dp",),))], sharded=True)
@@ -178,7 +181,7 @@ def degree(layouts: Iterable[Layout], *, sharded: bool) -> int:
 
 
 def over_axes(layouts: Iterable[Layout], tp: int) -> bool:
-    """Whether ``tp`` neighbouring ranks cut one dim of each at most, and data-parallel ranks dim 0 alone.
+    """Whether ``tp`` consecutive ranks cut at most one dim of each layout, data-parallel ranks only dim 0.
 
     >>> grid = Grid.of(x=2, y=4)
     >>> over_axes([Layout(grid, (8, 8), (("x",), ("y",)))], tp=4)

@@ -1,4 +1,4 @@
-"""How each module is spread over the ``tp`` axis: operator strategies applied to a model's module names."""
+"""How each module is sharded over the ``tp`` axis: operator strategies applied to a model's module names."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ KEY = "parallel.operators"
 LINEAR, ADAPTED = "linear", "linear with adapters"
 LINEARS = {kind: {0: "column", 1: "row"} for kind in (LINEAR, ADAPTED)}
 MODES = LINEARS | {"embedding": {0: "vocabulary", 1: "hidden"}}
-"""What a layer is called whose weight is cut on this dim."""
+"""The name of a layer's mode by the dim of its weight that is cut."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One module of a strategy. ``kind`` is what it is: linear, embedding, norm, elementwise or module.
+    """A module with its strategy. ``kind`` is linear, embedding, norm, elementwise or module.
 
-    ``weights`` has every parameter of its own, by its name there. ``input`` and ``output`` are as asked:
-    ``None`` takes what arrives and hands on what comes out. ``key`` is the strategy's name or glob,
-    ``where`` the setting to blame for it.
+    ``weights`` has every parameter that the module owns, by its name in the module. ``input`` and ``output``
+    are as requested: ``None`` takes the input as it arrives and leaves the output as it is. ``key`` is the
+    name or glob of the strategy, ``where`` the setting to name in problems.
     """
 
     module: str
@@ -40,14 +40,14 @@ class Operator:
 
     @property
     def mode(self) -> str:
-        """column, row, vocabulary or hidden; "" when no weight is cut."""
+        """The mode: column, row, vocabulary or hidden; "" if no weight is cut."""
         cut = tp_dim(dict(self.weights).get("weight", ()))
         return "" if cut is None else MODES[self.kind][cut]
 
 
 @dataclass(frozen=True)
 class _Module:
-    """A module as a strategy finds it; ``own``: its parameters, without those of modules inside of it."""
+    """A module to apply a strategy to; ``own``: its parameters, without those of its submodules."""
 
     name: str
     kind: str
@@ -55,21 +55,21 @@ class _Module:
 
 
 def tp_dim(axes: Axes) -> int | None:
-    """The dim that ``tp`` cuts."""
+    """Returns the dim that ``tp`` cuts, or ``None``."""
     return next((d for d, names in enumerate(axes) if TP in names), None)
 
 
 def splits(operators: Sequence[Operator]) -> dict[str, Axes]:
-    """The axes that cut each parameter's dims, by whole name; only those that are cut."""
+    """Returns the axes that cut each parameter's dims, by full name, for parameters that ``tp`` cuts."""
     return {f"{o.module}.{n}": axes for o in operators for n, axes in o.weights if tp_dim(axes) is not None}
 
 
 def resolve(
     config: Mapping[str, Any], skeleton: Skeleton, grid: Grid
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
-    """One operator a module that ``config`` names, in definition order.
+    """Returns one operator for each module that ``config`` names, in definition order, or the problems.
 
-    Exact names beat globs, later keys earlier, and each of them what a file has.
+    An exact name takes precedence over globs, a later key over earlier ones, and each of them over a file.
     """
     config, problems = unwrapped(config, skeleton)
     problems += [p for key, value in config.items() for p in _form(key, value, skeleton)]
@@ -92,16 +92,16 @@ def resolve(
         got = _operator(module, key, config[key], grid)
         if isinstance(got, Operator):
             out.append(got)
-        elif (got.key, got.text) not in complained:  # a glob over 80 layers is wrong once
+        elif (got.key, got.text) not in complained:  # a glob over 80 layers is one problem
             complained.add((got.key, got.text))
             problems.append(got)
     return tuple(out), problems or _ties(out, skeleton)
 
 
 def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, Any], list[Problem]]:
-    """With the model's own names where a file has those of MindSpore's wrappers before them.
+    """Returns ``config`` without the prefixes that MindSpore's wrappers add to module names in a file.
 
-    Without what is around the model: the data set, the loss, the step.
+    Entries of a file that are outside the model are dropped: the data set, the loss, the step.
     """
     out = {key: value for key, value in config.items() if not _outside(value)}
     problems: list[Problem] = []
@@ -113,7 +113,7 @@ def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, 
         tails = (".".join(parts[at:]) for at in range(len(parts)))
         module = next((tail for tail in tails if tail in skeleton.modules), None)
 
-        # code between modules is the model's own where it is called like a module of it
+        # an entry without values is code between modules; it is the model's if it has the name of a module
         if not value:
             if module is not None:
                 text = f"{value.key} of its own forward: only modules have strategies here"
@@ -143,7 +143,7 @@ def _form(key: str, value: Any, skeleton: Skeleton) -> list[Problem]:
 
 
 def strategy_problem(key: str, value: Any, text: str, cure: str = "") -> Problem:
-    """Of one strategy: that of a file is found by the file."""
+    """Returns a problem of one strategy; if it comes from a file, the problem names the file."""
     if isinstance(value, FromFile):
         return Problem(value.setting, f"{value.path}: {key}: {text}", cure)
     return Problem(f"{KEY}.{key}", text, cure)
@@ -151,7 +151,7 @@ def strategy_problem(key: str, value: Any, text: str, cure: str = "") -> Problem
 
 @dataclass(frozen=True)
 class Lookup:
-    """Names, and globs of a request, the last one first; those ``from_files`` come after both."""
+    """Finds the strategy of a module: by the request's names, then its globs (last one first), then files."""
 
     names: frozenset[str]
     patterns: tuple[str, ...]
@@ -163,7 +163,7 @@ class Lookup:
         return cls(frozenset(asked), globs(asked), frozenset(config.keys() - {*asked}))
 
     def key(self, module: str) -> str | None:
-        """The name or glob that a module's strategy is under."""
+        """Returns the name or glob of the strategy for ``module``, or ``None``."""
         if module in self.names:
             return module
         glob = next((k for k in self.patterns if fnmatchcase(module, k)), None)
@@ -171,7 +171,7 @@ class Lookup:
 
 
 def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -> Operator | Problem:
-    # all ways to read it as it is written
+    # all ways to read the strategy as written
     names = tuple(p.name.rpartition(".")[2] for p in module.own)
     got = [readings(value, names, order, grid) for order in _orders(module.kind, names)]
     found = list(dict.fromkeys(r for readable, _ in got for r in readable))
@@ -206,19 +206,25 @@ def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -
 
 
 def _written_under(module: str, key: str, value: Any) -> str:
-    """The name or glob that the plan shows: that of a file only where it stands for the module."""
+    """Returns the name or glob that the plan shows: that of a file if it matches the module."""
     under = value.key if isinstance(value, FromFile) else ""
     return under if under and fnmatchcase(module, under) else key
 
 
 def _orders(kind: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """What the entries of ``in`` may stand for: an embedding's table may come first, as it does in Gather."""
+    """Returns the tensors that the entries of ``in`` may mean, in order.
+
+    The table of an embedding may come first, as in MindSpore's Gather.
+    """
     first = ("input", *names)
     return (first, (*names, "input")) if kind == "embedding" else (first,)
 
 
 def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list[Reading]:
-    """A linear layer's weight by position may be meant (out, in), as here, or (in, out), as in MatMul."""
+    """Returns the readings of a linear weight that is given by position.
+
+    Its dims may mean (out, in), as in torch, or (in, out), as in MindSpore's MatMul.
+    """
     said = dict(reading.weights)
     if "in" not in value or kind not in LINEARS or len(said.get("weight", ())) != 2:
         return [reading]
@@ -227,7 +233,7 @@ def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list
 
 
 def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Reading | None, str]:
-    """The reading with every parameter's axes, or why it cannot be.
+    """Returns the reading with the axes of every parameter, or why the module cannot be cut so.
 
     ``listed``: it was written by position.
     """
@@ -235,7 +241,7 @@ def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Readi
     said = dict(reading.weights)
     full: dict[str, Axes] = {}
 
-    # each parameter by itself
+    # each parameter alone
     for p in module.own:
         name = p.name.rpartition(".")[2]
         axes = said.get(name)
@@ -246,14 +252,14 @@ def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Readi
             return None, f"{name} cut over dp; {does}"
         full[name] = axes if axes is not None else ((),) * len(p.spec.shape)
 
-    # all together, and with what comes in and goes out
+    # the parameters together, and with input and output
     cut = [n for n, axes in full.items() if tp_dim(axes) is not None]
     if cut and kind not in MODES:
         return None, f"{cut[0]} cut over tp; of a {kind} only input and output can be cut"
     if why := _activations(reading, kind, tp_dim(full.get("weight", ())), listed):
         return None, why
 
-    # a bias is cut with the outputs, and added once where they are summed; an adapter on the same side
+    # a bias is cut like the outputs, and added once if they are summed; an adapter is cut on the same side
     if kind in LINEARS:
         for name, wanted in _beside(full["weight"]).items():
             if said.get(name, wanted) != wanted:
@@ -264,19 +270,22 @@ def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Readi
 
 
 def _beside(weight: Axes) -> dict[str, Axes]:
-    """How other parameters of a linear layer are cut, those of its adapter too."""
+    """Returns how the other parameters of a linear layer are cut, those of its adapter included."""
     return {"bias": weight[:1], "lora_A": ((), weight[1]), "lora_B": (weight[0], ())}
 
 
 def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) -> str:
-    """Why the input and output asked for do not go with a weight cut on this dim; "" when they do."""
+    """Returns why the requested input and output do not fit a weight cut on dim ``weight``; "" if they do.
+
+    ``listed``: the strategy was written by position.
+    """
     for axes, name in ((reading.input, "input"), (reading.output, "output")):
         if axes is not None and any(DP in dim for dim in axes[1:]):
             return f"{name} {axes_text(axes)}: dp cuts samples, which is dim 0"
         if axes is not None and any(dim == (TP, DP) for dim in axes):
             return f"{name} {axes_text(axes)}: samples are cut over dp first"
 
-    # what comes in
+    # the input
     given = reading.input
     into = None if given is None else tp_dim(given)
     last = given is not None and into == len(given) - 1
@@ -293,7 +302,7 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
     if kind == "embedding" and weight is not None and into is not None:
         return f"input {axes_text(given or ())}: every rank looks up all indices in its part of the table"
 
-    # what goes out
+    # the output
     made, cut_out = reading.output, {**dict.fromkeys(LINEARS, 0), "embedding": 1}.get(kind)
     if made is not None and weight is not None and weight == cut_out:
         out = tp_dim(made)
@@ -316,7 +325,7 @@ def _uneven(module: _Module, reading: Reading, grid: Grid) -> Problem | None:
 
 
 def _ties(operators: Sequence[Operator], skeleton: Skeleton) -> list[Problem]:
-    """One tensor under two names is cut one way."""
+    """Returns the problems of tensors that are cut differently under two names."""
     said = splits(operators)
     first: dict[str, tuple[str, Axes]] = {}
     out = []
@@ -332,7 +341,7 @@ def _ties(operators: Sequence[Operator], skeleton: Skeleton) -> list[Problem]:
 
 
 def uncalled(operators: Sequence[Operator], leaves: Sequence[str] | None) -> list[Problem]:
-    """Operators that no stage calls as a module: their code is cut into stages, so nothing fits around it."""
+    """Returns the problems of operators that are cut into stages: no stage calls them as one module."""
     return [
         Problem(o.where, f"{o.module} is cut into pipeline stages; name modules inside it")
         for o in operators
@@ -341,12 +350,12 @@ def uncalled(operators: Sequence[Operator], leaves: Sequence[str] | None) -> lis
 
 
 Cut = int | None
-"""The dim of an activation that ``tp`` cuts; ``None`` when every rank has it whole."""
+"""The dim of an activation that ``tp`` cuts; ``None`` if every rank has the full tensor."""
 
 
 @dataclass(frozen=True)
 class Comm:
-    """A collective over ``tp`` in one micro batch: ``nbytes`` of the whole tensor reduced or gathered."""
+    """A collective over ``tp`` in one micro batch; ``nbytes``: the full tensor that it reduces or gathers."""
 
     op: str
     phase: str
@@ -355,10 +364,12 @@ class Comm:
 
 @dataclass(frozen=True)
 class Spread:
-    """How an operator runs.
+    """How an operator runs over ``tp``.
 
-    What ``arrives`` is brought to what it ``takes``, and what it ``makes`` to what it ``gives``; ``sums``:
-    what it makes are terms that add up over ``tp``. ``dims``: how many its input and its output have.
+    Its input ``arrives`` in one layout and is redistributed to the one that it ``takes``; its output is
+    redistributed from the layout that it ``makes`` to the one that it ``gives``. ``sums``: the output on each
+    rank is a term of a sum over ``tp``. ``comms`` are the collectives that this needs. ``dims``: the number
+    of dims of its input and of its output.
     """
 
     operator: Operator
@@ -372,18 +383,18 @@ class Spread:
 
 
 def all_reduced(spread: Spread) -> bool:
-    """Whether what it makes is summed, and whole on each rank."""
+    """Whether the output is summed over ``tp`` and each rank then has the full tensor."""
     return spread.sums and spread.gives is None
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Every operator in the order in which they run, and what becomes of the rest of the model under them.
+    """The tensor-parallel plan of a model: its operators in the order in which they run.
 
-    ``partial``: whole parameters (first names) of which each rank's gradient is a term of the sum over
-    ``tp``. ``output`` is how the model's output leaves. ``bias_in_terms``: what is summed over ``tp`` with an
-    all-reduce gets its bias before, on the first rank; otherwise after, on each. ``overlapped``: modules
-    whose input gradient is sent while their weight gradient is computed.
+    ``partial``: uncut parameters (first names) whose gradient on each rank is a term of a sum over ``tp``.
+    ``output`` is the dim of the model's output that ``tp`` cuts. ``bias_in_terms``: an output that an
+    all-reduce sums over ``tp`` gets its bias before the sum, on the first rank; otherwise after it, on each
+    rank. ``overlapped``: modules that send their input gradient while they compute their weight gradient.
     """
 
     spreads: tuple[Spread, ...] = ()
@@ -394,4 +405,4 @@ class Flow:
 
 
 WHOLE = Flow()
-"""A model of which ``tp`` cuts nothing."""
+"""The plan of a model of which ``tp`` cuts nothing."""

@@ -15,7 +15,10 @@ Rows = Iterator[tuple[str, str]]
 
 
 def rows(flow: Flow, output: Sequence[TensorSpec], ways: int) -> Rows:
-    """One row for operators that are alike, one for what they send together."""
+    """Yields one row for operators that are alike, and one for what all of them send.
+
+    ``output``: the model's output on a rank; ``ways``: the size of ``tp``.
+    """
     alike: dict[tuple[object, ...], list[Spread]] = {}
     for s in flow.spreads:
         o = s.operator
@@ -23,7 +26,7 @@ def rows(flow: Flow, output: Sequence[TensorSpec], ways: int) -> Rows:
     for same in alike.values():
         yield "operators", _row(same)
     if flow.output is not None:
-        size = sum(t.nbytes // t.shape[-1] for t in output)  # a number a position
+        size = sum(t.nbytes // t.shape[-1] for t in output)  # one number for each position
         sent = f"2 all-reduces forward ({bytes_text(3 * size)})"
         yield "operators", f"loss: over {ways} parts of the classes; {sent}"
     if flow.spreads:
@@ -31,7 +34,7 @@ def rows(flow: Flow, output: Sequence[TensorSpec], ways: int) -> Rows:
 
 
 def repeated(sent: Sequence[tuple[str, int]]) -> str:
-    """Collectives of which only a kind and its bytes are known.
+    """Returns as text collectives of which only the kind and the bytes are known.
 
     >>> repeated([("all_reduce", 1024), ("all_reduce", 1024)])
     '2 all-reduces (2.0 KB)'
@@ -67,7 +70,7 @@ def _words(cut: Cut) -> str:
 
 
 def _sent(comms: Sequence[Comm]) -> str:
-    """How many of each collective, and the bytes of the tensors that they make whole or add up."""
+    """Returns as text how many collectives of each kind run, and the bytes of the full tensors in them."""
     if not comms:
         return "nothing sent"
     order = sorted(comms, key=lambda c: (c.phase != "forward", c.op))

@@ -1,4 +1,4 @@
-"""One operator strategy as it is written (slices, axis names or a device matrix), read as axis names."""
+"""Reads one operator strategy, written as slices, axis names or a device matrix, as axis names."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from launcher.plan.values.grid import Grid
 
 Axes = tuple[tuple[str, ...], ...]
-"""The axes that cut each dim, outermost first: ``dp`` stands for all data-parallel ranks."""
+"""The axes that cut each dim, outermost first; ``dp`` means all data-parallel ranks."""
 
 DP, TP = "dp", "tp"
 TENSORS = ("in", "out", "input", "output", "layout")
-"""Keys of a strategy that name no parameter."""
+"""Keys of a strategy that are not names of parameters."""
 
 
 class FromFile(dict[str, Any]):
     """A strategy that a file has for one module.
 
-    ``setting`` names the file ``path``; ``key`` is the name or glob that it was written under, ``outside``:
-    its module is called as MindSpore calls it, maybe below wrappers that are around the model; ``assigned``:
-    by a mode, when the file was written.
+    ``setting`` is the setting that names the file ``path``. ``key`` is the name or glob under which the
+    strategy was written. ``outside``: the module has its name in MindSpore, possibly with the prefixes of
+    wrappers around the model. ``assigned``: a mode assigned the strategy when the file was written.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class FromFile(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _AxisNames:
-    """What the entries of a strategy may be: names of axes (``alias``: what each stands for), or slices."""
+    """What the entries of a strategy may be: names of axes (``alias``: what each means), or slices."""
 
     alias: Mapping[str, tuple[str, ...]]
     grid: Grid
@@ -54,9 +54,9 @@ class _AxisNames:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a strategy says: ``None`` and missing names are left open.
+    """One reading of a strategy; ``None`` and missing names are left open.
 
-    A parameter goes by its name in the module.
+    Parameters have their names in the module.
     """
 
     input: Axes | None
@@ -64,7 +64,7 @@ class Reading:
     weights: tuple[tuple[str, Axes], ...]
 
     def written(self) -> str:
-        """The value to write for exactly this, in the override grammar.
+        """Returns the value that means exactly this reading, in the override grammar.
 
         >>> print(Reading((("dp",), ()), None, (("weight", (("tp",), ())),)).written())
         {weight: [tp, null], input: [dp, null]}
@@ -88,23 +88,23 @@ def _dim_text(axes: tuple[str, ...]) -> str:
 
 
 def spans(grid: Grid) -> dict[str, int]:
-    """How many ways ``dp`` and ``tp`` cut."""
+    """Returns the sizes of ``dp`` and ``tp``."""
     return {DP: grid["dp_replicate"] * grid["dp_shard"], TP: grid[TP]}
 
 
 def readings(
     value: Mapping[str, Any], names: Sequence[str], order: Sequence[str], grid: Grid
 ) -> tuple[tuple[Reading, ...], list[str]]:
-    """Every way to read ``value`` for a module with parameters ``names``; or what is wrong with its form.
+    """Returns every way to read ``value`` for a module with parameters ``names``, or what is wrong with it.
 
-    ``order``: which tensors the entries of ``in`` stand for.
+    ``order``: the tensors that the entries of ``in`` mean.
     """
     wrong: list[str] = []
     axis_names = _AxisNames(_aliases(value.get("layout"), grid, wrong), grid)
     if wrong:
         return (), wrong
 
-    # of each tensor every way to read it
+    # every way to read each tensor
     ways: list[list[tuple[str, Axes]]] = []
     for key, given in value.items():
         if key == "layout":
@@ -124,7 +124,7 @@ def readings(
     if wrong:
         return (), wrong
 
-    # and every combination of these
+    # every combination of them
     found = [_reading(dict(choice)) for choice in product(*ways)]
     return tuple(dict.fromkeys(found)), []
 
@@ -135,7 +135,7 @@ def _reading(said: dict[str, Axes]) -> Reading:
 
 
 def _positions(key: str, given: Any, places: Sequence[str], wrong: list[str]) -> Iterator[tuple[str, Any]]:
-    """Each entry of a list of tensors with what it stands for."""
+    """Yields each entry of a list of tensors with the tensor that it means; adds problems to ``wrong``."""
     if not isinstance(given, list | tuple) or not all(isinstance(t, list | tuple) for t in given):
         wrong.append(f"{key}: {given}: not a list with a list a tensor")
     elif len(given) > len(places):
@@ -145,7 +145,10 @@ def _positions(key: str, given: Any, places: Sequence[str], wrong: list[str]) ->
 
 
 def _ways(where: str, tensor: Any, axis_names: _AxisNames, wrong: list[str], *, batch: bool) -> list[Axes]:
-    """Every way to understand the dims of one tensor; ``batch``: dim 0 is its samples."""
+    """Returns every way to read the dims of one tensor; adds problems to ``wrong``.
+
+    ``batch``: dim 0 is the samples.
+    """
     if not isinstance(tensor, list | tuple):
         wrong.append(f"{where}: {tensor!r}: not a list with an entry a dim")
         return []
@@ -157,7 +160,7 @@ def _ways(where: str, tensor: Any, axis_names: _AxisNames, wrong: list[str], *, 
             wrong.append(f"{where}: {text}")
         dims.append(choices)
 
-    # one axis for two dims is no way to read it
+    # no axis may cut two dims
     found = [axes for axes in product(*dims) if _once(axes)] if not wrong else []
     if not found and not wrong:
         wrong.append(f"{where}: {list(tensor)}: one axis cannot cut two dims")
@@ -171,7 +174,7 @@ def _once(axes: Axes) -> bool:
 
 
 def _choices(entry: Any, axis_names: _AxisNames, *, batch: bool) -> tuple[list[tuple[str, ...]], str]:
-    """The axes that one entry can mean, or what is wrong with it."""
+    """Returns the axes that one entry can mean, or what is wrong with it."""
     if isinstance(entry, int) and not isinstance(entry, bool):
         return _slices(entry, spans(axis_names.grid), batch=batch)
 
@@ -187,7 +190,7 @@ def _choices(entry: Any, axis_names: _AxisNames, *, batch: bool) -> tuple[list[t
 
 
 def _slices(count: int, ways: Mapping[str, int], *, batch: bool) -> tuple[list[tuple[str, ...]], str]:
-    """The axes that cut into ``count`` slices; dp cuts samples only."""
+    """Returns the axes that cut into ``count`` slices; ``dp`` cuts only samples."""
     if count == 1:
         return [()], ""
 
@@ -208,11 +211,14 @@ def _slices(count: int, ways: Mapping[str, int], *, batch: bool) -> tuple[list[t
 
 
 def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, ...]]:
-    """What each axis name stands for. A device matrix lists sizes row-major over the ranks of one stage."""
+    """Returns the axes that each axis name means; adds problems to ``wrong``.
+
+    A device matrix lists sizes in row-major order over the ranks of one stage.
+    """
     if layout is None:
         return {DP: (DP,), TP: (TP,)}
 
-    # its form: a size and a name an axis
+    # the form is a size and a name for each axis
     form = "layout: {device_matrix: [2, 2], alias_name: [dp, tp]}"
     if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
         wrong.append(f"layout: {layout!r}: not of the form {form}")
@@ -224,7 +230,7 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
         wrong.append(f"layout: {matrix!r} with names {names!r}: {text}")
         return {}
 
-    # an axis is known by its size, and by how far apart its ranks are
+    # size and stride identify an axis
     ways = spans(grid)
     if prod(matrix) != prod(ways.values()):
         wrong.append(f"layout.device_matrix: {list(matrix)}: a stage has dp {ways[DP]} x tp {ways[TP]} ranks")
@@ -242,7 +248,9 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
 
 
 def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
-    """The size of ``tp`` in slices and device matrices (``None``: in none), and why they disagree.
+    """Returns the size of ``tp`` that slices and device matrices imply, and why they disagree.
+
+    The size is ``None`` if none implies one, or if they disagree.
 
     >>> degree({"up": {"in": [[4, 1], [1, 2]]}})
     (2, '')
@@ -252,7 +260,8 @@ def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
         if not isinstance(value, Mapping):
             continue
 
-        # slices over tp: the innermost of a device matrix; of tensors all, but for the samples of the first
+        # slices over tp: the last size of a device matrix, and all dims of tensors but the samples (dim 0 of
+        # the first tensor)
         layout = value.get("layout")
         matrix = layout.get("device_matrix") if isinstance(layout, Mapping) else None
         sizes = [matrix[-1]] if isinstance(matrix, list | tuple) and matrix else []

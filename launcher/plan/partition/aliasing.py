@@ -1,4 +1,4 @@
-"""Memory that stages would each have a copy of although it is changed in place: exact or a problem."""
+"""Memory that is changed in place and that several stages would each copy: exact, or a problem."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from launcher.plan.values.facts import Graph, Node
 
 
 def own(graph: Graph, node: Node) -> frozenset[int]:
-    """Memory of the module that ``node`` calls: its parameters and buffers."""
+    """Returns the memory of the module that ``node`` calls: its parameters and buffers."""
     given = frozenset[int]().union(*(graph[m].lies for m in node.inputs))
     return node.reads - given if node.kind == "module" else frozenset()
 
 
 def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
-    """One for each node that changes memory which another stage uses, unseen or seen too early.
+    """Returns a problem for each node whose in-place change another stage would miss or see too early.
 
-    What crosses is as it is when its stage is done, and a copy from then on: that is right for uses on
-    earlier stages before the change, and for uses on later stages after it. What modules change of the
-    model's own tensors is judged by name (``plan.refusals.model_effects``).
+    A value that crosses a boundary is copied when its stage is done. That is right for uses on earlier stages
+    before the change, and for uses on later stages after it. Changes that modules make to the model's own
+    tensors are checked by name in ``plan.refusals.model_effects``.
     """
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     kept = frozenset[int]().union(
@@ -39,10 +39,13 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
 def _blind(
     graph: Graph, at: Mapping[str, int], order: Mapping[str, int], *, writer: Node, where: int, kept: bool
 ) -> Iterator[Node]:
-    """Nodes that do not see what ``writer`` does to the memory ``where``, or see it too early."""
+    """Yields nodes that miss what ``writer`` does to the memory ``where``, or see it too early.
+
+    ``kept``: the memory belongs to the model.
+    """
     mine, now = at[writer.name], order[writer.name]
 
-    # of what crosses to its stage each is a copy of its own
+    # each value that crosses to its stage is a separate copy
     received = dict.fromkeys(
         m for n in graph.nodes if n.kind != "param" and at[n.name] == mine for m in n.inputs
         if graph[m].kind != "param" and at[m] < mine and where in graph[m].lies
@@ -50,7 +53,7 @@ def _blind(
     if len(received) > 1:
         yield graph[list(received)[1]]
 
-    # on other stages only uses in the order of the stages are right
+    # uses on other stages are right only in the order of the stages
     for n in graph.nodes:
         if n.kind == "param" or n is writer or at[n.name] == mine or where not in n.reads | n.lies:
             continue

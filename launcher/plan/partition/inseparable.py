@@ -1,4 +1,4 @@
-"""Modules that no cut can separate, as they run between two calls of one module: groups in stage order."""
+"""Groups of modules that no cut can separate, because one runs between two calls of another."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from launcher.plan.values.facts import Graph
 
 
 def components(graph: Graph, modules: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """``modules``, in the order of their first calls, grouped: data flows to later groups only.
+    """Groups ``modules`` so that data flows to later groups only.
 
-    Where each module is called once, each is a group of its own and the order stays.
+    ``modules`` are in the order of their first calls. If each is called once, each is a separate group and
+    the order stays the same.
     """
     needs = _needs(graph, modules)
     bit = {m: 1 << i for i, m in enumerate(modules)}
@@ -33,14 +34,17 @@ def components(graph: Graph, modules: Sequence[str]) -> tuple[tuple[str, ...], .
 
 
 def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
-    """For each module those that cannot be on a later stage, itself among them, as bits in their order."""
+    """Returns for each module those that cannot be on a later stage, as bits in their order.
+
+    The module itself is among them.
+    """
     needs = {m: 1 << i for i, m in enumerate(modules)}
     bound = _bound(graph, frozenset(modules))
     while True:
         before = dict(needs)
         reach: dict[str, int] = {}
 
-        # what a node needs, all modules that it is bound to need as well
+        # modules that share a stage with a node need whatever the node needs
         for node in graph.nodes:
             mask = 0
             for m in node.inputs:
@@ -51,29 +55,29 @@ def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
                 needs[b] = mask
             reach[node.name] = mask
 
-        # a module of several calls hands it on to earlier nodes: again, until nothing new comes
+        # a module with several calls passes needs to earlier nodes: repeat until nothing changes
         if needs == before:
             return needs
 
 
 def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
-    """The modules on whose stage each node has to be.
+    """Returns for each node the modules on whose stage it must be.
 
-    A call of one; glue that touches what glue changes of its tensors; whatever takes what is no tensor from
-    it.
+    A module binds its own calls, glue that uses tensors of the module that glue changes, and whatever takes a
+    value from it that is not a tensor.
     """
     owners = _owners(graph, modules)
     carried: dict[str, tuple[str, ...]] = {}
     out: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         taken = [m for i in n.inputs for m in carried[i]]
-        again = n.kind == "glue" and n.out is None  # worked out wherever it is used
+        again = n.kind == "glue" and n.out is None  # computed again on each stage that uses it
         mine = [n.target] if n.kind == "module" and n.target in modules else []
         touched: list[str] = []
         if n.kind == "glue":
             touched = [m for where in sorted(n.reads | n.lies) for m in owners.get(where, ())]
 
-        # what is no tensor cannot cross: it binds whatever takes it
+        # a value that is not a tensor cannot cross a boundary, so it binds its users
         out[n.name] = tuple(dict.fromkeys([*mine, *touched, *([] if again else taken)]))
         if again:
             carried[n.name] = tuple(taken)
@@ -83,7 +87,7 @@ def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _owners(graph: Graph, modules: frozenset[str]) -> Mapping[int, tuple[str, ...]]:
-    """The modules that have the memory which glue changes in place."""
+    """Returns the modules that own memory which glue changes in place."""
     changed = frozenset[int]().union(*(n.writes for n in graph.nodes if n.kind == "glue"))
     out: dict[int, tuple[str, ...]] = {}
     for n in graph.nodes if changed else ():
@@ -94,7 +98,7 @@ def _owners(graph: Graph, modules: frozenset[str]) -> Mapping[int, tuple[str, ..
 
 
 def why(graph: Graph, group: Sequence[str]) -> str:
-    """What keeps a group together."""
+    """Returns why no cut can separate a group."""
     seen: list[str] = []
     for n in graph.nodes:
         if n.kind == "module" and n.target in group:

@@ -1,4 +1,4 @@
-"""Masks and positions that code between modules makes of a model's inputs: each stage makes its own."""
+"""Masks and positions that glue computes from a model's inputs: each stage computes its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ EXACT = frozenset({
     "invert", "logical_and", "logical_or", "logical_not", "tril", "triu", "sum", "cumsum", "add", "sub",
     "bool", "int", "long",
 })  # fmt: skip
-"""Functions, by name without underscores, that give the same whole numbers wherever they run."""
+"""Functions, by name without underscores, that return the same integers on every device."""
 
 
 def masks(graph: Graph) -> frozenset[str]:
-    """Values that are cheaper made again of the inputs of the model than sent: (time, time) of (time)."""
+    """Returns values that are cheaper to compute again from the model's inputs than to send.
+
+    An example is a mask of shape (time, time) from an input of shape (time).
+    """
     changed = frozenset[int]().union(*(n.writes for n in graph.nodes))
-    made: dict[str, frozenset[str]] = {}  # of which inputs
+    made: dict[str, frozenset[str]] = {}  # the inputs from which each value is computed
     for node in graph.nodes:
         if node.kind == "input":
             made[node.name] = frozenset({node.name})
@@ -31,7 +34,7 @@ def masks(graph: Graph) -> frozenset[str]:
 
 
 def _exact(node: Node, changed: frozenset[int]) -> bool:
-    """Whether it gives whole numbers in memory that nothing writes to, of such."""
+    """Whether ``node`` is exact: it returns integers, in memory that nothing writes to."""
     whole = node.out is not None and all(
         not t.dtype.startswith(("float", "bfloat", "complex")) for t in node.out
     )

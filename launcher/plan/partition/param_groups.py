@@ -1,4 +1,4 @@
-"""Which parameters an optimizer updates with which settings: ``optim.groups`` applied to a model's names."""
+"""The parameter groups of an optimizer: ``optim.groups`` applied to a model's names."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from launcher.plan.values.text import listed, many
 
 KEY = "optim.groups"
 OTHERS = ("name", "groups", "nesterov")
-"""Keys of an optimizer that all of its parameters share."""
+"""Keys of an optimizer that are the same for all of its parameters."""
 USE = ("lr", "weight_decay")
 OF_MUON = (*USE, "momentum")
 OF_ADAMW = (*USE, "betas", "eps")
-"""Keys of each of the two that ``optim=muon`` is."""
+"""Keys of the two optimizers that ``optim=muon`` consists of."""
 APART = ("embedding", "head")
 """Roles of matrices that Muon leaves to AdamW."""
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
-"""Of a dtype, the distance from 1 to the next number."""
+"""The distance from 1 to the next number in each dtype."""
 
 
 def param_groups(optim: Optim, params: Sequence[Placed]) -> tuple[ParamGroup, ...]:
-    """Every trainable parameter in exactly one, in order of first appearance."""
+    """Returns groups with every trainable parameter in exactly one, in order of first appearance."""
     found: dict[tuple[str, OptimizerSettings], list[str]] = {}
     for p in _trained(params):
         key = next(iter(_keys(optim, p)), "")
@@ -49,7 +49,10 @@ def _groups(optim: Optim) -> Mapping[str, Group]:
 
 
 def _keys(optim: Optim, p: Placed) -> dict[str, str]:
-    """The keys that names of a tensor have, each with the first such name. Names without one say nothing."""
+    """Returns the group keys that match names of a tensor, each with the first such name.
+
+    Names that no key matches do not count.
+    """
     out: dict[str, str] = {}
     for name in p.names:
         key = best_key(_groups(optim), name)
@@ -59,7 +62,10 @@ def _keys(optim: Optim, p: Placed) -> dict[str, str]:
 
 
 def _settings(optim: Optim, key: str, p: Placed) -> OptimizerSettings:
-    """Vectors, which are gains and biases, decay only where their group says so."""
+    """Returns the settings of ``p`` in the group ``key``.
+
+    Vectors, which are gains and biases, decay only if their group says so.
+    """
     if isinstance(optim, Target):
         return ()
     usual = _usual(optim, key, p)
@@ -70,7 +76,7 @@ def _settings(optim: Optim, key: str, p: Placed) -> OptimizerSettings:
 
 
 def _usual(optim: AdamW | SGD | Momentum | Lion | Adafactor | Muon, key: str, p: Placed) -> dict[str, Any]:
-    """What the group ``key`` leaves as it is."""
+    """Returns the settings of ``p`` that apply unless the group ``key`` changes them."""
     if isinstance(optim, Adafactor):
         least, size = optim.eps
         least = EPSILON.get(p.spec.dtype, 0.0) if least is None else least
@@ -85,23 +91,27 @@ def _usual(optim: AdamW | SGD | Momentum | Lion | Adafactor | Muon, key: str, p:
 
 
 def orthogonal(optim: Muon, p: Placed) -> bool:
-    """Whether Muon updates it: matrices, unless they are embeddings or the head and no group says so."""
+    """Whether Muon updates ``p``: a matrix, but an embedding or the head only if a group says so."""
     return _orthogonal(optim, next(iter(_keys(optim, p)), ""), p)
 
 
 def _orthogonal(optim: Muon, key: str, p: Placed) -> bool:
-    """In the group ``key``."""
+    """Whether Muon updates ``p`` in the group ``key``."""
     said = optim.groups[key].use if key else None
     return len(p.spec.shape) == 2 and (p.role not in APART if said is None else said == "muon")
 
 
 def _ns_dtype(p: Placed) -> str:
-    """torch's is bfloat16, in which layouts differ by its roundings: so only where forwards do too."""
+    """Returns the dtype of Newton-Schulz.
+
+    torch uses bfloat16, in which layouts differ by roundings, so we use it only if forwards are in half
+    precision too.
+    """
     return p.spec.dtype if p.compute == p.spec.dtype else "bfloat16"
 
 
 def refused_for(optim: Optim, params: Sequence[Placed]) -> Iterator[Problem]:
-    """Groups without a parameter, and tensors that two groups would update otherwise."""
+    """Yields groups without a parameter, and tensors that two groups would update differently."""
     names = [name for p in _trained(params) for name in p.names]
     for key, group in _groups(optim).items():
         if not any(matches(key, name) for name in names):
@@ -115,7 +125,7 @@ def refused_for(optim: Optim, params: Sequence[Placed]) -> Iterator[Problem]:
 
 
 def _nobody(key: str, group: Group, names: Sequence[str], params: Sequence[Placed]) -> Problem:
-    """``names``: of parameters that are trained."""
+    """Returns the problem of a group that names no trained parameter; ``names``: those of trained ones."""
     still = [(name, p.buffer) for p in params for name in p.names if matches(key, name)]
     if still:
         name, buffer = min(still, key=lambda one: one[1])
@@ -131,7 +141,7 @@ def _nobody(key: str, group: Group, names: Sequence[str], params: Sequence[Place
 
 
 def _near(key: str, names: Sequence[str]) -> list[str]:
-    """Names or globs like ``key`` that stand for something; numbers are not misspelt."""
+    """Returns similar names or globs that match a parameter; numbers must be equal to those in ``key``."""
     word = key.strip("*.")
     known = {part for name in names for part in (*name.split("."), *prefixes(name))}
     close = get_close_matches(word, sorted(known), 3, 0.6)
@@ -141,7 +151,7 @@ def _near(key: str, names: Sequence[str]) -> list[str]:
 
 
 def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
-    """A tied tensor is updated once, so all groups that its names are in must say the same."""
+    """Yields a problem if the groups of a tied tensor's names differ: it is updated only once."""
     keys = _keys(optim, p)
     unlike: dict[OptimizerSettings, str] = {}
     for key in keys:
@@ -149,7 +159,7 @@ def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
     if len(unlike) < 2:
         return
 
-    # the first one's group for the other names too
+    # the cure puts the other names into the group of the first
     first, *others = unlike.values()
     said = ", ".join(f"{keys[k]} is in {k}={_text(_groups(optim)[k])}" for k in (first, *others))
     text = f"{' = '.join(p.names)} is one tensor, updated once, and {said}"
@@ -158,7 +168,7 @@ def _torn(optim: Optim, p: Placed) -> Iterator[Problem]:
 
 
 def _idle(optim: Muon, trained: Sequence[Placed]) -> Iterator[Problem]:
-    """Keys of one of the two optimizers in a group of which the other has all."""
+    """Yields groups with keys of one optimizer whose parameters are all updated by the other."""
     for key, group in optim.groups.items():
         named = [p for p in trained if key in _keys(optim, p)]
         uses = {"muon" if orthogonal(optim, p) else "adamw": p for p in reversed(named)}
@@ -183,7 +193,7 @@ def _complex(optim: Adafactor | Muon, trained: Sequence[Placed]) -> Iterator[Pro
 
 
 def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
-    """What each group is of, as the plan shows it."""
+    """Yields which parameters each group has, as the plan shows it."""
     for key, group in _groups(optim).items():
         names = [p.name for p in _trained(params) if key in _keys(optim, p)]
         if names:
@@ -195,7 +205,7 @@ def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
 
 
 def notes(optim: Optim, params: Sequence[Placed]) -> Iterator[Note]:
-    """Tied tensors of which a group has not every name."""
+    """Yields what Muon updates, and notes about tied tensors of which a group has only some names."""
     if isinstance(optim, Muon):
         yield _parted(optim, _trained(params))
     for p in _trained(params):
@@ -208,7 +218,7 @@ def notes(optim: Optim, params: Sequence[Placed]) -> Iterator[Note]:
 
 
 def _parted(optim: Muon, trained: Sequence[Placed]) -> Note:
-    """Which of the two updates what; of what is no matrix only how many."""
+    """Returns a note on what Muon and AdamW update; tensors that are not matrices are only counted."""
     by_muon = [p.name for p in trained if orthogonal(optim, p)]
     matrices = [p.name for p in trained if len(p.spec.shape) == 2 and p.name not in {*by_muon}]
     others = len(trained) - len(by_muon) - len(matrices)

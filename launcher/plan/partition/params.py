@@ -15,16 +15,16 @@ from launcher.plan.values.facts import HALF, ITEMSIZE, Param, Role, Skeleton, Te
 from launcher.plan.values.layout import Layout
 
 ROLES: tuple[Role, ...] = ("embedding", "head", "adapter")
-"""Of a tensor that is several, the first."""
+"""A tensor that has several roles counts as the first of them."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """One tensor under its first name.
+    """A tensor of the model with its layout and the stages that hold it.
 
-    ``names`` are all its names, ``stages`` the virtual stages that hold it; ``spec`` has the dtype that it is
-    kept in, ``compute`` is the one that the forward sees; ``role`` what it is to the model (``facts.Param``),
-    under any name.
+    ``name`` is its first name, ``names`` are all its names. ``stages`` are the virtual stages that hold it.
+    ``spec`` has the dtype in which it is kept, ``compute`` is the dtype in the forward. ``role`` is its role
+    in the model under any of its names, as in ``facts.Param``.
     """
 
     name: str
@@ -39,48 +39,48 @@ class Placed:
 
     @property
     def half(self) -> bool:
-        """Whether it is kept in the half precision that it is computed in: it never learns."""
+        """Whether it is kept in half precision, as frozen parameters may be: they are never updated."""
         return not self.trainable and not self.buffer and self.spec.dtype in HALF
 
     @property
     def sharded(self) -> bool:
-        """Whether data-parallel ranks share one copy: it is gathered before it is used."""
+        """Whether it is sharded over data-parallel ranks, and so gathered before use."""
         return "dp_shard" in self.layout.axes
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of what a rank uses: all of it, or its part of what ``tp`` cuts."""
+        """The shape of what a rank uses: the full tensor, or its part of what ``tp`` cuts."""
         tp = self.layout.grid["tp"]
         dims = zip(self.spec.shape, self.layout.split, strict=True)
         return tuple(n // tp if "tp" in axes else n for n, axes in dims)
 
     @property
     def elements(self) -> int:
-        """Of what a rank uses."""
+        """The number of elements that a rank uses."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Of what a rank uses, in the dtype that it is kept in."""
+        """The bytes of what a rank uses, in the dtype in which it is kept."""
         return self.elements * ITEMSIZE[self.spec.dtype]
 
     @property
     def padded(self) -> int:
-        """Elements of all shards, each as large as the largest."""
+        """The elements of all shards together, each padded to the size of the largest."""
         first, *rest = self.shape
         shard = self.layout.grid["dp_shard"]
         return -(-first // shard) * shard * prod(rest)
 
     @property
     def gathered(self) -> int:
-        """Of what a rank uses, in the dtype that the forward sees."""
+        """The bytes of what a rank uses, in the dtype of the forward."""
         return self.elements * ITEMSIZE[self.compute]
 
     def copies(self, here: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a rank's virtual stages, those that keep a copy of their own.
+        """Returns which of a rank's virtual stages (``here``) keep a separate copy.
 
-        Stages of one rank share a whole tensor. FSDP2 lets no two of its roots share one, so of a sharded
-        tensor every stage has its own.
+        Stages of one rank share an unsharded parameter. FSDP2 does not let two of its roots share a
+        parameter, so each stage has its own copy of a sharded one; each also has its own copy of a buffer.
         """
         mine = tuple(s for s in here if s in self.stages)
         return mine if self.sharded or self.buffer else mine[:1]
@@ -88,9 +88,9 @@ class Placed:
 
 @dataclass(frozen=True)
 class Tie:
-    """A parameter of several stages: gradients are summed over its copies, the first of which is saved.
+    """A parameter that several stages hold: its gradients are summed over the copies; the first is saved.
 
-    ``ranks`` are the pipeline ranks of the stages, ascending. One that is not ``trained`` has no gradients.
+    ``ranks`` are the pipeline ranks of the stages, ascending. Without ``trained`` it has no gradients.
     """
 
     name: str
@@ -108,16 +108,22 @@ def placed(
     low: str | None = None,
     whole: frozenset[str] = frozenset(),
 ) -> tuple[Placed, ...]:
-    """Every tensor once, in definition order.
+    """Places every tensor of the model once, in definition order.
 
-    ``splits``: the axes that operators cut dims over, by any name. ``low``: the half-precision dtype to
-    compute in, if any. ``whole``: names of those that are not to be sharded.
+    Args:
+        skeleton: the model.
+        stages: its stages.
+        sizes: the grid, and the rank of each stage.
+        hsdp: how to shard over data-parallel ranks; ``None``: not at all.
+        splits: the axes over which operators cut dims, by any name of a parameter.
+        low: the half-precision dtype to compute in, if any.
+        whole: names of tensors that must not be sharded.
     """
     same: dict[str, list[Param]] = {}
     for p in skeleton.params:
         same.setdefault(p.same_as, []).append(p)
 
-    # what no group of FSDP2's can take: it has one dtype, and is cast as a whole
+    # an FSDP2 group has one dtype and is cast as a whole, so some tensors cannot be in one
     kept = wide(skeleton)
     apart = {name: bool(low) and name in kept for name in same}
     usual = _usual(skeleton)
@@ -132,7 +138,7 @@ def placed(
 
 
 def _usual(skeleton: Skeleton) -> str:
-    """The dtype of most parameters, by bytes: a group of FSDP2's has one."""
+    """Returns the dtype of most parameters, by bytes: an FSDP2 group has only one dtype."""
     sizes: dict[str, int] = {}
     for p in skeleton.params:
         if not p.buffer and "float" in p.spec.dtype:
@@ -141,9 +147,10 @@ def _usual(skeleton: Skeleton) -> str:
 
 
 def wide(skeleton: Skeleton) -> frozenset[str]:
-    """Names of tensors that no half precision touches: buffers, and what stands beside a running statistic.
+    """Returns the first names of tensors that are never cast to half precision.
 
-    BatchNorm takes half-precision inputs, but wants its weights as wide as its statistics.
+    These are buffers, and the parameters of modules with running statistics: BatchNorm takes half-precision
+    inputs, but its weights must have the dtype of its statistics.
     """
     statistics = {owner(p.name) for p in skeleton.params if p.buffer and p.spec.dtype.startswith("float")}
     return frozenset(p.same_as for p in skeleton.params if p.buffer or owner(p.name) in statistics)
@@ -161,10 +168,10 @@ def _placed(
     names = tuple(p.name for p in ps)
     held = tuple(s.index for s in stages if not set(names).isdisjoint(s.params))
     spec = ps[0].spec
-    if low and all(p.stored == low for p in ps):  # wider it would be the same numbers
+    if low and all(p.stored == low for p in ps):  # a wider dtype would hold the same numbers
         spec = TensorSpec(spec.shape, low)
 
-    # what operators cut over tp, and of that FSDP2 the first dim over data-parallel ranks
+    # operators cut over tp; FSDP2 then cuts the first dim of the result over data-parallel ranks
     split = next((splits[n] for n in names if n in splits), ((),) * len(spec.shape))
     if _shards(ps[0], sizes, hsdp, split):
         split = ((*split[0], "dp_shard"), *split[1:])
@@ -186,7 +193,11 @@ def _placed(
 
 
 def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None, split: tuple[tuple[str, ...], ...]) -> bool:
-    """Tensors below the threshold, 0-d and empty ones and buffers stay whole; uneven ones on request."""
+    """Whether FSDP2 shards ``p``.
+
+    Tensors below the threshold, 0-d tensors, empty tensors and buffers are not sharded; those that do not
+    divide evenly are not if the request says so (``uneven: whole``).
+    """
     if hsdp is None or p.buffer or not p.spec.shape or sizes.grid["dp_shard"] == 1:
         return False
     parts = prod(sizes.grid[axis] for axis in (*split[0], "dp_shard"))
@@ -196,7 +207,7 @@ def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None, split: tuple[tuple[str, .
 
 
 def by_stage(params: Iterable[Placed]) -> dict[int, list[Placed]]:
-    """What each stage that holds anything has, in definition order."""
+    """Returns the tensors of each stage that holds any, in definition order."""
     out: dict[int, list[Placed]] = {}
     for p in params:
         for stage in p.stages:
@@ -205,6 +216,6 @@ def by_stage(params: Iterable[Placed]) -> dict[int, list[Placed]]:
 
 
 def ties(params: tuple[Placed, ...]) -> tuple[Tie, ...]:
-    """Parameters that several stages hold."""
+    """Returns the parameters that several stages hold."""
     shared = [p for p in params if len(p.stages) > 1 and not p.buffer]
     return tuple(Tie(p.name, p.stages, dict(p.layout.at)["pp"], p.trainable) for p in shared)

@@ -1,4 +1,4 @@
-"""Which ranks share which collective group."""
+"""The ranks of each process group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USES = {
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of one kind: each rank is in one of them at most."""
+    """The groups of one kind; each rank is in at most one of them."""
 
     name: str
     axes: tuple[str, ...]
@@ -32,7 +32,7 @@ class Groups:
 
 
 def groups(grid: Grid, ties: Sequence[Tie]) -> tuple[Groups, ...]:
-    """Those with more than one rank."""
+    """Returns the kinds of groups that have more than one rank somewhere."""
     return tuple(g for g in _groups(grid, ties) if any(len(r) > 1 for r in g.ranks))
 
 
@@ -53,7 +53,7 @@ def _along(grid: Grid, name: str, axes: tuple[str, ...]) -> Groups:
 
 
 def alike(grid: Grid, params: Sequence[Placed]) -> tuple[tuple[int, ...], ...]:
-    """Ranks that hold the same pieces of every tensor: the checkpoint of one does for all of them."""
+    """Returns sets of ranks that hold the same pieces of every tensor, so that they share a checkpoint."""
     same: dict[object, list[int]] = {}
     for rank in range(grid.size):
         held = tuple(p.layout.box(rank) for p in params)
@@ -62,7 +62,7 @@ def alike(grid: Grid, params: Sequence[Placed]) -> tuple[tuple[int, ...], ...]:
 
 
 def as_json(grid: Grid, ties: Sequence[Tie], params: Sequence[Placed]) -> str:
-    """A group a line."""
+    """Returns the groups as JSON, one kind of group a line."""
     head = {"format": FORMAT, "version": VERSION, "grid": dict(grid.axes)}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
     rows = ",\n".join(f"    {json.dumps(g.__dict__)}" for g in groups(grid, ties))

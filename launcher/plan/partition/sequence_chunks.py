@@ -12,14 +12,18 @@ from launcher.plan.values.facts import Graph, TensorSpec
 
 @dataclass(frozen=True)
 class Pieces:
-    """``graphs[q]``: how the model runs piece q, with what earlier ones left; all have the same nodes."""
+    """The pieces of a sequence.
+
+    ``lengths`` are their positions. ``graphs[q]`` is how the model runs piece q with what earlier pieces
+    left; all graphs have the same nodes.
+    """
 
     lengths: tuple[int, ...]
     graphs: tuple[Graph, ...]
 
 
 def equal(length: int, count: int) -> tuple[int, ...]:
-    """Pieces as equal as they can be, the longer ones first.
+    """Returns the lengths of ``count`` pieces as equal as possible, the longer ones first.
 
     >>> equal(10, 4)
     (3, 3, 2, 2)
@@ -28,9 +32,10 @@ def equal(length: int, count: int) -> tuple[int, ...]:
 
 
 def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[int, ...]:
-    """Pieces whose dearest costs least; from ``a`` to ``b``: linear (b - a) + quadratic (b - a) b.
+    """Returns the lengths of ``count`` pieces that minimize the cost of the most expensive one.
 
-    The last term is attention: each position reads all positions up to the end of its piece.
+    A piece from ``a`` to ``b`` costs linear (b - a) + quadratic (b - a) b. The last term is attention: each
+    position reads all positions up to the end of its piece.
 
     >>> balanced(100, 4, 1.0, 0.0), balanced(100, 4, 1.0, 0.02)
     ((25, 25, 25, 25), (34, 26, 21, 19))
@@ -38,7 +43,7 @@ def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[
 
     whole = _Sequence(length, linear, quadratic)
     ends = [0]
-    # the rest is cut anew each time: what one piece cannot take, all others share
+    # the remaining positions are divided again after each piece, so that a rounding is shared by all others
     for left in range(count, 0, -1):
         limit = whole.limit(ends[-1], left)
         ends.append(whole.ends(ends[-1], left, limit)[1])
@@ -47,14 +52,14 @@ def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[
 
 @dataclass(frozen=True)
 class _Sequence:
-    """``length`` positions; from ``a`` to ``b`` they cost linear (b - a) + quadratic (b - a) b."""
+    """A sequence; its positions from ``a`` to ``b`` cost linear (b - a) + quadratic (b - a) b."""
 
     length: int
     linear: float
     quadratic: float
 
     def limit(self, start: int, count: int) -> float:
-        """The least that the dearest of ``count`` pieces from ``start`` on can cost."""
+        """Returns the minimum cost of the most expensive of ``count`` pieces from ``start`` on."""
         low, high = 0.0, (self.length - start) * (self.linear + self.quadratic * self.length)
         for _ in range(60):
             middle = (low + high) / 2
@@ -63,9 +68,9 @@ class _Sequence:
         return high
 
     def ends(self, start: int, count: int, limit: float) -> list[int]:
-        """Where pieces end when each takes what it can below ``limit``.
+        """Returns ``start`` and the ends of ``count`` pieces if each takes as much as ``limit`` allows.
 
-        One position at least, and one is left for each later piece.
+        Each takes at least one position and leaves one for each later piece.
         """
         ends = [start]
         for later in reversed(range(count)):
@@ -76,9 +81,9 @@ class _Sequence:
 
 
 def grain(flow: Flow, tp: int) -> int:
-    """What every length is a multiple of.
+    """Returns the number of which every length must be a multiple.
 
-    Where an operator cuts the sequence, each rank has its part of each piece.
+    If an operator cuts the sequence over ``tp``, each rank has a part of each piece.
     """
     operators = [s.operator for s in flow.spreads]
     said = ((o.kind, axes) for o in operators for axes in (o.input, o.output) if axes)
@@ -87,5 +92,8 @@ def grain(flow: Flow, tp: int) -> int:
 
 
 def shortened(spec: TensorSpec, length: int, whole: int) -> TensorSpec:
-    """``spec`` for ``length`` of ``whole`` positions: dim 1 is the sequence's, or a rank's part of it."""
+    """Returns ``spec`` for ``length`` of ``whole`` positions.
+
+    Dim 1 is the sequence, or a rank's part of it.
+    """
     return replace(spec, shape=(spec.shape[0], spec.shape[1] * length // whole, *spec.shape[2:]))

@@ -1,4 +1,4 @@
-"""How many ranks, stages, micro batches and samples there are: the numbers that need no model."""
+"""The numbers of ranks, stages, micro batches and samples, none of which needs the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class Note:
-    """A default that was worked out, or anything else the reader of a plan should know."""
+    """A default that was resolved, or anything else that the reader of a plan should know."""
 
     key: str
     text: str
@@ -21,7 +21,7 @@ class Note:
 
     @property
     def default(self) -> bool:
-        """Whether it says what became of a key that left the choice to the plan.
+        """Whether the note says how the plan resolved a default.
 
         >>> Note("parallel.hsdp.shard_size", "-1 -> 4: the data-parallel group").default
         True
@@ -31,10 +31,12 @@ class Note:
 
 @dataclass(frozen=True)
 class Sizes:
-    """``virtual`` stages lie ``chunks`` to a rank, round after round or (``v``) there and back.
+    """The sizes of a run.
 
-    Batches are samples; ``local_batch`` is a data-parallel rank's. In training, the sequences of a micro
-    batch pass in so many ``pieces``. ``epochs``: what ``steps`` come of, unless they were asked for.
+    Each rank has ``chunks`` of the ``virtual`` stages, placed round after round or, with ``v``, there and
+    back. Batches are counted in samples; ``local_batch`` is that of a data-parallel rank. ``pieces``: chunks
+    into which the sequences of a micro batch are cut in training. ``epochs``: the number from which ``steps``
+    was computed, if the request states epochs.
     """
 
     grid: Grid
@@ -64,5 +66,5 @@ class Sizes:
 
     @property
     def replicas(self) -> int:
-        """Data-parallel ranks: each reads its own samples."""
+        """The number of data-parallel ranks; each reads its own samples."""
         return self.grid["dp_replicate"] * self.grid["dp_shard"]

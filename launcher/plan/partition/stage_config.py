@@ -1,4 +1,4 @@
-"""Which stage each module is told to be on: ``stage_config`` applied to a model's module names."""
+"""The stage of each module: ``stage_config`` applied to a model's module names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ KEY = "parallel.pipeline.stage_config"
 
 
 def flatten(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted and nested keys mean the same; the later of two equal ones wins and takes the later place.
+    """Returns ``config`` with dotted keys, which mean the same as nested ones.
+
+    The later of two equal keys wins and takes the later position.
 
     >>> flatten({"layers.0": 0, "layers": {0: 1, "1": 1}})
     {'layers.0': 1, 'layers.1': 1}
@@ -31,13 +33,13 @@ def flatten(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 BACKBONE, LOSS = "_backbone", "_loss_fn"
-"""What MindSpore's ``WithLossCell`` calls the network, and the loss beside it."""
+"""The names of the network and of the loss in MindSpore's ``WithLossCell``."""
 
 
 def unwrapped(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[str, Any]:
-    """Names as the model has them where they are those of a ``WithLossCell`` around it.
+    """Returns ``keys`` with the model's own names if they are those of a ``WithLossCell`` around it.
 
-    The loss is on the last stage, so there it may be named too.
+    The loss is on the last stage, so ``keys`` may place it there; that entry is dropped.
     """
     above = f"{BACKBONE}."
     if BACKBONE in skeleton.modules or not any(key.startswith(above) for key in keys):
@@ -51,13 +53,13 @@ def unwrapped(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[
 
 
 def stage_of(keys: Mapping[str, int], name: str) -> int | None:
-    """The stage that ``keys`` give to a name."""
+    """Returns the stage that ``keys`` give to ``name``, or ``None``."""
     key = best_key(keys, name)
     return None if key is None else keys[key]
 
 
 def owner(param: str) -> str:
-    """The module that a parameter's name starts with ("" for the root).
+    """Returns the module that owns a parameter ("" for the root).
 
     >>> owner("layers.0.attn.wq.weight")
     'layers.0.attn.wq'
@@ -66,12 +68,12 @@ def owner(param: str) -> str:
 
 
 def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: int = 1) -> list[Problem]:
-    """Everything wrong with an explicit ``stage_config`` for this model on ``ranks`` x ``chunks`` stages."""
+    """Returns all problems of a ``stage_config`` for this model on ``ranks`` x ``chunks`` stages."""
     stages, there = ranks * chunks, _there(ranks, chunks)
     names = (*skeleton.modules, *(p.name for p in skeleton.params))
     numbers = _numbers(keys)
 
-    # each key by itself
+    # each key alone
     problems: list[Problem] = []
     for key, stage in numbers.items():
         missing = _no_such_stage(key, stage, stages, there)
@@ -82,7 +84,7 @@ def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: 
     if problems:
         return problems
 
-    # all together: no module without a stage, no stage without a module
+    # all keys together: no module without a stage, no stage without a module
     without = _without(keys, skeleton, stages)
     if without:
         return [_no_stage(without)]
@@ -90,7 +92,7 @@ def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: 
 
 
 def impossible(keys: Mapping[str, Any], ranks: int, chunks: int = 1) -> list[Problem]:
-    """What is wrong with ``keys`` whatever the model: stages that are not there, or that no name is given."""
+    """Returns the problems of ``keys`` for any model: stages that do not exist, or that no key names."""
     stages, there, numbers = ranks * chunks, _there(ranks, chunks), _numbers(keys)
     problems = [p for p in (_no_such_stage(k, s, stages, there) for k, s in numbers.items()) if p]
     if problems or len(numbers) < len(keys):
@@ -139,9 +141,9 @@ def _no_such_module(key: str, stage: int, names: tuple[str, ...]) -> list[Proble
 
 
 def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
-    """The name that ``key`` comes closest to; of a glob, the one whose first part does.
+    """Returns the name that is most similar to ``key``, or ``None``.
 
-    Numbers are not misspelt.
+    Numbers must be equal. Of a glob only the first part may differ.
     """
     if not is_glob(key):
         same = [n for n in names if re.findall(r"\d+", n) == re.findall(r"\d+", key)]
@@ -152,7 +154,10 @@ def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
 
 
 def _without(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[str, int]:
-    """The largest modules (or single parameters) without a stage, each with what its neighbours suggest."""
+    """Returns the largest modules (or single parameters) without a stage, each with a suggested stage.
+
+    The modules before and after it suggest the stage.
+    """
     has = {p.name: stage_of(keys, p.name) for p in skeleton.params if not p.buffer}
     order = list(has.values())
     out: dict[str, int] = {}
@@ -166,7 +171,10 @@ def _without(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[s
 
 
 def _suggested(before: Sequence[int | None], after: Sequence[int | None], stages: int) -> int:
-    """The stage of what lies between: as what comes before, and what comes last is on the last stage."""
+    """Returns a stage for what lies between modules: that of the module before, else that of the next one.
+
+    If no later module has a stage, it is the last stage.
+    """
     earlier = [s for s in before if s is not None]
     later = [s for s in after if s is not None]
     if not later:
@@ -175,7 +183,7 @@ def _suggested(before: Sequence[int | None], after: Sequence[int | None], stages
 
 
 def _no_stage(without: Mapping[str, int]) -> Problem:
-    """One problem for all: after a single name is forgotten in a large model, there may be hundreds."""
+    """Returns one problem for all: one forgotten name in a large model may leave hundreds without a stage."""
     names = list(without)
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     verb = "has" if len(names) == 1 else "have"
@@ -184,11 +192,11 @@ def _no_stage(without: Mapping[str, int]) -> Problem:
 
 
 def units(skeleton: Skeleton, at_least: int = 1, stacks: bool = True) -> tuple[str, ...]:
-    """The modules that automatic choices treat as one piece, in definition order.
+    """Returns the modules that automatic choices do not cut, in definition order.
 
-    Children of the root, with containers replaced by what they hold, and (``stacks``) a module around a
-    model, or around its layers, by its children; while there are fewer with parameters than ``at_least``, the
-    largest one is opened too.
+    They are the children of the root. Containers are replaced by their contents and, with ``stacks``, modules
+    that consist mostly of layers by their children. While fewer than ``at_least`` of them have parameters,
+    the largest one is replaced by its children too.
     """
     children: dict[str, list[str]] = {}
     for name in skeleton.modules:
@@ -228,7 +236,10 @@ def _inside(skeleton: Skeleton) -> Inside:
 def _around_layers(
     skeleton: Skeleton, children: Mapping[str, Sequence[str]], inside: Inside
 ) -> frozenset[str]:
-    """Modules that are mostly layers: most bytes are in containers of alike modules, the outermost ones."""
+    """Returns modules that are mostly layers: most of their bytes are in containers of alike modules.
+
+    Only the outermost such containers count.
+    """
     stacks: list[str] = []
     for name in skeleton.modules:
         if name in skeleton.containers and not any(name.startswith(s + ".") for s in stacks):
@@ -243,7 +254,7 @@ def _around_layers(
 
 
 def _shapes(inside: Inside, module: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Names and shapes below ``module``: what alike layers have in common."""
+    """Returns the names and shapes of the parameters below ``module``; alike layers have the same."""
     start = module + "."
     return tuple((p.name.removeprefix(start), p.spec.shape) for p in inside.get(module, ()))
 
@@ -253,7 +264,7 @@ def _bytes(inside: Inside, module: str) -> int:
 
 
 def leaves(keys: Mapping[str, int], skeleton: Skeleton) -> frozenset[str]:
-    """Modules that lie on one stage as a whole, so that they stay eager and are never traced into."""
+    """Returns the modules that are entirely on one stage: they stay eager and are never traced into."""
     whole: dict[str, set[int | None]] = {}
     for name in skeleton.modules:
         stage = stage_of(keys, name)

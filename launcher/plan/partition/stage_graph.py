@@ -1,4 +1,4 @@
-"""What each stage runs, call by call, as ``debug.graphs`` tells it; stage_graph_svg draws it."""
+"""The calls that each stage runs, as ``debug.graphs`` lists them; stage_graph_svg draws them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ ORDER_ONLY = "The code between its modules could not be followed: these are its 
 
 @dataclass(frozen=True)
 class Call:
-    """A value and what makes it of which others.
+    """A value, the call that computes it, and the values that the call takes.
 
-    ``kind``: ``received`` (from the stage before), ``input``, ``module``, ``glue`` or ``output``. ``call``:
-    the module's name, or the function between modules; ``text``: with its constants. ``weights``: bytes that
-    one rank of tp uses; ``again``: it runs again in the backward; ``sent``: the next stage receives it.
+    ``kind`` is ``received`` (from the stage before), ``input``, ``module``, ``glue`` or ``output``. ``call``
+    is the name of the module, or of the function between modules; ``text`` is the call with its constants.
+    ``weights``: bytes that one rank of tp uses. ``again``: it runs again in the backward. ``sent``: the next
+    stage receives it.
     """
 
     name: str
@@ -40,9 +41,9 @@ class Call:
 
 @dataclass(frozen=True)
 class StageGraph:
-    """Stage ``index`` of ``count`` on ``ranks``, and the tensors of the model that it holds.
+    """The calls of stage ``index`` of ``count`` on ``ranks``, and the tensors of the model that it holds.
 
-    ``linked``: it is known which value goes where, and not the order of modules alone.
+    ``linked``: the trace shows which value goes where, not only the order of modules.
     """
 
     index: int
@@ -60,7 +61,7 @@ class StageGraph:
 
 @dataclass(frozen=True)
 class Staged:
-    """A model as its stages have it; ``whole``: the one stage runs the model as it is."""
+    """A model cut into stages; ``whole``: its only stage runs the model as it is."""
 
     stages: Sequence[Stage]
     boundaries: Sequence[Sequence[Crossing]]
@@ -69,7 +70,10 @@ class Staged:
 
 
 def stage_graph(model: Staged, graph: Graph, index: int, ranks: tuple[int, ...]) -> StageGraph:
-    """Stage ``index``, which ``ranks`` hold; of a ``whole`` model ``graph`` may name what it is made of."""
+    """Returns the graph of stage ``index`` on ``ranks``.
+
+    If the model is ``whole`` and ``graph`` has segments, the calls are these segments.
+    """
     stage, count = model.stages[index], len(model.stages)
     held = tuple(p for p in model.params if index in p.stages)
     nbytes = {n: p.nbytes for p in held for n in p.names}
@@ -88,7 +92,7 @@ def stage_graph(model: Staged, graph: Graph, index: int, ranks: tuple[int, ...])
 
 
 def _call(graph: Graph, node: Node, nbytes: Mapping[str, int], sent: bool) -> Call:
-    """Parameters that code between modules uses are weights, no inputs."""
+    """Returns the call of ``node``; parameters that glue uses count as weights, not as inputs."""
     own = [m for m in node.inputs if graph[m].kind == "param"]
     weights = _below(node.target, nbytes) if node.kind == "module" else 0
     return Call(
@@ -120,7 +124,7 @@ def _below(module: str, nbytes: Mapping[str, int]) -> int:
 
 
 def text(stage: StageGraph) -> str:
-    """A line a call, then a line a tensor of the model; ends with a newline."""
+    """Returns a line a call, then a line a tensor of the model; ends with a newline."""
     lines = [stage.title, SHAPES if stage.linked else ORDER_ONLY, ""]
     head = ("value", "made by", "of", "shape", "weights", "FLOPs", "saved")
     lines += _table([head, *(_row(c) for c in stage.calls)])
@@ -151,7 +155,7 @@ def shapes(specs: Sequence[TensorSpec]) -> str:
 
 
 def _kept(p: Placed, ranks: Sequence[int]) -> tuple[str, ...]:
-    """Its names, all of it, how it is cut, and the largest piece that a rank keeps."""
+    """Returns the cells of a tensor: names, full shape, cuts, and the largest piece that a rank keeps."""
     boxes = [box for r in ranks if (box := p.layout.box(r)) is not None]
     cut = [f"dim {d} over {', '.join(axes)}" for d, axes in enumerate(p.layout.split) if axes]
     largest = max(boxes, key=lambda b: b.shape) if boxes else None

@@ -1,4 +1,4 @@
-"""The graph of a stage as a picture: a box a call, downwards in the order that they run."""
+"""The graph of a stage as an SVG: a box a call, downwards in the order in which they run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ ARROW = (
 
 
 def svg(stage: StageGraph) -> str:
-    """Values go to the next box in a straight line, past others beside them.
+    """Draws a stage.
 
-    A dashed box runs again in the backward. Hovering shows the call with its constants.
+    A straight line leads to the next box; lines to other boxes pass beside the boxes. A dashed box runs again
+    in the backward. Hovering shows the call with its constants.
     """
     links = list(_links(stage))
     lanes = max([lane for _, _, lane in links], default=0)
@@ -51,9 +52,9 @@ def svg(stage: StageGraph) -> str:
 
 
 def _links(stage: StageGraph) -> Iterator[tuple[int, int, int]]:
-    """From which box to which, and in which lane beside them: 0 is the straight line.
+    """Yields the first box, the last box and the lane of each link; lane 0 is the straight line.
 
-    Links that pass each other have lanes of their own; the last box is what is sent on.
+    Links that overlap are in different lanes. The box after the last call is what the stage sends.
     """
     row = {c.name: i for i, c in enumerate(stage.calls)}
     if not stage.linked:
@@ -61,7 +62,7 @@ def _links(stage: StageGraph) -> Iterator[tuple[int, int, int]]:
         return
     wanted = [(row[m], i) for i, c in enumerate(stage.calls) for m in c.inputs if m in row]
     wanted += [(i, len(stage.calls)) for i, c in enumerate(stage.calls) if c.sent]
-    free: list[int] = []  # the box down to which each lane is taken
+    free: list[int] = []  # the box down to which each lane is in use
     for start, end in sorted(set(wanted)):
         if end == start + 1:
             yield start, end, 0
@@ -100,7 +101,7 @@ def _box(row: int, c: Call) -> Iterator[str]:
 
 
 def _cut(text: str, most: int = 56) -> str:
-    """What has room in a box.
+    """Shortens ``text`` to fit a box.
 
     >>> _cut("a" * 60, 5)
     'aa...'

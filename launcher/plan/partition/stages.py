@@ -16,11 +16,11 @@ from launcher.plan.values.facts import Graph, Node, Segment, Skeleton, TensorSpe
 
 @dataclass(frozen=True)
 class Stage:
-    """``nodes`` in execution order; ``receives`` are the values that cross the boundary before it.
+    """A pipeline stage.
 
-    ``sends``: those that cross the one after it.
-
-    ``flops`` of a forward, and those ``deferred`` to the second half of a backward, where there are halves.
+    ``nodes`` are in execution order. ``receives`` are the values that cross the boundary before the stage,
+    ``sends`` those that cross the one after it. ``flops`` are those of a forward; ``deferred`` are the flops
+    that a split backward leaves to its second half.
     """
 
     index: int
@@ -39,9 +39,9 @@ def covers(module: str, name: str) -> bool:
     return not module or name == module or name.startswith(module + ".")
 
 
-@lru_cache(maxsize=8192)  # plans of one search ask for the same names
+@lru_cache(maxsize=8192)  # the plans of one search use the same names
 def around(name: str) -> tuple[str, ...]:
-    """All that covers ``name``, outermost first: of many names quicker than to ask each pair.
+    """Returns all names that cover ``name``, outermost first; for many names this is faster than ``covers``.
 
     >>> around("layers.0.mlp")
     ('', 'layers', 'layers.0', 'layers.0.mlp')
@@ -51,20 +51,26 @@ def around(name: str) -> tuple[str, ...]:
 
 
 def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Problem]]:
-    """Stage of every node: modules where told, glue at the latest of its inputs and told parameters.
+    """Returns the stage of every node, and the problems of the requested stages.
 
-    Data only flows forward. ``told`` names modules, and parameters that the glue uses.
+    Modules are where ``told`` puts them; glue is on the latest stage of its inputs and parameters. Data only
+    flows forward.
+
+    Args:
+        graph: the traced forward.
+        told: the requested stage of modules, and of parameters that the glue uses.
+        last: the last stage, which has the output.
     """
     at, edges = _placed(graph, told, last)
     return at, _against(graph, told, last, edges) + _unheard(graph, at, told)
 
 
 Edge = tuple[Node, int, Node, int]
-"""A node, its stage, what it needs, and the later stage that this is on."""
+"""A node, its stage, an input that it needs, and the later stage of that input."""
 
 
 def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Edge]]:
-    """Stage of every node, and where data would flow backwards."""
+    """Returns the stage of every node, and the edges on which data would flow backwards."""
     at: dict[str, int] = {}
     found: list[Edge] = []
     changed = frozenset[int]().union(*(n.writes for n in graph.nodes if n.kind == "glue"))
@@ -73,7 +79,7 @@ def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str,
         latest = max(values, key=lambda m: at[m], default=None)
         floor = at[latest] if latest else 0
 
-        # where it is told to be, or where the latest of its inputs is
+        # the requested stage, or that of the latest input
         at[node.name] = floor
         if node.kind == "output":
             at[node.name] = last
@@ -88,7 +94,11 @@ def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str,
 
 
 def _wanted(graph: Graph, node: Node, told: Mapping[str, int], changed: frozenset[int]) -> int:
-    """The stage told for a parameter that glue uses, or of the module whose tensors glue changes there."""
+    """Returns the latest stage that glue must be on.
+
+    Glue must be on the stage of parameters that it uses, and of modules whose tensors it uses if glue changes
+    them.
+    """
     used = [told.get(graph[m].target, 0) for m in node.inputs if graph[m].kind == "param"]
     mine = (node.reads | node.lies) & changed
     whose = [m for m in graph.nodes if m.kind == "module" and mine & aliasing.own(graph, m)] if mine else []
@@ -96,7 +106,7 @@ def _wanted(graph: Graph, node: Node, told: Mapping[str, int], changed: frozense
 
 
 def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]) -> list[Problem]:
-    """One problem an edge; of modules that no cut can separate, one for all of their edges."""
+    """Returns one problem an edge, but only one for all edges of modules that no cut can separate."""
     if not edges:
         return []
 
@@ -115,7 +125,7 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
                 text = f"{text}: use fewer stages, so that they can be"
             problems[group] = Problem(KEY, text, cure)
 
-    # where the cures of single modules do not do together, one that names all of them
+    # if the cures of single modules do not work together, one cure names all of them
     single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in problems}
     if single and not _works(graph, {**told, **single}, last):
         cure = _in_order(graph, told, last, groups)
@@ -131,7 +141,7 @@ def _works(graph: Graph, told: Mapping[str, int], last: int) -> bool:
 
 
 def _in_order(graph: Graph, told: Mapping[str, int], last: int, groups: Sequence[Sequence[str]]) -> str:
-    """The ``stage_config`` that gives modules the same stages in rising order; "" where there is none."""
+    """Returns the overrides that put the stages of modules in ascending order; "" if that does not work."""
     modules = [m for g in groups for m in g]
     now = dict(zip(modules, sorted(told[m] for m in modules), strict=True))
     moved = {m: s for m, s in now.items() if told[m] != s}
@@ -140,7 +150,10 @@ def _in_order(graph: Graph, told: Mapping[str, int], last: int, groups: Sequence
 
 
 def _gathered(graph: Graph, told: Mapping[str, int], last: int, group: tuple[str, ...]) -> str:
-    """What puts a group on one of its stages, the fewest moves first; "" where that leaves a stage empty."""
+    """Returns the overrides that put a group on one of its stages, with the fewest moves.
+
+    Returns "" if none works, because a stage would be empty for example.
+    """
     for stage in sorted({told[m] for m in group}, key=lambda s: (sum(told[m] != s for m in group), s)):
         moved = {m: stage for m in group if told[m] != stage}
         if _works(graph, {**told, **moved}, last):
@@ -155,7 +168,7 @@ def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:
 
 
 def _unheard(graph: Graph, at: Mapping[str, int], told: Mapping[str, int]) -> list[Problem]:
-    """Parameters that the glue uses on other stages only than the one they were told to be on."""
+    """Returns the problems of parameters that glue uses only on other stages than the requested one."""
     used: dict[str, list[int]] = {}
     for node in graph.nodes:
         for m in node.inputs:
@@ -173,7 +186,7 @@ def _unheard(graph: Graph, at: Mapping[str, int], told: Mapping[str, int]) -> li
 def cut(
     graph: Graph, at: Mapping[str, int], stages: int, skeleton: Skeleton
 ) -> tuple[tuple[Stage, ...], list[Problem]]:
-    """The stages that ``at`` makes of ``graph``, or the edges that cannot cross."""
+    """Returns the stages into which ``at`` cuts ``graph``, and problems such as edges that cannot cross."""
     runs: list[set[str]] = [set() for _ in range(stages)]
     wants: list[set[str]] = [set() for _ in range(stages)]
     problems: list[Problem] = []
@@ -184,7 +197,7 @@ def cut(
         if name in runs[stage]:
             return
 
-        # parameters are held, tensors of earlier stages received, but for masks
+        # the stage holds parameters, computes masks again, and receives other tensors of earlier stages
         if node.kind == "param":
             runs[stage].add(name)
         elif at[name] < stage and name in again:
@@ -194,7 +207,7 @@ def cut(
         elif at[name] < stage and node.out is not None:
             wants[stage].add(name)
 
-        # a number or a shape is cheap, so worked out again here
+        # a number or a shape is cheap, so it is computed again here
         elif at[name] < stage and node.kind == "glue":
             runs[stage].add(name)
             for m in node.inputs:
@@ -220,7 +233,10 @@ def cut(
 
 
 def _homeless(skeleton: Skeleton, stages: tuple[Stage, ...]) -> list[Problem]:
-    """Tensors that no stage holds, for nothing that runs has them: they would be in no checkpoint."""
+    """Returns a problem if no stage holds some tensors, because no module that runs has them.
+
+    They would be missing in checkpoints.
+    """
     held = {name for s in stages for name in s.params}
     same = {p.same_as for p in skeleton.params if p.name in held}
     lost = [p.name for p in skeleton.params if p.same_as not in same]
@@ -233,7 +249,10 @@ def _homeless(skeleton: Skeleton, stages: tuple[Stage, ...]) -> list[Problem]:
 
 
 def _crossing(graph: Graph, at: Mapping[str, int], wants: list[set[str]], stage: int) -> tuple[str, ...]:
-    """Values made before ``stage`` that it or a later one uses: they travel over the boundary before it."""
+    """Returns the values that cross the boundary before ``stage``.
+
+    Earlier stages compute them; ``stage`` or later ones use them.
+    """
     later = set().union(*wants[stage:])
     return tuple(n.name for n in graph.nodes if n.name in later and at[n.name] < stage)
 
@@ -249,7 +268,7 @@ def _stage(
 ) -> Stage:
     inside = [g[n] for n in nodes]
 
-    # it holds what its modules have, and what its glue uses
+    # the stage holds the parameters of its modules and those that its glue uses
     modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
     direct = {n.target for n in inside if n.kind == "param"}
     called = frozenset(modules)
@@ -271,7 +290,10 @@ def _stage(
 
 
 def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
-    """The stage's parts in order, as ``graph`` runs them: ``whole``, or a piece of its sequences."""
+    """Returns the segments of a stage in the order in which ``graph`` runs them.
+
+    ``graph`` is ``whole``, or that of a piece of its sequences.
+    """
     heavy = [n for n in stage.nodes if whole[n].saved or whole[n].backward.work]
     return graph.segments or tuple(_segment(graph[n]) for n in heavy)
 
@@ -288,10 +310,10 @@ def _what(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that travels over a stage boundary: ``specs`` of its tensors, ``packed`` when they are a tuple.
+    """A value that crosses a stage boundary: ``specs`` of its tensors, ``packed`` if they are a tuple.
 
-    ``trains``: a gradient comes back for it. One that is only looked at must get none, not even zeros: where
-    nothing comes back to a parameter an optimizer leaves it alone.
+    ``trains``: a gradient comes back for it. A value that is only read without gradients must get none, not
+    even zeros, because an optimizer skips a parameter only if it has no gradient.
     """
 
     name: str
@@ -301,7 +323,7 @@ class Crossing:
 
 
 def boundary(graph: Graph, stages: tuple[Stage, ...], index: int) -> tuple[Crossing, ...]:
-    """What travels from stage ``index`` to the next."""
+    """Returns the values that stage ``index`` sends to the next."""
     later = [graph[n] for s in stages[index + 1 :] for n in s.nodes]
     trains = frozenset[str]().union(*(n.trains for n in later))
     return tuple(Crossing(n, graph[n].out or (), graph[n].packed, n in trains) for n in stages[index].sends)

@@ -1,4 +1,4 @@
-"""``stage_config: auto``: of the stages that a model can have, those with the shortest step that fits."""
+"""``stage_config: auto``: the stages with the shortest step among those that fit in memory."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ from launcher.plan.values.precision import precision
 from launcher.plan.values.text import bytes_text
 
 TRIED = 80_000
-"""Actions of schedules that are run on paper to compare cuts, about; so few cuts of large pipelines."""
+"""The approximate number of actions to simulate when cuts are compared; large pipelines get fewer cuts."""
 FEWEST, MOST = 8, 400
-"""Cuts."""
+"""The least and the most cuts to compare."""
 
 
 @dataclass(frozen=True)
 class Balanced:
-    """``cut``: the part that each stage begins with, and how many there are; ``text``: how it came about.
+    """The chosen stages.
 
-    ``held``: bytes that each rank of the pipeline needs, about; ``step``: how long the schedule takes.
+    ``cut``: the first part of each stage, then the number of parts. ``text`` explains the choice. ``held``:
+    the approximate bytes that each pipeline rank needs. ``step``: how long the schedule takes.
     """
 
     cut: Cut
@@ -57,7 +58,7 @@ class Balanced:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What cuts of a pipeline have in common, whatever they cost."""
+    """What all cuts of a pipeline have in common: it does not depend on their costs."""
 
     order: Order
     ahead: tuple[int, ...]
@@ -73,9 +74,15 @@ def balanced_stages(
     optimizer: StateSize,
     room: int | None,
 ) -> Balanced:
-    """Runs of ``groups``, modules in the order of the data, each with the code that is placed with it.
+    """Cuts ``groups`` into the stages with the shortest step that fits.
 
-    ``optimizer``: what it keeps; ``room``: bytes of a rank's device.
+    Args:
+        job: the request.
+        sizes: the grid and the batch.
+        model: the traced model.
+        groups: modules in the order of the data; each group is a part, with the glue that is placed with it.
+        optimizer: what the optimizer keeps.
+        room: bytes of a rank's device; ``None``: unlimited.
     """
     told = {m: part for part, group in enumerate(groups) for m in group}
     at, _ = stages.place(model.graph, told, len(groups) - 1)
@@ -107,7 +114,7 @@ def balanced_stages(
 
 
 def _scheduler(job: Job, sizes: Sizes) -> str:
-    """``auto`` compares schedules of stages that are there already."""
+    """Returns the scheduler to balance stages for; ``auto`` compares schedules only once stages exist."""
     named = job.parallel.pipeline.scheduler
     if named != "auto":
         return named
@@ -116,7 +123,7 @@ def _scheduler(job: Job, sizes: Sizes) -> str:
 
 @dataclass(frozen=True)
 class _Pipe:
-    """All that a schedule hangs on."""
+    """Everything that a schedule depends on."""
 
     scheduler: str
     places: tuple[int, ...]
@@ -131,7 +138,7 @@ def _pipe(job: Job, sizes: Sizes) -> _Pipe:
     return _Pipe(_scheduler(job, sizes), sizes.places, sizes.chunks, sizes.micros, less_memory, sizes.pieces)
 
 
-@lru_cache(maxsize=64)  # a search asks for the same few again and again
+@lru_cache(maxsize=64)  # a search uses the same few again and again
 def _rows(pipe: _Pipe) -> _Rows:
     ranks = max(pipe.places) + 1
     schedule = schedules.build(pipe.scheduler, ranks, pipe.chunks, pipe.micros, pipe.less_memory, pipe.pieces)
@@ -139,13 +146,13 @@ def _rows(pipe: _Pipe) -> _Rows:
     return _Rows(order(schedule, pipe.places, pipe.pieces), ahead, moments(schedule, pipe.pieces))
 
 
-@lru_cache(maxsize=256)  # layouts that differ in how states are shared out have the same
+@lru_cache(maxsize=256)  # layouts that differ only in how states are sharded have the same
 def _likely(pipe: _Pipe, times: PartTimes) -> tuple[Cut, ...]:
     return tuple(promising(_light_row(pipe, times)))
 
 
 def _light_row(pipe: _Pipe, times: PartTimes) -> Row:
-    """Of parts and stages without bytes."""
+    """Returns the row of parts to cut, without bytes."""
     rows = _rows(pipe)
     forward, backward = times.each
     return Row(
@@ -165,7 +172,7 @@ def _light_row(pipe: _Pipe, times: PartTimes) -> Row:
 
 
 def _ahead(schedule: Schedule, stage: int, rank: int) -> int:
-    """Forwards of a stage before its first backward."""
+    """Returns the number of forwards of a stage before its first backward."""
     kinds = [a.kind for a in schedule[rank] if a.stage == stage]
     return next((i for i, kind in enumerate(kinds) if kind != "F"), len(kinds))
 
@@ -199,7 +206,11 @@ def _memory(
     rows: _Rows,
     nodes: Parts,
 ) -> PartMemory:
-    """As if all was on one stage, to know how each tensor lies on a rank; then by the parts that use it."""
+    """Returns the memory of the parts.
+
+    All tensors are first placed on one stage, which gives their layout on a rank, and then assigned to the
+    parts that use them.
+    """
     par, dtypes = job.parallel, precision(job)
     names = tuple(p.name for p in model.skeleton.params)
     whole = Stage(0, (), (), (), (), names, 0, 0)
@@ -229,7 +240,7 @@ def _memory(
 
 
 def _users(model: TracedModel, at: Mapping[str, int]) -> dict[str, frozenset[int]]:
-    """The parts that use each parameter: those that call a module around it, or have code that takes it."""
+    """Returns the parts that use each parameter: they call a module that contains it, or glue takes it."""
     called: dict[str, set[int]] = {}
     direct: dict[str, set[int]] = {}
     for n in model.graph.nodes:
@@ -246,7 +257,7 @@ def _users(model: TracedModel, at: Mapping[str, int]) -> dict[str, frozenset[int
 
 
 def _above(times: PartTimes, sizes: Sizes, cut: Cut) -> float:
-    """How much more than the mean the slowest rank has to do."""
+    """Returns by which share the work of the slowest rank exceeds the mean."""
     cost = times.cost(cut)
     loads = [0.0] * sizes.grid["pp"]
     for i, time in enumerate(f + b for f, b in zip(cost.forward, cost.backward, strict=True)):
@@ -255,7 +266,7 @@ def _above(times: PartTimes, sizes: Sizes, cut: Cut) -> float:
 
 
 def _decided(row: Row, cut: Cut, fastest: Cut, room: int) -> str:
-    """What memory has changed."""
+    """Returns as text how the memory limit has changed the cut."""
     needed = f"of {bytes_text(room)}"
     longer = row.step(cut) / row.step(fastest) - 1
     return (

@@ -1,4 +1,4 @@
-"""When collectives of a predicted step are on the network: those over tp, those of weights and gradients."""
+"""The network traffic of a predicted step over time: collectives over tp, and of weights and gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from launcher.plan.schedule.simulate import Event, Timeline
 
 
 def lanes(timeline: Timeline, shares: Sequence[TpShare], networks: Sequence[Network]) -> tuple[Lane, ...]:
-    """Those that have something. ``shares``: of each stage, its pieces; ``networks``: one a pipeline rank."""
+    """Returns the lanes that are not empty.
+
+    ``shares``: one a stage and piece, stage by stage; ``networks``: one a pipeline rank.
+    """
     label = "gradients and weights, hidden and waited for"
     found = (
         Lane("tp", "collectives over tp", tuple(_over_tp(timeline, shares))),
@@ -20,14 +23,17 @@ def lanes(timeline: Timeline, shares: Sequence[TpShare], networks: Sequence[Netw
 
 
 def tp_seconds(e: Event, pieces: int, shares: Sequence[TpShare]) -> float:
-    """Of an action."""
+    """Returns the seconds of an action that go to collectives over tp."""
     share = shares[e.action.stage * pieces + e.action.micro % pieces]
     of = {"F": share.forward, "B": share.backward, "I": share.first, "W": 0.0}
     return (e.end - e.start) * of[e.action.kind]
 
 
 def _over_tp(timeline: Timeline, shares: Sequence[TpShare]) -> Iterator[Stretch]:
-    """How long they take is predicted, not when: they lie at the end of the action that waits for them."""
+    """Yields the collectives over tp of each action.
+
+    Only their duration is predicted, not their start, so they are drawn at the end of their action.
+    """
     for e in timeline.events:
         seconds = tp_seconds(e, timeline.pieces, shares)
         if seconds:
@@ -35,7 +41,10 @@ def _over_tp(timeline: Timeline, shares: Sequence[TpShare]) -> Iterator[Stretch]
 
 
 def _of_weights(timeline: Timeline, networks: Sequence[Network]) -> Iterator[Stretch]:
-    """One a rank, whenever its parts are sent: what is waited for after the schedule, the rest before."""
+    """Yields one stretch a rank, whenever its parts are really sent.
+
+    The part that the rank waits for is after the schedule, the rest before its end.
+    """
     for rank, sent in enumerate(networks):
         end = timeline.makespan + sent.exposed
         if sent.seconds:

@@ -1,4 +1,4 @@
-"""How long the parts of a model take that it may be cut between, and any run of them."""
+"""The time of the parts between which a model may be cut, and of any run of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class PartTime:
-    """One micro batch, or a piece of one, through a part; ``late``: of the backward, if it is split."""
+    """The time of one micro batch, or a piece of one, in a part.
+
+    ``late``: the second half of the backward, if it is split.
+    """
 
     forward: Load
     backward: Load
@@ -37,10 +40,11 @@ Link = tuple[float, float]
 
 @dataclass(frozen=True)
 class PartTimes:
-    """``times``: of each piece, its parts in their row. ``slot``: of every action besides.
+    """The times of all parts.
 
-    ``crossings``: bytes that leave each part for a later one; ``links``: seconds and bytes a second of a
-    message from each stage to the next, where they take time.
+    ``times`` is indexed by piece, then by part. ``slot``: the time that every action takes in addition.
+    ``crossings``: bytes that leave each part for a later one. ``links``: the latency in seconds and the bytes
+    a second of a message from each stage to the next; empty if messages take no time.
     """
 
     times: tuple[tuple[PartTime, ...], ...]
@@ -50,13 +54,13 @@ class PartTimes:
 
     @cached_property
     def _sums(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
-        """Of each piece, for each part what all before it come to."""
+        """For each piece and part, the sum of the times of all parts before it."""
         none = (0.0,) * 12
         return tuple(tuple(accumulate((t.numbers for t in row), _plus, initial=none)) for row in self.times)
 
     @property
     def each(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Forwards and backwards of the parts by themselves, a piece on average."""
+        """The forward and backward times of each part alone, as the mean over pieces."""
         n = len(self.times)
         alone = [
             [self._pass(piece, part, part + 1)[:2] for part in range(len(row))]
@@ -66,7 +70,10 @@ class PartTimes:
         return forward, tuple(sum(b for _, b in part) / n for part in zip(*alone, strict=True))
 
     def cost(self, cut: Sequence[int]) -> Cost:
-        """What schedules of this cut are simulated with: ``cut`` has the first part of each stage."""
+        """Returns the cost of a cut, for the simulation of schedules.
+
+        ``cut`` has the first part of each stage, then the number of parts.
+        """
         pieces = range(len(self.times))
         passes = [self._pass(piece, i, j) for i, j in pairwise(cut) for piece in pieces]
         return Cost(
@@ -79,7 +86,7 @@ class PartTimes:
         )
 
     def _message(self, stage: int, part: int) -> float:
-        """From ``stage``, whose last part this is, to the next one; of a piece."""
+        """Returns the time of a message of one piece from ``stage``, whose last part is ``part``."""
         if not self.links:
             return 0.0
         latency, rate = self.links[stage]
@@ -87,11 +94,11 @@ class PartTimes:
 
     @cached_property
     def _passes(self) -> dict[tuple[int, int, int], tuple[float, float, float]]:
-        """Those that were asked for: cuts have many of their runs in common."""
+        """A cache of the runs that were computed: cuts have many runs in common."""
         return {}
 
     def _pass(self, piece: int, start: int, end: int) -> tuple[float, float, float]:
-        """Forward, backward, and what of that may come later, of a run of parts."""
+        """Returns the times of forward, backward and deferred half of the backward of a run of parts."""
         run = piece, start, end
         if run not in self._passes:
             sums = self._sums[piece]
@@ -111,7 +118,7 @@ Parts = Sequence[Sequence[str]]
 
 
 def unitless(graphs: Sequence[Graph], parts: Parts, crossings: tuple[int, ...]) -> PartTimes:
-    """As ``cost.step_time`` has it."""
+    """Returns times without unit, as ``cost.step_time`` defines them."""
     times = tuple(tuple(_unitless([g[n] for n in part]) for part in parts) for g in graphs)
     return PartTimes(times, 0.0, crossings)
 
@@ -133,7 +140,17 @@ def predicted(
     places: tuple[int, ...],
     speeds: Speeds,
 ) -> PartTimes:
-    """In seconds, as a plan's step is predicted; ``places``: the pipeline rank of each stage."""
+    """Returns times in seconds, predicted like those of a plan's step.
+
+    Args:
+        graphs: one of a micro batch, or one a piece.
+        parts: the nodes of each part.
+        crossings: bytes that leave each part for a later one.
+        spreads: the operators that are cut over ``tp``.
+        grid: the ranks.
+        places: the pipeline rank of each stage.
+        speeds: those of the cluster.
+    """
     firsts = [grid.ranks(pp=pp)[0] for pp in places]
     links = tuple(speeds.link(*pair) for pair in pairwise(firsts))
     cut = defaultdict[str, list[Spread]](list)

@@ -1,4 +1,4 @@
-"""Predicts a step: its seconds, what they go to, and what comes of that in tokens and in model FLOPs."""
+"""Predicts a step: its seconds, what they are spent on, and the resulting tokens and model FLOPs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 
 GB = 1 << 30
 WIDTH = 1.5
-"""GB around a full device within which an allocator begins to free and to ask again."""
+"""The GB around the limit of a device within which an allocator begins to free and reallocate memory."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """``seconds`` of a step that go to ``name`` on the rank that has most to do."""
+    """The seconds of a step that the busiest rank spends on ``name``."""
 
     name: str
     seconds: float
@@ -38,12 +38,12 @@ class Term:
 
 @dataclass(frozen=True)
 class Prediction:
-    """``seconds`` of a step on ``cluster``, all ``terms`` together; ``mfu``: share of the devices' peak.
+    """The prediction of one step on ``cluster``.
 
-    ``samples`` and ``tokens`` of a step; ``memory``: bytes that the plan holds on the device that has most,
-    ``needs``: those with what an allocator needs more; ``timeline``: of the schedule, in seconds.
-    ``shares``: of collectives over tp, one a stage and piece; ``networks``: of weights and gradients, one a
-    pipeline rank.
+    ``seconds`` is the sum of all ``terms``. ``samples`` and ``tokens`` are those of a step. ``mfu``: the
+    share of the devices' peak. ``memory``: the bytes that the plan holds on the fullest device; ``needs``:
+    the same with what an allocator needs in addition. ``timeline``: the schedule in seconds. ``shares``: the
+    collectives over tp, one a stage and piece. ``networks``: weights and gradients, one a pipeline rank.
     """
 
     cluster: str
@@ -61,12 +61,12 @@ class Prediction:
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """Collectives beside the actions of ``timeline``."""
+        """The collectives to draw beside the actions of ``timeline``."""
         return lanes(self.timeline, self.shares, self.networks)
 
 
 def predict(work: StepWork, speeds: Speeds) -> Prediction:
-    """Of one step on these devices."""
+    """Predicts one step on the devices and links of ``speeds``."""
     seconds = stage_seconds(work, speeds)
     timeline, crowd = _timeline(work, cost(work, seconds, speeds), shared_cores(work, speeds))
     ranks = range(work.grid["pp"])
@@ -74,7 +74,7 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
     shares = tp_shares(seconds, speeds)
     sent = sum(tp_seconds(e, timeline.pieces, shares) for e in timeline.events if e.rank == most)
 
-    # after the pipeline, what is not hidden behind it: all ranks are at it
+    # after the pipeline comes what it does not hide; all ranks do that at the same time
     costs = speeds.cluster.overheads
     networks = tuple(network(work, pp, timeline.busy[pp], speeds, crowd) for pp in ranks)
     gradients = max(n.exposed for n in networks)
@@ -111,14 +111,14 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
 
 
 def _timeline(work: StepWork, cost: Cost, cores: Cores | None) -> tuple[Timeline, float]:
-    """Of the schedule, and how many times longer takes what all ranks do at once."""
+    """Returns the timeline, and how many times longer work takes that all ranks do at once."""
     if cores is None:
         return simulate(work.schedule, work.places, cost), 1.0
     return simulate_shared(work.schedule, work.places, cost, cores), cores.crowd
 
 
 def _stalls(work: StepWork, speeds: Speeds) -> float:
-    """Hops between stages on several nodes wait besides, the more often the more devices there are."""
+    """Returns the seconds of stalls in messages between stages on several nodes; more devices stall more."""
     if not crosses_nodes(work.grid, speeds):
         return 0.0
     stages = work.grid["pp"]
@@ -127,7 +127,7 @@ def _stalls(work: StepWork, speeds: Speeds) -> float:
 
 
 def _near_limit(needed: int, speeds: Speeds) -> float:
-    """How many times longer a step is."""
+    """Returns the share by which a nearly full device makes a step longer."""
     room = speeds.cluster.memory_gb
     if room is None:
         return 0.0

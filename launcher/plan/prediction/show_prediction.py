@@ -21,7 +21,7 @@ WAITS = {
 
 
 def rows(step: Prediction | None) -> Iterator[tuple[str, str]]:
-    """Nothing where nobody says how fast devices are."""
+    """Yields the rows; none if ``step`` is ``None``: the request does not state the speeds of devices."""
     if step is None:
         return
     count, unit = (step.samples, "samples") if step.tokens is None else (step.tokens, "tokens")

@@ -1,4 +1,4 @@
-"""How fast devices and links of a cluster are: seconds of kernels, of collectives and of messages."""
+"""The speeds of a cluster's devices and links: seconds of kernels, collectives and messages."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from launcher.job.schema.job import Job
 from launcher.plan.values.operations import Operations, Product
 
 TOGETHER = 4
-"""Host and device work at once: n of each take (device**n + host**n)**(1/n), a little over the longer."""
+"""The exponent n of overlapping host and device work: it takes (device**n + host**n)**(1/n).
+
+That is a little more than the longer of the two.
+"""
 FLASH_BACKWARD = 0.8
-"""Of the speed of its forward: attention's backward waits for more."""
+"""The speed of attention's backward, as a share of its forward's: it waits more."""
 TWICE = {"all_reduce": 2.0}
-"""Bytes pass a ring so often."""
+"""How often the bytes of a collective pass a ring, if not once."""
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """A rank's, in FLOP and bytes a second; ``peak`` of matrix products in the precision of the request.
+    """The speeds of a rank.
 
-    ``per_node``: ranks of a node, neighbours; ``cores``: of it, where ranks have no devices of their own.
+    ``peak``: FLOP a second of matrix products in the precision of the request, of which they reach
+    ``efficiency``. ``memory``: bytes a second. ``per_node``: consecutive ranks on one node. ``cores``: cores
+    of a node, if ranks are processes that share them instead of having devices.
     """
 
     cluster: Cluster
@@ -38,14 +43,14 @@ class Speeds:
         return self.peak * self.cluster.kernels.attention
 
     def device_seconds(self, done: Operations, backward: bool = False) -> float:
-        """Of kernels, one after the other."""
+        """Returns the seconds of kernels that run one after the other."""
         attention = done.attention / self.attention
         products = sum(n * self._product(p) for p, n in done.products)
         moved = done.moved * self.cluster.kernels.moved / self.memory
         return products + attention / (FLASH_BACKWARD if backward else 1) + moved
 
     def host_seconds(self, kernels: int) -> float:
-        """Of launching so many."""
+        """Returns the seconds that the host takes to launch this many kernels."""
         return kernels * self.cluster.kernels.launch_us / 1e6
 
     def _product(self, p: Product) -> float:
@@ -53,9 +58,10 @@ class Speeds:
         return max(p.flops / (self.peak * self.efficiency) * (1 + short), p.nbytes / self.memory)
 
     def collective_seconds(self, kind: str, nbytes: int, ranks: Sequence[int]) -> float:
-        """Around a ring over ``ranks``; bytes of the whole tensor.
+        """Returns the seconds of a collective around a ring over ``ranks``.
 
-        Between nodes a group has the adapters of its own members on a node.
+        ``nbytes`` are those of the full tensor. Between nodes, a group uses the network adapters of its own
+        members on each node.
         """
         n = len(ranks)
         if n < 2:
@@ -64,11 +70,11 @@ class Speeds:
         return latency + self.passes(kind) * (n - 1) / n * nbytes / rate
 
     def passes(self, kind: str) -> float:
-        """How often the bytes of a collective pass a ring."""
+        """Returns how often the bytes of a collective pass a ring."""
         return self.cluster.overheads.scatter if kind == "reduce_scatter" else TWICE.get(kind, 1.0)
 
     def ring(self, ranks: Sequence[int]) -> tuple[float, float]:
-        """Seconds of all its steps, and bytes a second that a rank receives."""
+        """Returns the latency of all steps of a ring in seconds, and the bytes a second that a rank gets."""
         links, nodes = self.links, len({rank // self.per_node for rank in ranks})
         members = max(1, len(ranks) // nodes)
         rate, latency = self._inside(members), links.inside.latency_us
@@ -78,19 +84,19 @@ class Speeds:
         return (len(ranks) - 1) * latency / 1e6, rate * 1e9
 
     def _inside(self, members: int) -> float:
-        """GB a second that one of so many ``members`` of a group on a node receives from the others."""
+        """Returns the GB a second that a rank receives from the other ``members`` of a group on its node."""
         inside, lines = self.links.inside, (self.cluster.devices_per_node or 1) - 1
         if not inside.mesh or lines < 2:
             return inside.gb_per_s
         return inside.gb_per_s * (members - 1) / lines
 
     def message_seconds(self, nbytes: int, sender: int, receiver: int) -> float:
-        """From one rank to another."""
+        """Returns the seconds of a message from one rank to another."""
         latency, rate = self.link(sender, receiver)
         return latency + nbytes / rate
 
     def link(self, sender: int, receiver: int) -> tuple[float, float]:
-        """Seconds that a message takes to begin, and bytes a second of it."""
+        """Returns the latency of a message in seconds, and its bytes a second."""
         if sender == receiver:
             return 0.0, inf
         same = sender // self.per_node == receiver // self.per_node
@@ -99,19 +105,20 @@ class Speeds:
 
 
 def together(device: float, host: float) -> float:
-    """Of both at once."""
+    """Returns the seconds of device and host work that overlap."""
     return float((device**TOGETHER + host**TOGETHER) ** (1 / TOGETHER))
 
 
 def speeds(job: Job) -> Speeds | None:
-    """Of the cluster of a request; ``None`` where nobody says them."""
+    """Returns the speeds of the cluster of a request, or ``None`` if it does not state them."""
     return speeds_of(job.cluster, job.train.precision, job.launch.nproc)
 
 
 def speeds_of(cluster: Cluster, precision: str, per_node: int | None = None) -> Speeds | None:
-    """With so many ranks ``per_node``, or one for each device.
+    """Returns the speeds of a cluster, or ``None`` if it does not state them.
 
-    A precision that is not listed is as slow as the slowest.
+    ``per_node``: ranks on a node; ``None``: one for each device. A precision that the cluster does not list
+    is as slow as its slowest one.
     """
     if cluster.links is None:
         return None

@@ -1,4 +1,4 @@
-"""How long the actions of each stage take, and what is on the network besides."""
+"""The seconds of each stage's actions, and the network traffic beside them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class Action:
-    """Seconds of one: of its kernels, of collectives over tp, and of the host."""
+    """The seconds of one action: of its kernels, of its collectives over tp, and of the host."""
 
     device: float
     sent: float
@@ -28,13 +28,16 @@ class Action:
 
     @property
     def sent_seconds(self) -> float:
-        """How much shorter it would be without collectives."""
+        """The seconds by which the action would be shorter without collectives."""
         return self.seconds - together(self.device, self.host)
 
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Of one micro batch on a stage, or of one piece of it; ``late``: of the backward, if it is split."""
+    """The seconds of one micro batch, or a piece of one, on a stage.
+
+    ``late``: the second half of the backward, if it is split.
+    """
 
     forward: Action
     backward: Action
@@ -43,9 +46,9 @@ class StageSeconds:
 
 @dataclass(frozen=True)
 class TpShare:
-    """How much of its actions a stage waits for collectives over tp: 0 to 1.
+    """The share of its actions in which a stage waits for collectives over tp: 0 to 1.
 
-    ``first``: of the first half of a backward that is split; the second sends nothing.
+    ``first``: that of the first half of a split backward; the second half sends nothing.
     """
 
     forward: float
@@ -55,19 +58,22 @@ class TpShare:
 
 @dataclass(frozen=True)
 class Network:
-    """What a pipeline rank sends of weights and gradients in a step, and seconds that it waits for that."""
+    """The weights and gradients that a pipeline rank sends in a step.
+
+    ``exposed``: the seconds that it waits for them.
+    """
 
     parts: tuple[Part, ...]
     exposed: float
 
     @property
     def seconds(self) -> float:
-        """A wait may be longer than collectives by themselves."""
+        """The seconds of all collectives, or of the wait for them, which may be longer."""
         return max(sum(p.seconds for p in self.parts), self.exposed)
 
 
 def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds]]:
-    """Of each stage, its pieces; equal ones are worked out once."""
+    """Returns the seconds of each piece on each stage; equal passes are computed once."""
     known: dict[tuple[Pass, bool], Action] = {}
 
     def action(one: Pass, backward: bool) -> Action:
@@ -85,7 +91,10 @@ def stage_seconds(work: StepWork, speeds: Speeds) -> dict[int, list[StageSeconds
 
 @dataclass(frozen=True)
 class Load:
-    """Seconds of an action that add up; ``crossing``: of the host, once pipelines cross nodes."""
+    """The seconds of an action in a form that adds up over parts.
+
+    ``crossing``: those of the host if pipelines cross nodes.
+    """
 
     device: float
     sent: float
@@ -98,23 +107,23 @@ class Load:
 
 
 def load(one: Pass, grid: Grid, speeds: Speeds, backward: bool) -> Load:
-    """Of one action on these devices."""
+    """Returns the load of one action on these devices."""
     costs = speeds.cluster.overheads
     sent = collectives(one.sent, grid.peers(0, "tp"), speeds)
     times = sum(n for *_, n in one.sent) if crosses_nodes(grid, speeds) else 0
     device, host = speeds.device_seconds(one.kernels, backward), speeds.host_seconds(one.kernels.kernels)
-    if speeds.cores is not None:  # it launches on the core that computes
+    if speeds.cores is not None:  # the core that computes also launches
         device, host = device + host, 0.0
     return Load(device, costs.exposed_tp * sent, host, times * grid["tp"] * costs.crossing_ms / 1e3)
 
 
 def collectives(sent: Iterable[Sent], ranks: tuple[int, ...], speeds: Speeds) -> float:
-    """Seconds of all of them over ``ranks``, one after the other."""
+    """Returns the seconds of all collectives in ``sent`` over ``ranks``, one after the other."""
     return sum(n * speeds.collective_seconds(kind, nbytes, ranks) for kind, nbytes, n in sent)
 
 
 def cost(work: StepWork, seconds: dict[int, list[StageSeconds]], speeds: Speeds) -> Cost:
-    """What schedules are simulated with, in seconds."""
+    """Returns the cost for the simulation of schedules, in seconds."""
     slot = speeds.cluster.overheads.slot_ms / 1e3
     each = [one for stage in seconds.values() for one in stage]
     return Cost(
@@ -129,7 +138,7 @@ def cost(work: StepWork, seconds: dict[int, list[StageSeconds]], speeds: Speeds)
 
 
 def tp_shares(seconds: dict[int, list[StageSeconds]], speeds: Speeds) -> tuple[TpShare, ...]:
-    """Of each stage, its pieces."""
+    """Returns one share for each stage and piece, stage by stage."""
     slot = speeds.cluster.overheads.slot_ms / 1e3
 
     def share(a: Action, late: float = 0.0) -> float:
@@ -142,7 +151,7 @@ def tp_shares(seconds: dict[int, list[StageSeconds]], speeds: Speeds) -> tuple[T
 
 
 def shared_cores(work: StepWork, speeds: Speeds) -> Cores | None:
-    """Who shares the cores of each node; ``None``: nobody does."""
+    """Returns which ranks share the cores of each node; ``None`` if ranks have devices."""
     if speeds.cores is None:
         return None
     rows = (work.grid.ranks(pp=pp) for pp in range(work.grid["pp"]))
@@ -152,7 +161,7 @@ def shared_cores(work: StepWork, speeds: Speeds) -> Cores | None:
 
 
 def transfers(work: StepWork, speeds: Speeds) -> tuple[float, ...]:
-    """Seconds of what leaves each stage for the next, of a piece of a micro batch."""
+    """Returns the seconds of the message of one piece from each stage to the next."""
     firsts = [work.grid.ranks(pp=pp)[0] for pp in range(work.grid["pp"])]
     at = [firsts[pp] for pp in work.places]
     return tuple(
@@ -162,15 +171,19 @@ def transfers(work: StepWork, speeds: Speeds) -> tuple[float, ...]:
 
 
 def crosses_nodes(grid: Grid, speeds: Speeds) -> bool:
-    """Whether stages are on several nodes."""
+    """Whether the stages of a pipeline are on several nodes."""
     return grid["pp"] > 1 and grid.size > speeds.per_node
 
 
 def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) -> Network:
-    """Of weights and gradients of a pipeline rank.
+    """Returns what a pipeline rank sends of weights and gradients.
 
-    ``busy``: its seconds of computation, which what is not waited for travels behind; ``crowd``: how many
-    times longer work takes that all ranks do at once.
+    Args:
+        work: the work of a step.
+        pp: the pipeline rank.
+        busy: its seconds of computation, which hide the communication that it does not wait for.
+        speeds: those of the cluster.
+        crowd: how many times longer work takes that all ranks do at once.
     """
     grid, rank = work.grid, work.ranks[pp]
     first = grid.ranks(pp=pp)[0]
@@ -190,7 +203,7 @@ def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) 
 def _parts(
     sent: tuple[Sent, ...], ranks: tuple[int, ...], speeds: Speeds, crowd: float, of: str = ""
 ) -> Iterator[Part]:
-    """One a kind; among few ranks some take no time."""
+    """Yields one part a kind of collective, without those that take no time because few ranks share them."""
     for kind in dict.fromkeys(kind for kind, *_ in sent):
         here = [s for s in sent if s[0] == kind]
         seconds = collectives(here, ranks, speeds) * _beside_others(ranks, speeds, crowd)
@@ -199,9 +212,9 @@ def _parts(
 
 
 def _beside_others(ranks: tuple[int, ...], speeds: Speeds, crowd: float) -> float:
-    """How many times longer a collective takes on shared cores while other groups are at theirs.
+    """Returns how many times longer a collective takes on shared cores while other groups run theirs.
 
-    What its own ranks on a node take of the cores is in its seconds.
+    The share of the cores that its own ranks on a node take is already in its seconds.
     """
     if speeds.cores is None:
         return 1.0

@@ -1,4 +1,4 @@
-"""What a step has to do, whatever it runs on: kernels, messages, and what weights and gradients send."""
+"""The work of a step on any hardware: kernels, messages, and the traffic of weights and gradients."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.operations import Operations, total
 
 LOSS = Operations(moved=28, kernels=12)
-"""Bytes a logit: to float32, log-softmax and its backward; kernels of all of it."""
+"""The bytes a logit of the conversion to float32, log-softmax and its backward, and the kernels of all."""
 JOINED_PASSES = 4
-"""Of a compiled loss: twice through the logits, and in the backward through them and their gradients."""
+"""Passes over the logits in a compiled loss.
+
+The forward reads them twice; the backward passes over them and over their gradients.
+"""
 SHARES = ("all_gather", "reduce_scatter")
-"""Kinds that go over the ranks that share weights; the rest goes over all that have the same."""
+"""Collectives among ranks that shard the same weights; the others run among all ranks with equal weights."""
 
 Sent = tuple[str, int, int]
-"""Collectives of one kind: the bytes of each, and how many there are."""
+"""Collectives of one kind and size: the kind, the bytes of each, and their number."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One action: its kernels, and what it sends over ``tp``."""
+    """The work of one action: its kernels, and what it sends over ``tp``."""
 
     kernels: Operations
     sent: tuple[Sent, ...] = ()
@@ -39,10 +42,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class StageWork:
-    """Of one micro batch on a stage, or of one piece of it.
+    """The work of one micro batch, or a piece of one, on a stage.
 
-    ``late``: what of the backward a split one puts off, which sends nothing; ``saved`` and ``waits``: bytes
-    kept for the backward, and for that part of it.
+    ``late``: the part of the backward that a split backward defers; it sends nothing. ``saved``: bytes kept
+    for the backward; ``waits``: bytes kept for the deferred part.
     """
 
     forward: Pass
@@ -54,10 +57,11 @@ class StageWork:
 
 @dataclass(frozen=True)
 class RankWork:
-    """Of a pipeline rank, once a step: what it sends to those that ``share`` its weights, to those with the
-    ``same`` and with copies of ``tied`` ones.
+    """The work of a pipeline rank once a step.
 
-    ``state``: bytes that the optimizer reads and writes; ``memory``: those that it holds at most.
+    ``share``: what it sends to ranks that have other shards of its weights; ``same``: to ranks that have the
+    same weights; ``tied``: to ranks that have copies of tied weights. ``state``: bytes that the optimizer
+    reads and writes; ``memory``: the most bytes that the rank holds.
     """
 
     share: tuple[Sent, ...]
@@ -69,10 +73,11 @@ class RankWork:
 
 @dataclass(frozen=True)
 class StepWork:
-    """``stages``: one after the other, of each its ``pieces``. ``crossings``: bytes between stages.
+    """The work of a step.
 
-    ``replicated``: weights are shared by some ranks and copied to others. ``flops``: of the model, on all
-    ranks.
+    ``stages`` has one entry for each stage and piece, stage by stage. ``crossings``: bytes that each stage
+    sends to the next for a micro batch. ``replicated``: weights are sharded over some ranks and replicated
+    over others. ``flops``: model FLOPs on all ranks.
     """
 
     grid: Grid
@@ -90,12 +95,15 @@ class StepWork:
 
     @property
     def memory(self) -> int:
-        """Bytes on the rank that has most."""
+        """The bytes on the fullest rank."""
         return max(r.memory for r in self.ranks)
 
 
 def step_work(at: CutModel, fused: Fused, memory: Sequence[Memory], flops: int) -> StepWork:
-    """Of the plan that ``at`` and ``fused`` are parts of."""
+    """Returns the work of a plan's step.
+
+    ``at`` and ``fused`` are parts of the plan; ``memory`` has one row a rank; ``flops`` are the step's.
+    """
     sizes = at.sizes
     return StepWork(
         grid=sizes.grid,
@@ -114,7 +122,7 @@ def step_work(at: CutModel, fused: Fused, memory: Sequence[Memory], flops: int) 
 
 
 def _tokens(graphs: Sequence[Graph], samples: int) -> int | None:
-    """Positions of sequences, where inputs are such; ``None`` where they are not."""
+    """Returns the tokens of a step, or ``None`` if the inputs are not sequences of ids."""
     specs = [n.out[0] for g in graphs for n in g.nodes if n.kind == "input" and n.out]
     if not all(s.dtype.startswith("int") and len(s.shape) == 2 for s in specs):
         return None
@@ -133,10 +141,14 @@ def _stage(at: CutModel, stage: Stage, graph: Graph, spreads: Sequence[Spread]) 
 def work_of(
     nodes: Sequence[Node], spreads: Sequence[Spread], *, pieces: int, loss: Operations | None
 ) -> StageWork:
-    """Of these ``nodes``, among them all operators that ``spreads`` has; ``loss``: what comes after them."""
+    """Returns the work of ``nodes``, followed by that of ``loss``.
+
+    ``spreads``: the operators among them that are cut over ``tp``; ``pieces``: the number of pieces into
+    which their messages are divided.
+    """
     backward = total([*(n.backward.operations for n in nodes), *([loss] if loss else [])])
 
-    # what its operators send, and what running again sends once more
+    # what the operators send, and what recomputation sends again
     sent = [(c.phase, c.op, c.nbytes // pieces) for s in spreads for c in s.comms]
     sent += [("backward", op, nbytes) for n in nodes for op, nbytes in n.backward.sent]
     return StageWork(
@@ -149,7 +161,7 @@ def work_of(
 
 
 def loss(graph: Graph, compiled: bool = False) -> Operations:
-    """Of the logits that the model returns; ``compiled``: in kernels that take them as they are."""
+    """Returns the work of the loss; ``compiled``: its kernels read the logits in their own dtype."""
     specs = (graph.nodes[-1].out or ())[:1]
     if compiled:
         return Operations(moved=sum(JOINED_PASSES * t.nbytes for t in specs), kernels=JOINED_PASSES)

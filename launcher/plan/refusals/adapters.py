@@ -1,4 +1,4 @@
-"""What ``model.lora`` trains, and adapters that no forward would see."""
+"""What ``model.lora`` trains, and adapters that no forward would use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ KEY = "model.lora"
 
 
 def problems(job: Job, params: Sequence[Placed], graph: Graph) -> Iterator[Problem]:
-    """Linear modules whose weights are used, if at all, by somebody who knows nothing of adapters."""
+    """Yields a problem for linear modules with adapters that the forward never calls.
+
+    Other code may use their weights, but it does not use the adapters.
+    """
     never = {name for name, scope in graph.scopes if scope is None}
     idle = [p.name.rpartition(".")[0] for p in params if p.role == "adapter" and never.intersection(p.names)]
     if job.model.lora is not None and idle:
@@ -29,7 +32,7 @@ def problems(job: Job, params: Sequence[Placed], graph: Graph) -> Iterator[Probl
 
 
 def notes(job: Job, params: Sequence[Placed]) -> Iterator[Note]:
-    """How much is trained."""
+    """Yields a note on how much ``model.lora`` trains."""
     if job.model.lora is None:
         return
     adapters = [p for p in params if p.role == "adapter"]

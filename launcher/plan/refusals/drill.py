@@ -1,4 +1,4 @@
-"""``debug.drill``: the fault of a run, and what it would rehearse in vain."""
+"""``debug.drill``: the fault that a run injects, and faults that would test nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = "debug.drill"
 
 
 def fault(job: Job, sizes: Sizes) -> Fault | None:
-    """What the ranks of the plan rehearse; ``None``: nothing."""
+    """Returns the fault that the ranks of the plan inject, or ``None``."""
     for kind, asked in _set(job).items():
         ms = asked.ms if isinstance(asked, SlowRank) else 0.0
         ranks: Sequence[int] = (asked.rank,) if isinstance(asked, RankFault) else _of_node(asked, job, sizes)
@@ -31,7 +31,7 @@ def _of_node(asked: NodeFault, job: Job, sizes: Sizes) -> Sequence[int]:
 
 
 def restarts(job: Job) -> bool:
-    """Whether somebody has to start the ranks again."""
+    """Whether the ranks have to be started again after the fault."""
     asked = _set(job)
     if "disk_full" in asked:
         return job.checkpoint.on_error == "stop"
@@ -39,7 +39,7 @@ def restarts(job: Job) -> bool:
 
 
 def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
-    """A fault that cannot happen, or after which nothing would be left to go on from or to compare."""
+    """Yields why the fault cannot happen, or why nothing could be resumed or compared after it."""
     if job.debug.drill is None or sizes is None:
         return
     named = _set(job)
@@ -79,7 +79,7 @@ def _not_one(named: list[str]) -> Iterator[Problem]:
 
 
 def _nowhere(key: str, asked: RankFault | NodeFault, job: Job, sizes: Sizes) -> Iterator[Problem]:
-    """No such rank, node or step."""
+    """Yields ranks, nodes or steps of the fault that do not exist."""
     if isinstance(asked, NodeFault):
         n = job.launch.nnodes
         if asked.node >= n:
@@ -95,7 +95,7 @@ def _nowhere(key: str, asked: RankFault | NodeFault, job: Job, sizes: Sizes) -> 
 
 
 def _unsaved(kind: str, step: int, job: Job, sizes: Sizes) -> Iterator[Problem]:
-    """No checkpoint to go on from, or none that is written in that step."""
+    """Yields a problem if there is no checkpoint to resume from, or none is written in that step."""
     every = job.checkpoint.every
     if kind == "slow_rank" or step > sizes.steps:
         return
@@ -111,14 +111,14 @@ def _unsaved(kind: str, step: int, job: Job, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _often(kind: str, step: int) -> int:
-    """So that there is something to lose, and something to go on from."""
+    """Returns a ``checkpoint.every`` with which a fault in ``step`` loses work and leaves a checkpoint."""
     if kind == "bitflip":
         return max(1, (step - 1) // 2)
     return step if kind in WRITING else (step + 1) // 2
 
 
 def _no_other(step: int, job: Job) -> Iterator[Problem]:
-    """``bitflip`` damages the newest checkpoint: there must be one before it."""
+    """Yields a problem if no checkpoint precedes the newest one, which ``bitflip`` damages."""
     every = job.checkpoint.every
     if job.checkpoint.keep == 1:
         text = "1: bitflip damages the newest checkpoint, and there would be none before it"
@@ -129,7 +129,7 @@ def _no_other(step: int, job: Job) -> Iterator[Problem]:
 
 
 def _nothing_to_compare(job: Job) -> Iterator[Problem]:
-    """The weights that training ends with are those of a checkpoint."""
+    """Yields a problem unless a save step after train writes the final weights, which a drill compares."""
     for phase in phases(job.steps):
         kinds = [job.steps[name].kind for name in phase.steps]
         if "train" in kinds and "save" in kinds[kinds.index("train") :]:

@@ -1,11 +1,11 @@
-"""What an evaluation may do to a model: nothing.
+"""What an evaluation may change in a model: nothing.
 
-In plain torch a forward in evaluation mode changes what it changes: a counter of calls, a cache, statistics
-of a BatchNorm that is kept awake; training and checkpoints go on from there, and what they go on from hangs
-on how the held-out samples were batched. Here an evaluation looks: whatever buffers and Python attributes it
-changes are put back, bit for bit, and the next step and the next checkpoint are those of a run that was never
-evaluated. What the output itself depends on, from one forward to the next, would make the loss hang on the
-batches too: that is refused.
+In plain torch, a forward in evaluation mode may change state: a counter of calls, a cache, the statistics of
+a BatchNorm that stays in training mode. Training and checkpoints then continue from that state, which depends
+on how the held-out samples were batched. Here an evaluation has no effects: all buffers and Python attributes
+that it changes are restored bit for bit, and the next step and the next checkpoint are those of a run that
+was never evaluated. If the output of a forward depends on state that an earlier forward changed, the loss
+would depend on the batches too, so such a model is refused.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from launcher.plan.verbs import evaluates
 
 
 def asked(job: Job) -> tuple[str, ...]:
-    """Who evaluates."""
+    """Returns the settings and steps of the request that evaluate the model."""
     names = [n for n, s in job.steps.items() if evaluates(s)]
     trains = any(s.kind == "train" for s in job.steps.values())
     return (*(["train.eval_every"] if job.train.eval_every is not None and trains else []), *names)
 
 
 def unsteady(skeleton: Skeleton, graph: Graph) -> tuple[str, ...]:
-    """Of what a forward in evaluation mode changes that on which the next forward's output depends."""
+    """Returns what a forward in evaluation mode changes and the next forward's output depends on."""
     return tuple(c.name for c in _unsteady(skeleton, graph))
 
 
@@ -39,7 +39,7 @@ def _unsteady(skeleton: Skeleton, graph: Graph) -> Iterator[Change]:
 
 
 def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
-    """What the loss of an evaluation would depend on besides the weights; none where nobody evaluates."""
+    """Yields what the loss of an evaluation would depend on besides the weights, if the request evaluates."""
     who = asked(job)
     for c in _unsteady(skeleton, graph) if who else ():
         kind, end = ("buffer", ", which its output depends on") if c.read else ("parameter", "")
@@ -60,7 +60,7 @@ def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
 
 
 def notes(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
-    """What is put back, and what is not evaluated."""
+    """Returns notes on what is restored after an evaluation, and on what is not evaluated."""
     out = []
     drifting = unsteady(skeleton, graph)
     if drifting and any(s.kind == "certify" for s in job.steps.values()):

@@ -1,4 +1,4 @@
-"""Models that a layout cannot train for what they do besides computing: why, and what to do instead."""
+"""Models whose side effects a layout would change: why it refuses them, and what to do instead."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from launcher.plan.values.text import listed, many
 
 KEY = "model"
 Why = tuple[str, str]
-"""The reason, and an override to paste."""
+"""The reason, and an override to paste ("" if there is none)."""
 
 
 def unfit(skeleton: Skeleton) -> Iterator[Problem]:
-    """What no layout can train; known before the model runs."""
+    """Yields what no layout can train; this is known before the model runs."""
     for p in skeleton.params:
         if p.name == p.same_as:
             yield from _dtype(p.name, p.spec, "buffer" if p.buffer else "parameter")
@@ -63,7 +63,7 @@ def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
 
 
 def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
-    """What this layout cannot train as one process does."""
+    """Yields what this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
     if not at.mixed:
@@ -72,7 +72,7 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
 
     yield from _around(at, skeleton, graph)
 
-    # what a forward changes, and gradients that it takes itself or looks at
+    # tensors that a forward changes, and gradients that it computes or reads itself
     for change in graph.effects.changes:
         p = placed.get(change.name)
         why = _changed(change, p, at)
@@ -92,7 +92,7 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
         way_out = "compute what it needs in the forward (torch.autograd.grad), or remove the read"
         yield Problem(KEY, f"{text}; {way_out}")
 
-    # what would see less than in one process, or not work in torch
+    # code that would see less than in one process, or that torch does not support
     yield from _hooks(at, skeleton, placed)
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
@@ -104,7 +104,7 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
 
 
 def _around(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
-    """What is another on every rank, and would make another model of it there."""
+    """Yields what differs between ranks and would make them train different models."""
     n = at.sizes.grid.size
     asking = [f"the constructor asks for {what}" for what in skeleton.traits.world]
     asking += [f"{_where(module)} asks for {what} in its forward" for module, what in graph.effects.world]
@@ -127,12 +127,12 @@ def _around(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
 
 
 def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
-    """What would not follow its memory, or have no gradient, or no numbers."""
+    """Yields tensors that would miss updates of shared memory, get no gradient, or have no values."""
     learning = {p.name for p in skeleton.params if p.trainable}
     changed = {n for c in graph.effects.changes for n in c.names}
     kept = {p.name for p in skeleton.params}
 
-    # memory of several names
+    # memory that several names share
     for names in skeleton.traits.shared:
         of = [n for n in names if n in learning]
         for name in names:
@@ -147,7 +147,7 @@ def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
                 yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
                 break
 
-    # tensors made before the forward, or beside the model
+    # tensors that were created before the forward, or outside the model
     together = {n for names in skeleton.traits.shared for n in names}
     for name in skeleton.traits.computed:
         if name in graph.effects.reads and name not in together:
@@ -163,12 +163,15 @@ def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
 
 
 def whole(graph: Graph, sizes: Sizes) -> frozenset[str]:
-    """Parameters that every replica changes alike, and so keeps whole."""
+    """Returns the names of tensors that the forward changes, if there are replicas.
+
+    Every replica keeps the full tensors and changes them alike.
+    """
     return frozenset(n for c in graph.effects.changes for n in c.names if sizes.replicas > 1)
 
 
 def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> list[Note]:
-    """What stays whole for it."""
+    """Returns a note on parameters that are not sharded because the forward changes them (``changed``)."""
     kept = [p.name for p in params if p.name in changed and not p.buffer]
     if not kept or sizes.grid["dp_shard"] == 1:
         return []
@@ -177,7 +180,7 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
 
 
 def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
-    """Tables that have no row for an id of the data: a rank would stop there."""
+    """Yields tables that have no row for an id of the data: a rank would fail in the lookup."""
     data = job.data
     path = getattr(data, "target", None) or getattr(data, "path", None) or getattr(data, "name", "data")
     where = ", ".join(path) if isinstance(path, tuple | list) else str(path)
@@ -188,7 +191,10 @@ def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
 
 
 def _mixes(graph: Graph) -> bool:
-    """Whether samples depend on one another; one that remembers batches is judged by what it changes."""
+    """Whether samples of a batch depend on one another.
+
+    A model that remembers batches does not count: what it changes is checked instead.
+    """
     remembers = any(c.by_data and c.read for c in graph.effects.changes)
     return bool(graph.effects.mixing) and not remembers and not any(k.by_data for k in graph.effects.kept)
 
@@ -201,7 +207,10 @@ MIXED = "its output for a sample depends on the rest of its batch"
 
 
 def _mixed(at: CutModel) -> Problem:
-    """A loss class that compares samples is refused as well: sums over parts of the batch do not add up."""
+    """Returns the problem of a model that mixes samples of a batch that the layout cuts.
+
+    A loss class that compares samples is refused as well: sums over parts of the batch do not add up to it.
+    """
     sizes = at.sizes
     parts = f"{many(sizes.micros, 'micro batch')} and {many(sizes.replicas, 'data-parallel rank')}"
     why = f"the batch is cut over {parts}, so each layout would train another model"
@@ -212,7 +221,7 @@ def _mixed(at: CutModel) -> Problem:
 
 
 def remarks(job: Job, skeleton: Skeleton, graph: Graph, sizes: Sizes) -> list[Note]:
-    """What is trained, but not to the same numbers whatever else is asked."""
+    """Returns notes on models that train, but to numbers that depend on other settings."""
     out = _unsaved(job, skeleton, graph)
     if _mixes(graph):
         text = "another batch size, or a batch in parts, trains to other numbers"
@@ -226,7 +235,7 @@ def remarks(job: Job, skeleton: Skeleton, graph: Graph, sizes: Sizes) -> list[No
 
 
 def _unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
-    """What a run that goes on from a checkpoint begins anew: the forward keeps it where no checkpoint is."""
+    """Returns notes on state that a resumed run starts anew, because no checkpoint contains it."""
     kinds = [step.kind for step in job.steps.values()]
     if job.checkpoint.every is None and "save" not in kinds:
         return []
@@ -267,13 +276,13 @@ def _sparse(graph: Graph) -> Iterator[Problem]:
 
 
 def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
-    """Why it cannot be, and the way out."""
+    """Returns why the forward must not change this tensor, and the way out; ``None`` if it may."""
     weight = p is not None and not p.buffer
     if at.sizes.pieces > 1:
         cure = "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b"
         return ", once for every piece of a sequence", cure
 
-    # ranks that each have their own numbers of it
+    # each data-parallel rank would change it by its own samples
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
         text = f", by numbers that {ranks} has its own of, and then uses it"
@@ -283,7 +292,7 @@ def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     if between is not None:
         return between
 
-    # weights that a rank has only a copy or a part of
+    # a rank has only a half-precision copy or a part of the weight
     if weight and at.mixed:
         return ", and in half precision the forward changes a copy", "train.precision=fp32"
     if weight and p is not None and _cut(p):
@@ -292,8 +301,8 @@ def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
 
 
 def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
-    """Why it cannot be on several stages."""
-    here = {at.stage_of(m) for m in c.at} - {None}  # glue was placed where what it changes is
+    """Returns why pipeline stages do not allow this change, and the way out; ``None`` if they do."""
+    here = {at.stage_of(m) for m in c.at} - {None}  # glue is already on the stage of what it changes
     owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
     if len(owners) > 1:
         return (
@@ -313,7 +322,7 @@ def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
 
 
 def _inner(i: Inner, at: CutModel) -> Why | None:
-    """Why it cannot be, and the way out."""
+    """Returns why the forward cannot compute gradients itself, and the way out; ``None`` if it can."""
     if at.sharded:
         return "its sharded weights are not gathered at that point", "parallel.hsdp=null"
     if at.tp:
@@ -324,7 +333,7 @@ def _inner(i: Inner, at: CutModel) -> Why | None:
     if at.mixed and i.backward:
         return "in half precision the gradients would be lost", "train.precision=fp32"
 
-    # it must stay on one stage, whose backward is in one part
+    # the path of the gradient must stay on one stage, and its backward must not be split
     if len(at.stages) == 1:
         return None
     if at.stage_of(i.module) is None:
@@ -354,13 +363,13 @@ def _hooks(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Itera
 
 
 def _hooked(p: Placed, at: CutModel) -> Why | None:
-    """Why hooks of this parameter would not see what they see in one process, and the way out."""
+    """Returns why hooks of this parameter would not see the same as in one process, and the way out."""
     if at.sizes.replicas > 1:
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
         way_out = "change gradients in an optimizer of your own, or use one data-parallel rank"
         return f"{ranks} would call them with the gradient of its own samples only; {way_out}", ""
 
-    # in one process they see the whole gradient
+    # in one process the hooks see the full gradient
     if len(p.stages) > 1:
         return (
             (
@@ -373,7 +382,7 @@ def _hooked(p: Placed, at: CutModel) -> Why | None:
         way_out = "leave it out of parallel.operators"
         return f"it is cut over tp, so the hooks would see only a part of the gradient; {way_out}", ""
 
-    # and that of the parameter itself, once
+    # and they see the gradient of the parameter itself, once
     if at.mixed:
         return "in half precision its gradient is that of a copy", "train.precision=fp32"
     if at.split:
@@ -382,7 +391,11 @@ def _hooked(p: Placed, at: CutModel) -> Why | None:
 
 
 def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
-    """FSDP2 hands a module that it gathers views of its inputs, which autograd lets nobody change."""
+    """Yields modules with sharded weights that do what FSDP2 does not support.
+
+    For example, FSDP2 passes views of the inputs to a module that it gathers, and autograd does not allow
+    in-place changes of them.
+    """
     gathered = {m for g in at.groups for m in g.modules if m}
     for modules, why, way_out in (
         (graph.inferred, " runs in torch.inference_mode, where sharded weights cannot be gathered",
@@ -400,7 +413,7 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
             text = f"{listed(found)}{why}; {way_out}, or shard nothing"
             yield Problem(KEY, text, "parallel.hsdp=null")
 
-    # level3 gathers weights again in the backward: its own, when hooks of tensors have run already
+    # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
         found = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
         if found:
@@ -415,7 +428,7 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
 
 
 def _twins(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
-    """A module with sharded weights that several stages of one rank run: FSDP2 wraps a module once."""
+    """Yields modules with sharded weights that several stages of one rank run: FSDP2 wraps a module once."""
     for names in skeleton.traits.twins:
         found = (at.stage_of(n) for n in names)
         here = {stage for stage in found if stage is not None}

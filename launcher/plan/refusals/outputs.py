@@ -1,4 +1,4 @@
-"""What a model returns must be of samples: a loss is added up over them, however a batch is cut."""
+"""Checks that a model returns values for each sample: the loss is a sum over samples in any micro batches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from launcher.plan.values.text import many
 
 
 def shared(graph: Graph, more: Sequence[TensorSpec] | None, samples: int) -> Iterator[Problem]:
-    """Of so many ``samples``, and of one ``more``: a tensor that does not grow with them is of no sample.
+    """Yields a problem for each output whose dim 0 is not the samples.
 
-    What a loss of the user's own makes of it would hang on how a batch is cut into micro batches.
+    A loss of the user's that takes such a tensor would depend on how a batch is cut into micro batches.
+
+    Args:
+        graph: a forward of ``samples`` samples.
+        more: the outputs of a forward of one sample more, if there was one.
+        samples: the number of samples in ``graph``.
     """
     last = graph.nodes[-1]
     for n, made in enumerate(last.out or ()):

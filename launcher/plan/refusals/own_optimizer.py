@@ -1,4 +1,4 @@
-"""Which layouts leave the numbers of an optimizer of the user's own what they are in one process."""
+"""Which layouts give the same numbers as one process with an optimizer class of the user."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SEEN = "(seen on small tensors)"
 
 
 def problems(job: Job, traits: OptimizerTraits | None, model: CutModel, graph: Graph) -> Iterator[Problem]:
-    """Every reason why it cannot train in this layout, or cannot go on from a checkpoint."""
+    """Yields every reason why the optimizer cannot train in this layout, or resume from a checkpoint."""
     if traits is None:
         return
     if traits.broken:
         yield Problem(KEY, f"{traits.name}: {traits.broken}")
         return
 
-    # one that draws random numbers trains on one rank, where nothing is cut
+    # an optimizer that draws random numbers trains on one rank, where nothing is cut
     trained = [p for p in model.params if p.trainable and not p.buffer]
     yield from _draws(job, traits, model.sizes)
     if not traits.draws:
@@ -34,20 +34,20 @@ def problems(job: Job, traits: OptimizerTraits | None, model: CutModel, graph: G
         yield from _empty(traits, trained, model.sizes)
     yield from _unused(traits, trained, graph)
 
-    # a checkpoint needs all that it goes on from
+    # a checkpoint must contain everything that a resumed run needs
     if keeps(job) and traits.draws != "elsewhere":
         yield from _saved(traits, trained)
 
 
 def keeps(job: Job) -> bool:
-    """Whether the request writes the optimizer's state, or goes on from it."""
+    """Whether the request saves the optimizer's state or resumes from it."""
     kinds = {step.kind for step in job.steps.values()}
     resumes = job.checkpoint.resume not in ("auto", "never")
     return bool(kinds & {"save", "load", "broadcast"}) or job.checkpoint.every is not None or resumes
 
 
 def note(traits: OptimizerTraits | None) -> list[Note]:
-    """What it was seen to do."""
+    """Returns a note on what the optimizer did when it was tried."""
     if traits is None or traits.broken:
         return []
     what = "each number of a tensor by itself" if traits.elements else "a whole tensor at a time"
@@ -73,7 +73,7 @@ def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]
 
 
 def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
-    """Tensors that no rank has whole, though an update depends on the whole."""
+    """Yields a problem for tensors that are cut although their update depends on the full tensor."""
     wrong = [p for p in trained if p.layout.axes and not _exact(traits, p)]
     if not wrong:
         return
@@ -89,18 +89,18 @@ def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterat
 
 
 def _exact(traits: OptimizerTraits, p: Placed) -> bool:
-    """Whether pieces of ``p`` get the update of the whole."""
+    """Whether pieces of ``p`` get the same update as the full tensor."""
     return traits.rows if not any(p.layout.split[1:]) else traits.elements
 
 
 def _unsharded(job: Job, axes: Sequence[str]) -> str:
-    """Replicas in place of shards, where the request leaves their number open."""
+    """Returns the override that replaces shards by replicas, if the request does not fix their number."""
     fixed = job.parallel.grid.dp_shard or job.parallel.grid.dp_replicate
     return "parallel.hsdp=null" if list(axes) == ["dp_shard"] and fixed is None else ""
 
 
 def _apart(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
-    """Tensors that different ranks have, though an update of one depends on all."""
+    """Yields a problem for tensors on different ranks if an update of one depends on all of them."""
     if traits.alone:
         return
     stages = {p.layout.at for p in trained}
@@ -126,7 +126,7 @@ def _empty(traits: OptimizerTraits, trained: Sequence[Placed], sizes: Sizes) -> 
 
 
 def _empty_somewhere(p: Placed, sizes: Sizes) -> bool:
-    """Whether a rank has a piece of it, and no element in that."""
+    """Whether the piece of ``p`` on some rank has no elements."""
     boxes = (p.layout.box(rank) for rank in range(sizes.grid.size))
     return any(box is not None and box.empty for box in boxes)
 
@@ -140,7 +140,7 @@ def _unused(traits: OptimizerTraits, trained: Sequence[Placed], graph: Graph) ->
 
 
 def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
-    """State that a checkpoint would not bring back."""
+    """Yields a problem for state that a checkpoint could not restore."""
     cut = [p.name for p in trained if p.layout.axes]
     if traits.lost:
         text = f"{traits.name}: its state cannot be saved and restored: {traits.lost} {SEEN}"

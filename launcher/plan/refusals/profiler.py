@@ -1,4 +1,4 @@
-"""``debug.profiler``: steps and ranks that there are not."""
+"""``debug.profiler``: steps and ranks that do not exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = "debug.profiler"
 
 
 def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
-    """A window that never opens, or never closes; ranks that are not in the plan."""
+    """Yields problems of a window that never opens or never closes, and of ranks that are not in the plan."""
     asked = job.debug.profiler
     if asked is None or sizes is None:
         return
@@ -28,7 +28,7 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
 
 
 def _steps(first: int, last: int, total: int) -> Iterator[Problem]:
-    """``total``: optimizer steps of the training."""
+    """Yields the problem of a window from ``first`` to ``last``; ``total``: optimizer steps of a training."""
     key = f"{KEY}.steps"
     if first > last:
         text = f"[{first}, {last}]: the first step of the window comes after its last"

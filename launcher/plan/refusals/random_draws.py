@@ -1,4 +1,4 @@
-"""Models that draw random numbers while they train: where that makes losses depend on the layout."""
+"""Models that draw random numbers in training: when that makes losses depend on the layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DROPOUT = "draw in a torch.nn.Dropout module, which the certificate turns off"
 
 
 def notes(job: Job, effects: Effects, sizes: Sizes) -> Iterator[Note]:
-    """Where a loss is not that of another layout, and what the certificate does about it."""
+    """Yields when losses differ from those of another layout, and what the certificate does about it."""
     if not effects.draws:
         return
     if sizes.replicas > 1 or sizes.grid["pp"] > 1:
@@ -33,7 +33,7 @@ def notes(job: Job, effects: Effects, sizes: Sizes) -> Iterator[Note]:
 
 
 def problems(job: Job, effects: Effects, pieces: int) -> Iterator[Problem]:
-    """Where draws cannot be made equal."""
+    """Yields a problem for each certify step in which the draws of two layouts cannot be made equal."""
     others = _others(effects)
     where = ""
     if pieces > 1:

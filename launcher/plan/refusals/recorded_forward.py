@@ -1,4 +1,4 @@
-"""Models that cannot be run operator by operator, for what they do beside operators: why, and the way out."""
+"""Models that cannot run operator by operator because of their hooks: why, and the way out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = "model"
 
 
 def refused(skeleton: Skeleton) -> Iterator[Problem]:
-    """What recording a forward does not see."""
+    """Yields what the recording of a forward does not capture: hooks of parameters."""
     for name in skeleton.traits.hooked:
         text = f"the parameter {name} has hooks, and ranks of a device matrix have parts of its gradient"
         yield Problem(KEY, f"{text}; change gradients in an optimizer of your own")

@@ -1,4 +1,4 @@
-"""What a pipeline rank does, one action after the other."""
+"""The actions of a pipeline rank, which it does one after the other."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Kind = Literal["F", "B", "I", "W"]
 
 
 class Action(NamedTuple):
-    """Forward, full backward, input-gradient or weight-gradient of one micro batch on one (virtual) stage.
+    """A forward, full backward, input gradient or weight gradient of one micro batch on one virtual stage.
 
-    Prints as torch writes it: ``3F0`` is stage 3, forward, micro batch 0.
+    It prints as torch writes it: ``3F0`` is stage 3, forward, micro batch 0.
     """
 
     stage: int

@@ -1,4 +1,4 @@
-"""The time axis of a picture of a step: shares of it, or seconds."""
+"""The axes of the pictures of a step: shares of time, seconds, or other numbers."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from math import floor, log10
 
 UNITS = (("seconds", 1.0), ("milliseconds", 1e-3), ("microseconds", 1e-6))
 MOST = 10
-"""Steps from the first tick to the last."""
+"""The most intervals between the first tick and the last."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """``ticks``: (0 to 1 of the way, its label)."""
+    """An axis; ``ticks``: (position from 0 to 1, label)."""
 
     title: str
     ticks: tuple[tuple[float, str], ...]
 
 
 def shares() -> Axis:
-    """Of time that has no unit."""
+    """Returns the axis of a time without unit."""
     return Axis("share of the step", tuple((tenth / 10, f"{tenth * 10} %") for tenth in range(11)))
 
 
 def seconds(whole: float) -> Axis:
-    """From 0 to ``whole`` seconds.
+    """Returns an axis from 0 to ``whole`` seconds.
 
     >>> seconds(0.05).title, [label for _, label in seconds(0.05).ticks]
     ('milliseconds', ['0', '5', '10', '15', '20', '25', '30', '35', '40', '45', '50'])
@@ -35,12 +35,12 @@ def seconds(whole: float) -> Axis:
 
 
 def numbers(title: str, most: float) -> Axis:
-    """From 0 to ``most`` of what ``title`` says."""
+    """Returns an axis from 0 to ``most``, in the unit that ``title`` names."""
     return Axis(title, tuple((n / most if most else 0.0, f"{n:g}") for n in ticks(most)))
 
 
 def ticks(most: float) -> tuple[float, ...]:
-    """Round numbers from 0 to ``most``, at most ``MOST`` steps of 1, 2 or 5 times a power of ten.
+    """Returns round numbers from 0 to ``most``: at most ``MOST`` intervals of 1, 2 or 5 times a power of ten.
 
     >>> ticks(5.3), ticks(76)
     ((0.0, 1.0, 2.0, 3.0, 4.0, 5.0), (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0))
@@ -57,7 +57,7 @@ def _steps(most: float) -> Iterator[float]:
 
 
 def drawn(axis: Axis, *, left: float, inner: float, bottom: float) -> Iterator[str]:
-    """A line of so many pixels with ticks below it, as SVG."""
+    """Draws the axis as SVG: a line of ``inner`` pixels with ticks below it."""
     for share, label in axis.ticks:
         x = left + inner * share
         yield f'<path d="M{x:.1f} {bottom}v6" stroke="#8c959f"/>'

@@ -1,4 +1,4 @@
-"""What is on the network beside the actions of each pipeline rank: stretches of time to draw."""
+"""The network traffic beside the actions of each pipeline rank: stretches of time to draw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.plan.values.text import bytes_text, seconds_text
 
 @dataclass(frozen=True)
 class Part:
-    """All collectives of one ``kind``: how many, and what their bytes and seconds come to."""
+    """All collectives of one ``kind``: their number, and the sums of their bytes and seconds."""
 
     kind: str
     count: int
@@ -28,7 +28,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Stretch:
-    """From ``start`` to ``end`` of a timeline; ``parts``: what it is made of, if there is more to say."""
+    """Traffic of a rank from ``start`` to ``end`` of a timeline; ``parts``: its collectives, if known."""
 
     rank: int
     start: float
@@ -43,7 +43,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Lane:
-    """``label``: what it shows. Stretches lie rank after rank, those of a rank by their start."""
+    """A row of the picture; ``label`` says what it shows. Stretches are sorted by rank, then by start."""
 
     name: Literal["messages", "tp", "data-parallel"]
     label: str
@@ -51,7 +51,7 @@ class Lane:
 
 
 def messages(timeline: Timeline) -> Lane:
-    """Between stages, each of the rank that sends it; nothing where they take no time."""
+    """Returns the messages between stages, each on the rank that sends it; none if they take no time."""
     sent = timeline.sent if timeline.transfer else ()
     steps = {"F": 1, "B": -1, "I": -1}
     return Lane(

@@ -1,4 +1,4 @@
-"""How long a schedule takes under many costs: what waits for what is worked out once."""
+"""The makespan of one schedule under many costs; its dependencies are computed once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ KINDS = "FBIW"
 
 @dataclass(frozen=True)
 class Order:
-    """The actions of a schedule, each after all that it waits for.
+    """The actions of a schedule in topological order.
 
-    ``steps``: of each the place of its time in ``times``, that of the action before it on its rank, that of
-    the one whose result it takes, and whether this comes from another rank. -1: there is none.
+    ``steps`` has for each action the index of its time in ``_times``, the index of the action before it on
+    its rank, the index of the action whose result it takes, and whether that comes from another rank. An
+    index of -1 means that there is none.
     """
 
     steps: tuple[tuple[int, int, int, bool], ...]
@@ -25,7 +26,7 @@ class Order:
 
 
 def order(schedule: Schedule, place: tuple[int, ...], pieces: int = 1) -> Order:
-    """Of a schedule that does not deadlock; ``place``: the rank of each stage."""
+    """Returns the order of a schedule, which must not deadlock; ``place``: the rank of each stage."""
     ready: dict[tuple[int, str, int], int] = {}
     steps: list[tuple[int, int, int, bool]] = []
     at, last = [0] * len(schedule), [-1] * len(schedule)
@@ -43,7 +44,7 @@ def order(schedule: Schedule, place: tuple[int, ...], pieces: int = 1) -> Order:
                 steps.append((_time(action, len(place), pieces), last[rank], taken, far))
                 last[rank] = len(steps) - 1
                 ready[action] = last[rank]
-                if action.kind == "I":  # hands on what a whole backward does
+                if action.kind == "I":  # passes on the same gradient as a full backward
                     ready[action.stage, "B", action.micro] = last[rank]
                 at[rank] += 1
                 moving = True
@@ -52,7 +53,10 @@ def order(schedule: Schedule, place: tuple[int, ...], pieces: int = 1) -> Order:
 
 
 def _source(a: Action, stages: int) -> tuple[int, str, int] | None:
-    """Whose result an action takes; its own forward comes before it on the same rank anyway."""
+    """Returns the action of another stage whose result ``a`` takes, or ``None``.
+
+    The forward of a backward needs no check: it precedes it on the same rank.
+    """
     if a.kind == "F":
         return (a.stage - 1, "F", a.micro) if a.stage else None
     if a.kind == "W" or a.stage == stages - 1:
@@ -65,10 +69,10 @@ def _time(a: Action, stages: int, pieces: int) -> int:
 
 
 def makespan(order: Order, cost: Cost) -> float:
-    """As ``simulate`` has it."""
+    """Returns the same makespan as ``simulate``."""
     times = _times(order, cost)
     transfer = cost.transfer
-    ends = [0.0] * (len(order.steps) + 1)  # the last one is what -1 finds
+    ends = [0.0] * (len(order.steps) + 1)  # index -1 reads the last one, which stays 0
     for i, (time, before, taken, far) in enumerate(order.steps):
         start = ends[before]
         arrival = ends[taken] + transfer if far else ends[taken]

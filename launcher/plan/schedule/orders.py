@@ -1,4 +1,4 @@
-"""The order in which each pipeline rank does its work, one function a schedule."""
+"""The order of the actions of each pipeline rank: one function a schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from launcher.plan.schedule.actions import Action, Row, Schedule
 
 Groups = Sequence[range]
-"""Micro batches that pass one chunk after the other together."""
+"""Groups of micro batches; each group passes one chunk after the other."""
 
 
 def breadth_first(ranks: int, chunks: int, micros: int) -> Schedule:
@@ -19,18 +19,17 @@ def breadth_first(ranks: int, chunks: int, micros: int) -> Schedule:
 
 
 def depth_first(ranks: int, chunks: int, micros: int) -> Schedule:
-    """1F1B; with chunks interleaved (arXiv 2104.04473): micro batch groups go through chunk after chunk.
+    """1F1B. With chunks it is interleaved (arXiv 2104.04473): groups of micro batches pass chunk after chunk.
 
-    A rank runs ahead of its right neighbour by one forward, with chunks by two: the second hides the
-    transfer.
+    A rank is ahead of the next one by one forward, with chunks by two: the second hides the transfer.
     """
     return _in_groups(ranks, chunks, micros, 1 if chunks == 1 else 2)
 
 
 def less_memory(ranks: int, chunks: int, micros: int) -> Schedule:
-    """MindSpore's less-memory interleaved 1F1B: a lead of one.
+    """MindSpore's less-memory interleaved 1F1B: each rank is ahead of the next one by one forward.
 
-    As short a step only when transfers cost nothing.
+    The step is as short as that of ``depth_first`` only if transfers take no time.
     """
     return _in_groups(ranks, chunks, micros, 1)
 
@@ -42,7 +41,7 @@ def _in_groups(ranks: int, chunks: int, micros: int, lead: int) -> Schedule:
 
 
 def forwards(places: tuple[int, ...], micros: int) -> Schedule:
-    """No backward: groups of micro batches go through the stages of a rank in turn, on any placement."""
+    """Forwards only: groups of micro batches pass the stages of a rank in turn, on any placement."""
     ranks = max(places) + 1
     held = [[s for s, rank in enumerate(places) if rank == r] for r in range(ranks)]
     groups = grouped(ranks, micros)
@@ -50,7 +49,7 @@ def forwards(places: tuple[int, ...], micros: int) -> Schedule:
 
 
 def grouped(ranks: int, micros: int) -> Groups:
-    """Groups of ``ranks``; the first takes the remainder, as in MindSpore.
+    """Returns groups of ``ranks`` micro batches; the first also takes the remainder, as in MindSpore.
 
     >>> grouped(4, 10)
     [range(0, 6), range(6, 10)]
@@ -60,9 +59,9 @@ def grouped(ranks: int, micros: int) -> Groups:
 
 
 def _row(rank: int, ranks: int, chunks: int, groups: Groups, *, warm: int) -> Row:
-    """``warm`` forwards, then one forward and one backward in turn, then the backwards that are left.
+    """Returns ``warm`` forwards, then one forward and one backward in turn, then the remaining backwards.
 
-    A backward takes the micro batches in the order they came, within a group the last chunk first.
+    Backwards take groups in the order of their forwards, and within a group the last chunk first.
     """
     ahead = _across(rank, ranks, range(chunks), groups, kind="F")
     back = _across(rank, ranks, range(chunks)[::-1], groups, kind="B")

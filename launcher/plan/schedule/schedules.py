@@ -11,16 +11,16 @@ from launcher.plan.schedule import orders, sequence_orders, split_orders
 from launcher.plan.schedule.actions import Action, Schedule
 
 Order = Callable[..., Schedule]
-"""(ranks, chunks, micros) -> schedule, or (ranks, chunks, micros, pieces) where sequences are cut."""
+"""(ranks, chunks, micros) -> schedule, or (ranks, chunks, micros, pieces) if sequences are cut."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A scheduler: its order, and what it asks of the rest.
+    """A scheduler: its order, and what it requires.
 
     ``v``: exactly two virtual stages a rank, placed there and back. ``single``: one stage a rank.
-    ``split``: backwards are cut into input and weight gradients. ``full``: at least as many micro batches
-    as virtual stages. ``seq``: takes pieces of sequences. ``several``: at least two virtual stages a rank,
+    ``split``: it splits backwards into input and weight gradients. ``full``: at least as many micro batches
+    as virtual stages. ``seq``: it takes pieces of sequences. ``several``: at least two virtual stages a rank,
     and no more pieces than ranks.
     """
 
@@ -46,7 +46,7 @@ RULES: Final[Mapping[str, Rule]] = {
 
 
 def placement(ranks: int, chunks: int, v: bool = False) -> tuple[int, ...]:
-    """The rank of each virtual stage: round after round, or there and back.
+    """Returns the rank of each virtual stage: round after round, or there and back.
 
     >>> placement(2, 2), placement(2, 2, v=True)
     ((0, 1, 0, 1), (0, 1, 1, 0))
@@ -58,10 +58,10 @@ def placement(ranks: int, chunks: int, v: bool = False) -> tuple[int, ...]:
 def build(
     scheduler: str, ranks: int, chunks: int, micros: int, less_memory: bool = False, pieces: int = 1
 ) -> Schedule:
-    """The order of ``scheduler`` on ``ranks`` x ``chunks`` virtual stages, placed as its rule says.
+    """Returns the order of ``scheduler`` on ``ranks`` x ``chunks`` virtual stages, placed as its rule says.
 
-    On one rank there is nothing to fill: one micro batch after the other, or all forwards first
-    for gpipe. ``less_memory`` is for interleaved 1f1b. With ``pieces``, an action's micro is
+    One rank has no bubble to fill: it runs one micro batch after the other, or for gpipe all forwards first.
+    ``less_memory`` is for interleaved 1f1b. With ``pieces``, the micro number of an action is
     micro batch x pieces + piece.
     """
     if less_memory:
@@ -73,21 +73,21 @@ def build(
 
 
 def forward_only(places: tuple[int, ...], micros: int) -> Schedule:
-    """For evaluation: every forward once, no backward."""
+    """Returns the schedule of an evaluation: every forward once, no backward."""
     return orders.forwards(places, micros)
 
 
 def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: int = 1) -> list[str]:
-    """Actions missing, repeated, unknown or on the wrong rank; empty when there are none.
+    """Returns the actions that are missing, repeated, unknown or on the wrong rank; empty if there are none.
 
-    Each stage does each micro batch forward once, and backward once: B, or I and W. Order is for
-    ``simulate`` to judge, but for the pieces of one micro batch: forward in order, backward in reverse.
-    ``micros`` counts pieces.
+    Each stage must run each micro batch forward once and backward once: B, or I and W. ``simulate`` checks
+    the order, except that of the pieces of one micro batch, which is checked here: forward in order, backward
+    in reverse. ``micros`` counts pieces.
     """
     found = []
     done: dict[tuple[int, int], str] = defaultdict(str)
 
-    # each action where it belongs
+    # each action on the rank of its stage
     for rank, row in enumerate(schedule):
         for a in row:
             done[a.stage, a.micro] += a.kind

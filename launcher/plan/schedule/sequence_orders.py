@@ -1,4 +1,4 @@
-"""MindSpore's sequence pipelines: a micro batch passes the stages in pieces of its sequence."""
+"""MindSpore's sequence pipelines, in which a micro batch passes the stages in pieces of its sequence."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from launcher.plan.schedule.actions import Action, Row, Schedule
 
 
 def seqpipe(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
-    """As many micro batches as ranks go together.
+    """SeqPipe: a group has as many micro batches as there are ranks.
 
-    An action's micro number is micro batch x ``pieces`` + piece.
+    The micro number of an action is micro batch x ``pieces`` + piece.
     """
     return _order(ranks, chunks, _groups(ranks, micros), pieces, lead=1 if chunks == 1 else 2)
 
 
 def seqvpp(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
-    """As many pieces as ranks go together, so fewer micro batches are in flight. Needs ranks >= pieces.
+    """SeqVPP: a group has as many pieces as there are ranks, so fewer micro batches are in flight.
 
-    Where pieces do not divide ranks, one micro batch more than MindSpore takes: with fewer pieces than ranks
-    the first rank would wait for its own work to come round.
+    It needs ranks >= pieces. If pieces do not divide ranks, a group has one micro batch more than in
+    MindSpore: with fewer pieces than ranks in a group, the first rank would wait for its own work to return.
     """
     return _order(ranks, chunks, _groups(-(-ranks // pieces), micros), pieces, lead=2)
 
 
 def seqsmartvpp(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
-    """``seqvpp`` with a lead of one: it holds least, and waits for every transfer."""
+    """SeqSmartVPP: ``seqvpp`` with a lead of one forward. It holds least and waits for every transfer."""
     return _order(ranks, chunks, _groups(-(-ranks // pieces), micros), pieces, lead=1)
 
 
 def _groups(size: int, micros: int) -> list[range]:
-    """Groups of ``size`` micro batches; the remainder is spread over the first ones, one each.
+    """Returns groups of ``size`` micro batches; the first ones also take one each of the remainder.
 
     >>> _groups(4, 10)
     [range(0, 5), range(5, 10)]
@@ -48,10 +48,10 @@ def _order(ranks: int, chunks: int, groups: list[range], pieces: int, *, lead: i
 
 
 def _row(rank: int, ranks: int, ahead: list[tuple[int, int, int]], pieces: int, *, warm: int) -> Row:
-    """``warm`` forwards, then one forward and one backward in turn, then the backwards that are left.
+    """Returns ``warm`` forwards, then one forward and one backward in turn, then the remaining backwards.
 
-    Backwards take the micro batches in the order they came, of one micro batch the newest piece first: a
-    later piece leaves gradients for what it read of an earlier one.
+    Backwards take micro batches in the order of their forwards, and of one micro batch the newest piece
+    first: the backward of a later piece computes gradients of what it read from earlier ones.
     """
     queue: deque[int] = deque()
     there: dict[int, list[tuple[int, int]]] = defaultdict(list)

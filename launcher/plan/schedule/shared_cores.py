@@ -1,4 +1,4 @@
-"""Runs a schedule on paper where ranks share the cores of their node: what runs at once gets equal parts."""
+"""Simulates a schedule on ranks that share the cores of their node equally."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from launcher.plan.schedule.actions import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, Event, Timeline, needs, result, simulate
 
 CLOSE = 1e-12
-"""Of the work of an action: what rounding leaves of one that is over."""
+"""The share of an action's work that rounding may leave when the action is over."""
 
 
 @dataclass(frozen=True)
 class Cores:
-    """``count``: of each node. ``ranks``: of each pipeline rank, (node, how many do its row there).
+    """The cores that ranks share.
 
-    ``alone``: times as fast is a core while the others of its node rest.
+    ``count``: cores of each node. ``ranks``: for each pipeline rank, (node, how many of its ranks run there).
+    ``alone``: how many times faster a core is while the other cores of its node are idle.
     """
 
     count: int
@@ -26,18 +27,18 @@ class Cores:
 
     @property
     def crowd(self) -> float:
-        """How many times longer work takes that all ranks do at once; less than 1 where cores rest."""
+        """How many times longer work takes that all ranks do at once; less than 1 if cores are idle."""
         return 1 / min((self.speed(n) for n in self.load(self.ranks).values()), default=1.0)
 
     def load(self, rows: Iterable[tuple[tuple[int, int], ...]]) -> Counter[int]:
-        """How many are at work on each node."""
+        """Returns how many ranks are at work on each node if these rows are."""
         found = Counter[int]()
         for nodes in rows:
             found.update(dict(nodes))
         return found
 
     def speed(self, at_work: int) -> float:
-        """Of each of so many on a node, of what it is where each core has one.
+        """Returns the speed of each of ``at_work`` ranks on a node; 1 is the speed with one rank a core.
 
         >>> [round(Cores(2, (), alone=1.5).speed(n), 2) for n in (1, 2, 4)]
         [1.5, 1.0, 0.5]
@@ -48,11 +49,11 @@ class Cores:
 
 
 def simulate_shared(schedule: Schedule, place: tuple[int, ...], cost: Cost, cores: Cores) -> Timeline:
-    """As ``simulate``, where k running actions on c cores of a node each go on at ``Cores.speed``: c / k,
-    and at 1 to ``Cores.alone`` where cores rest.
+    """Returns the timeline as ``simulate`` does, with actions that share cores.
 
-    The ranks that do one row do it at once, each on its own samples. ``busy`` of the timeline is as long as
-    actions take so. Raises ``Deadlock``.
+    Each of k running actions on the c cores of a node runs at ``Cores.speed``: c / k, or from 1 to
+    ``Cores.alone`` if cores are idle. All ranks of one row run it at the same time, each on its own samples.
+    ``busy`` counts the time that actions take on shared cores. Raises ``Deadlock``.
     """
     alone = simulate(schedule, place, cost)
     if cores.crowd == cores.alone == 1:
@@ -68,7 +69,7 @@ def simulate_shared(schedule: Schedule, place: tuple[int, ...], cost: Cost, core
 
 @dataclass
 class _Clock:
-    """``left``: seconds of a core that the action at work on a row still takes."""
+    """The state of the simulation; ``left``: core seconds that the running action of each row still needs."""
 
     schedule: Schedule
     place: tuple[int, ...]
@@ -81,7 +82,7 @@ class _Clock:
     rows: list[list[Event]] = field(default_factory=list)
 
     def run(self) -> list[list[Event]]:
-        """From one moment at which an action ends or a message arrives to the next."""
+        """Advances from one moment to the next at which an action ends or a message arrives."""
         self.rows = [[] for _ in self.schedule]
         while True:
             arrivals = self._start()
@@ -96,7 +97,7 @@ class _Clock:
             self._end()
 
     def _start(self) -> list[float]:
-        """Begin what can begin; when what comes for the others will have arrived."""
+        """Starts the actions that can start; returns when the inputs of others will arrive."""
         arrivals = []
         for row in range(len(self.schedule)):
             at = self._arrival(row)
@@ -112,7 +113,10 @@ class _Clock:
         return self.schedule[row][len(self.rows[row])]
 
     def _arrival(self, row: int) -> float | None:
-        """When the next action of a row has all that it needs; ``None``: nobody knows, or it is at work."""
+        """Returns when the next action of a row has its inputs.
+
+        Returns ``None`` if that is not known yet, or if the row is running an action or is done.
+        """
         if row in self.left or len(self.rows[row]) == len(self.schedule[row]):
             return None
         needed = needs(self._next(row), len(self.place))
@@ -124,7 +128,7 @@ class _Clock:
         return self.cost.transfer if self.place[needed.stage] != row else 0.0
 
     def _speed(self, row: int) -> float:
-        """Of each of the ranks of a row: the slowest holds up the others, which wait without working."""
+        """Returns the speed of the ranks of a row: that of the slowest, for which the others wait idle."""
         load = self.cores.load(self.cores.ranks[other] for other in self.left)
         return min(self.cores.speed(load[node]) for node, _ in self.cores.ranks[row])
 

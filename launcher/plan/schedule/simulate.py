@@ -1,4 +1,4 @@
-"""Runs a schedule on paper: when each action starts, what it waits for, what it holds."""
+"""Simulates a schedule: when each action starts, what it waits for, what it holds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from launcher.plan.schedule.actions import Action, Row, Schedule
 
 @dataclass(frozen=True)
 class Cost:
-    """What one micro batch costs on each virtual stage, in any one unit of time.
+    """The cost of one micro batch on each virtual stage, in any unit of time.
 
-    ``activation``: bytes kept for backward. ``transfer`` is the time from one rank to another. Where a
-    micro batch passes in ``pieces``, each stage has as many entries, one a piece. Of a backward that is
-    split into I and W, ``weight`` is the time of W, and ``waits`` the bytes that are kept for it; as long
-    as nobody knows, half of the time, and all.
+    ``activation``: bytes kept for the backward. ``transfer``: the time from one rank to another. If a micro
+    batch passes in ``pieces``, each stage has one entry a piece. Of a backward that is split into I and W,
+    ``weight`` is the time of W and ``waits`` are the bytes that are kept for it; if they are empty, W takes
+    half of the time and all bytes are kept.
     """
 
     forward: tuple[float, ...]
@@ -36,14 +36,14 @@ class Cost:
         return later if a.kind == "W" else self.backward[at] - later
 
     def kept(self, a: Action) -> int:
-        """Bytes of activations more, or less, once ``a`` is done."""
+        """Returns by how many bytes ``a`` changes the activations that are kept."""
         at = self.at(a)
         held = self.activation[at]
         waits = self.waits[at] if self.waits else held
         return {"F": held, "B": -held, "I": waits - held, "W": -waits}[a.kind]
 
     def at(self, a: Action) -> int:
-        """The place of an action's stage and piece in the tuples."""
+        """Returns the index of an action's stage and piece in the tuples."""
         return a.stage * self.pieces + a.micro % self.pieces
 
 
@@ -57,12 +57,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Timeline:
-    """``events`` lie rank after rank, each rank's in order; the other tuples have one entry a rank.
+    """A simulated schedule. ``events`` are sorted by rank, then in order; other tuples have an entry a rank.
 
-    ``peak`` is bytes of activations held at once; ``in_flight`` micro batches between their first forward and
-    last backward on the rank; ``messages`` the activations and gradients sent between different ranks, in a
-    plan counted by tensors. With ``pieces``, the micro number of an action is micro batch x pieces + piece.
-    ``transfer``: how long each message is on its way.
+    ``peak``: the most bytes of activations held at once. ``in_flight``: the most micro batches between their
+    first forward and last backward on the rank. ``messages``: the number of activations and gradients sent
+    between different ranks; a plan counts them by tensors. With ``pieces``, the micro number of an action is
+    micro batch x pieces + piece. ``transfer``: the time that each message takes.
     """
 
     events: tuple[Event, ...]
@@ -76,7 +76,7 @@ class Timeline:
 
     @property
     def sent(self) -> tuple[Event, ...]:
-        """Messages on their way, each of the rank that sends it and of the action that made it."""
+        """The messages as events, each with the rank that sends it and the action that produced it."""
         places = {e.action.stage: e.rank for e in self.events}
         place = tuple(places[s] for s in sorted(places))
         return tuple(
@@ -87,17 +87,17 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Idle share of the makespan, mean over ranks: 0 to 1."""
+        """The idle share of the makespan, as the mean over ranks: 0 to 1."""
         whole = len(self.busy) * self.makespan
         return (whole - sum(self.busy)) / whole if whole else 0.0
 
 
 class Deadlock(ValueError):
-    """The ranks would wait for each other for ever."""
+    """The ranks of a schedule would wait for each other forever."""
 
 
 def simulate(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> Timeline:
-    """Start each action as soon as its rank is free and its inputs have arrived.
+    """Starts each action as soon as its rank is free and its inputs have arrived.
 
     ``place``: the rank of each stage. Sending takes no time of the sender. Raises ``Deadlock``.
     """
@@ -115,7 +115,7 @@ def simulate(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> Timeline
 
 
 def _run(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> list[list[Event]]:
-    """Ranks take turns: each goes on until it must wait for an action, and is woken by that one."""
+    """Runs the ranks in turns: each continues until it must wait for an action, which then wakes it."""
     done: dict[Action, float] = {}
     waiting: dict[Action, list[int]] = defaultdict(list)
     rows: list[list[Event]] = [[] for _ in schedule]
@@ -127,7 +127,7 @@ def _run(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> list[list[Ev
             action = schedule[rank][len(row)]
             needed = needs(action, len(place))
 
-            # one that is not done yet wakes the rank later
+            # an action that is not done yet wakes the rank later
             missing = next((n for n in needed if n not in done), None)
             if missing is not None:
                 waiting[missing].append(rank)
@@ -145,12 +145,12 @@ def _run(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> list[list[Ev
 
 
 def result(a: Action) -> Action:
-    """What others wait for: I gives the same gradient as B."""
+    """Returns the action that others wait for: I computes the same gradient as B."""
     return Action(a.stage, "B", a.micro) if a.kind == "I" else a
 
 
 def needs(a: Action, stages: int) -> tuple[Action, ...]:
-    """What must be done before ``a``, as others wait for it."""
+    """Returns the actions that must be done before ``a``, in the form of ``result``."""
     if a.kind == "F":
         return (Action(a.stage - 1, "F", a.micro),) if a.stage else ()
     if a.kind == "W":
@@ -170,7 +170,7 @@ def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, li
 
 
 def _peak(row: Row, cost: Cost) -> int:
-    """Most bytes held: from the start of a forward to the end of its backward (of W, when it is split)."""
+    """Returns the most bytes held: from the start of a forward to the end of its backward (of W if split)."""
     now = most = 0
     for a in row:
         now += cost.kept(a)

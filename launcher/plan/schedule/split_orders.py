@@ -1,4 +1,4 @@
-"""Orders whose backward is split: input gradients at once, weight gradients where there would be a bubble."""
+"""Schedules that split backwards: input gradients at once, weight gradients in place of bubbles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.plan.schedule.actions import Action, Kind, Row, Schedule
 
 
 def zero_bubble_h1(ranks: int, chunks: int, micros: int) -> Schedule:
-    """ZB-H1 (arXiv 2401.10241): 1F1B whose rank r keeps r weight gradients back; as much memory as 1F1B."""
+    """ZB-H1 (arXiv 2401.10241): 1F1B in which rank r delays r weight gradients; same memory as 1F1B."""
     assert chunks == 1, chunks
     return tuple(_h1(r, ranks, micros) for r in range(ranks))
 
@@ -26,9 +26,10 @@ def _h1(rank: int, ranks: int, micros: int) -> Row:
 
 
 def zero_bubble_v(ranks: int, chunks: int, micros: int) -> Schedule:
-    """ZB-V (arXiv 2401.10241, section 6), torch's hand-written order: for F, I and W of equal time.
+    """ZB-V (arXiv 2401.10241, section 6), in torch's hand-written order for F, I and W of equal time.
 
-    It is written for enough micro batches to fill the V; of fewer, the actions of those that there are.
+    The order is written for enough micro batches to fill the V. With fewer, the actions of missing micro
+    batches are dropped.
     """
     assert chunks == 2, chunks
     whole = max(micros, 2 * ranks - 1)
@@ -43,7 +44,7 @@ def _v(r: int, p: int, m: int) -> str:
 
 
 def dualpipe_v(ranks: int, chunks: int, micros: int) -> Schedule:
-    """DualPipeV (DeepSeek), torch's order: a forward and a backward that DualPipe overlaps come in turn."""
+    """DualPipeV (DeepSeek), in torch's order: forward and backward alternate where DualPipe overlaps them."""
     assert chunks == 2, chunks
     assert micros >= 2 * ranks, (ranks, micros)
     return tuple(_spelled(_dual(r, ranks, micros), r, 2 * ranks - 1 - r) for r in range(ranks))
@@ -58,9 +59,9 @@ def _dual(r: int, p: int, m: int) -> str:
 
 
 def _spelled(word: str, there: int, back: int) -> Row:
-    """The actions of a V: small letters for its stage on the way there, capitals on the way back.
+    """Returns the actions that ``word`` spells: small letters for stage ``there``, capitals for ``back``.
 
-    Each takes that stage's next micro batch; ``?`` is the oldest weight gradient kept back.
+    Each letter takes the next micro batch of its stage; ``?`` is the oldest weight gradient that is delayed.
     """
     done: Counter[tuple[int, str]] = Counter()
     kept: deque[Action] = deque()
@@ -70,7 +71,7 @@ def _spelled(word: str, there: int, back: int) -> Row:
             row.append(kept.popleft())
             continue
 
-        # a whole backward counts as its two halves
+        # a full backward counts as its two halves
         stage = there if letter.islower() else back
         kind = letter.upper()
         halves = "IW" if kind == "B" else kind

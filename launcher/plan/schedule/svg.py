@@ -1,4 +1,4 @@
-"""A simulated schedule as a picture: one row a pipeline rank, time to the right."""
+"""A simulated schedule as an SVG: one row a pipeline rank, time to the right."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from launcher.plan.values.text import many, seconds_text
 NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 COLOURS: dict[Kind, str] = {"F": "#2c6fbb", "B": "#2e8b57", "I": "#158a92", "W": "#d9902f"}
 PALER = 0.6
-"""How far towards white the last chunk of a rank goes."""
+"""How close to white the colour of a rank's last chunk is."""
 MANY = 5000
-"""Beyond so many actions each bar by itself, with its name, would make megabytes."""
+"""The most actions that are drawn as separate bars with names: more would make megabytes."""
 
 LATER = ("#8250df", "#bf3989", "#57606a", "#a40e26")
-"""Of what comes after the schedule, in turn."""
+"""The colours of what follows the schedule, used in turn."""
 LEFT, RIGHT, TOP, LEGEND, ROW, BAR = 136, 28, 96, 20, 38, 30
 NEXT, BEFORE, LINE = BAR + 2.5, BAR + 5.5, 2.5
-"""Of what is sent to the next stage and to the one before: how far below the top of a row, and how thick."""
+"""Messages to the next stage and to the one before: how far below the top of a row, and how thick."""
 LANES = {"tp": "#cf222e", "data-parallel": "#24292f"}
 LANE, THICK, APART = 5, 3.5, 3
-"""From a lane of collectives to the next, how thick one is, and from the last one to the next row besides."""
+"""Lanes of collectives: their distance, their thickness, and the extra distance to the next row."""
 STYLE = (
     "text{font-family:sans-serif;font-size:12px;fill:#24292f}"
     ".head{font-size:16px;font-weight:600}.soft{fill:#6e7781;font-size:11px}"
@@ -37,9 +37,10 @@ STYLE = (
 
 @dataclass(frozen=True)
 class _Picture:
-    """``after``: names and seconds of what comes after the schedule; ``None`` where time has no unit.
+    """The timeline to draw.
 
-    ``lanes``: of collectives.
+    ``after``: names and seconds of what follows the schedule; ``None`` if time has no unit. ``lanes``: those
+    of collectives.
     """
 
     timeline: Timeline
@@ -48,12 +49,12 @@ class _Picture:
 
     @cached_property
     def span(self) -> float:
-        """From the left end of the axis to the right one, in the unit of the timeline."""
+        """The length of the time axis, in the unit of the timeline."""
         return self.timeline.makespan + sum(n for _, n in self.after or ())
 
     @cached_property
     def inner(self) -> float:
-        """Pixels of that: enough for the number in an action of average length."""
+        """The pixels of the time axis: enough for the number in an action of average length."""
         t = self.timeline
         mean = sum(t.busy) / max(len(t.events), 1) or 1.0
         return min(max(760.0, 26 * self.span / mean), 2400.0)
@@ -64,13 +65,13 @@ class _Picture:
 
     @property
     def top(self) -> int:
-        """Of the first row, below what the legend says."""
+        """The y of the first row, below the legend."""
         more = [self.after, self.sent or self.lanes, self.lanes]
         return TOP + LEGEND * sum(map(bool, more))
 
     @property
     def row(self) -> int:
-        """From a rank to the next."""
+        """The height of the row of a rank."""
         return ROW + (LANE * len(self.lanes) + APART if self.lanes else 0)
 
     @property
@@ -79,7 +80,7 @@ class _Picture:
 
     @cached_property
     def sent(self) -> tuple[Event, ...]:
-        """Messages that are drawn."""
+        """The messages that are drawn."""
         t = self.timeline
         return t.sent if t.transfer and len(t.events) <= MANY else ()
 
@@ -87,20 +88,20 @@ class _Picture:
 def svg(
     timeline: Timeline, after: Sequence[tuple[str, float]] | None = None, lanes: Sequence[Lane] = ()
 ) -> str:
-    """Colour says what runs, the number which micro batch, a paler shade a later chunk.
+    """Draws a timeline: colours show kinds of actions, numbers micro batches, paler shades later chunks.
 
-    With ``after``, time is in seconds: those of what comes once the schedule is over are drawn across all
-    ranks, and what a rank sends is drawn below its actions, from the end of one to where it arrives; below
-    that its ``lanes`` of collectives, which may go on after the schedule.
+    With ``after``, time is in seconds. What follows the schedule is then drawn across all ranks. Messages are
+    drawn below the actions of the rank that sends them, from the end of an action to their arrival. Below
+    them are the ``lanes`` of collectives, which may last longer than the schedule.
 
-    Hovering shows torch's name of it. As wide as its labels need, within bounds; actions too narrow for a
-    number have none. Of more than ``MANY`` actions those of one kind that touch are drawn as one, without
-    names, numbers and messages, and the picture says so.
+    Hovering shows torch's name of an action. The picture is as wide as its labels need, within bounds;
+    actions too narrow for a number have none. With more than ``MANY`` actions, those of one kind that touch
+    are drawn as one, without names, numbers and messages, and the picture says so.
     """
     picture = _Picture(timeline, None if after is None else tuple(after), tuple(lanes))
     width, height = LEFT + picture.inner + RIGHT, picture.bottom + 46
 
-    # what stands around the actions
+    # title, legend and axes
     size = f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
@@ -112,7 +113,7 @@ def svg(
         *_later(picture),
     ]
 
-    # the actions themselves
+    # the actions
     chunks = _chunks(timeline)
     shaded = [(e, _shade(e.action.kind, *chunks[e.action.stage])) for e in timeline.events]
     if len(shaded) > MANY:
@@ -120,7 +121,7 @@ def svg(
     else:
         lines += [line for e, fill in shaded for line in _bar(e, picture, fill)]
 
-    # and what is on the network
+    # the network traffic
     for kinds, y in (("F", NEXT), ("BI", BEFORE)):
         going = [(e, COLOURS["F" if kinds == "F" else "B"]) for e in picture.sent if e.action.kind in kinds]
         lines += _merged(going, picture, y, LINE) if going else ()
@@ -137,7 +138,7 @@ def _title(picture: _Picture) -> str:
 
 
 def _head(picture: _Picture) -> Iterator[str]:
-    """Title and legend."""
+    """Draws the title and the legend."""
     t = picture.timeline
     yield f'<text class="head" x="{LEFT}" y="28">{_title(picture)}</text>'
     bar = "a bar shows its micro batch"
@@ -147,7 +148,7 @@ def _head(picture: _Picture) -> Iterator[str]:
     sent = f"{t.messages} messages between ranks; {bar}, a rank the most it holds at once{below}"
     yield f'<text class="soft" x="{LEFT}" y="48">{sent}</text>'
 
-    # a box for every shade of a kind, then its name
+    # a box for every shade of a kind, then the name of the kind
     x = LEFT
     shades = max((n for _, n in _chunks(t).values()), default=1)
     for kind in [k for k in NAMES if any(e.action.kind == k for e in t.events)]:
@@ -161,7 +162,7 @@ def _head(picture: _Picture) -> Iterator[str]:
     idle = f'<text x="{x + 20}" y="73">idle</text>'
     yield f'<rect x="{x}" y="62" width="14" height="14" rx="2" fill="#eef1f4"/>{idle}'
 
-    # what comes after the schedule and what is on the network, in rows of their own
+    # what follows the schedule and the network traffic, in separate rows
     y = 62
     if picture.after:
         y += LEGEND
@@ -175,7 +176,7 @@ def _head(picture: _Picture) -> Iterator[str]:
 
 
 def _network(picture: _Picture) -> Iterator[tuple[list[str], str]]:
-    """Colours and names of lanes that are drawn."""
+    """Yields the colours and names of the lanes that are drawn."""
     if picture.sent:
         yield [COLOURS["F"], COLOURS["B"]], "messages"
     for lane in picture.lanes:
@@ -183,7 +184,7 @@ def _network(picture: _Picture) -> Iterator[tuple[list[str], str]]:
 
 
 def _legend(y: int, entries: Iterable[tuple[list[str], str]]) -> Iterator[str]:
-    """A row of boxes with their names."""
+    """Draws a row of boxes with their names."""
     x = LEFT
     for fills, label in entries:
         for fill in fills:
@@ -194,7 +195,7 @@ def _legend(y: int, entries: Iterable[tuple[list[str], str]]) -> Iterator[str]:
 
 
 def _grid(picture: _Picture) -> Iterator[str]:
-    """A row a rank, and the time axis."""
+    """Draws a row a rank, and the time axis."""
     t, inner, top = picture.timeline, picture.inner, picture.top
     for rank, (busy, held) in enumerate(zip(t.busy, t.in_flight, strict=True)):
         y = top + picture.row * rank
@@ -208,7 +209,7 @@ def _grid(picture: _Picture) -> Iterator[str]:
 
 
 def _later(picture: _Picture) -> Iterator[str]:
-    """What comes after the schedule, across all ranks."""
+    """Draws what follows the schedule, across all ranks."""
     start = picture.timeline.makespan
     high = picture.bottom - picture.top - (APART if picture.lanes else ROW - BAR)
     for (name, n), fill in zip(picture.after or (), cycle(LATER), strict=False):
@@ -233,7 +234,7 @@ def _bar(e: Event, picture: _Picture, fill: str) -> Iterator[str]:
 
 
 def _lane(lane: Lane, picture: _Picture, at: int) -> Iterator[str]:
-    """The one that is ``at`` so many below the messages."""
+    """Draws lane number ``at``, counted downwards from the messages."""
     fill, scale = LANES[lane.name], picture.scale
     y = (ROW if picture.sent else BAR + 2) + LANE * at
     if len(lane.stretches) > MANY:
@@ -251,9 +252,9 @@ def _lane(lane: Lane, picture: _Picture, at: int) -> Iterator[str]:
 def _merged(
     shaded: Iterable[tuple[Event | Stretch, str]], picture: _Picture, y: float, thick: float
 ) -> Iterator[str]:
-    """A path a colour, with a stretch for each run of bars that touch; its units are tenths of a pixel.
+    """Draws a path a colour, with a stretch for each run of bars that touch, in tenths of a pixel.
 
-    ``y``: how far below the top of a row.
+    ``y``: the distance below the top of a row.
     """
     runs: dict[str, dict[int, list[tuple[int, int]]]] = {}
     for e, fill in shaded:
@@ -270,7 +271,7 @@ def _merged(
 
 
 def _stretches(y: int, spans: list[tuple[int, int]]) -> str:
-    """``spans`` of one row, each told from where the one before ended."""
+    """Returns the path of the ``spans`` of one row, each relative to the end of the one before."""
     (start, end), *rest = spans
     ends = [end, *(b for _, b in rest)]
     more = (f"m{a - before} 0h{b - a}" for before, (a, b) in zip(ends, rest, strict=False))
@@ -278,7 +279,7 @@ def _stretches(y: int, spans: list[tuple[int, int]]) -> str:
 
 
 def _chunks(t: Timeline) -> dict[int, tuple[int, int]]:
-    """For each stage: which of its rank's chunks it is, and how many the rank has."""
+    """Returns for each stage which of its rank's chunks it is, and how many the rank has."""
     held: dict[int, set[int]] = {}
     for e in t.events:
         held.setdefault(e.rank, set()).add(e.action.stage)

@@ -1,4 +1,4 @@
-"""A simulated schedule to look at: as text, or as a trace for a viewer."""
+"""A simulated schedule as text, or as a trace for a viewer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ GLYPHS = {"F": "0123456789", "B": "ABCDEFGHIJ", "I": "abcdefghij", "W": "w"}
 
 
 def text(timeline: Timeline, width: int = 72) -> str:
-    """One row a pipeline rank, ``width`` columns of equal time, each showing what runs in its middle.
+    """Returns one row a pipeline rank; each of ``width`` columns of equal time shows what runs in its middle.
 
-    A forward is the last digit of its micro batch, a backward that digit as a letter (A is 0; small when only
-    the input gradient), a weight gradient w, a bubble a dot.
+    A forward is the last digit of its micro batch. A backward is that digit as a letter (A is 0), in lower
+    case if it is only the input gradient. A weight gradient is w, a bubble is a dot.
     """
     rows: list[list[Event]] = [[] for _ in timeline.busy]
     for e in timeline.events:
@@ -51,11 +51,12 @@ def chrome(
     after: Sequence[tuple[str, float]] | None = None,
     lanes: Sequence[Lane] = (),
 ) -> str:
-    """A trace for chrome://tracing or Perfetto, one event an action; a step of ``step_us`` microseconds.
+    """Returns a trace for chrome://tracing or Perfetto with one event an action.
 
-    With ``after`` and ``lanes``, as ``svg`` takes them, microseconds are those of the timeline: each event
-    says its seconds, what comes after the schedule is an event of every rank, and messages and lanes are
-    threads of their own, below that of their rank; without those that have more than ``MANY`` stretches.
+    A schedule takes ``step_us`` microseconds. With ``after`` and ``lanes``, as ``svg`` takes them, it takes
+    the time of the timeline instead: each event has its seconds, what follows the schedule is an event of
+    every rank, and messages and lanes are separate threads below that of their rank. Lanes with more than
+    ``MANY`` stretches are left out.
     """
     scale = step_us / (timeline.makespan or 1.0) if after is None else 1e6
     ranks = range(len(timeline.busy))
@@ -73,7 +74,7 @@ def chrome(
         events += [_event(at, name, "after the schedule", r, scale=scale, args=_seconds(n)) for r in ranks]
         start += n
 
-    # threads of what is on the network, numbered after the ranks and shown each below its own
+    # threads of network traffic, numbered after the ranks and each shown below its rank
     network = [] if after is None else [*_network([messages(timeline), *lanes], ranks)]
     for tid, (lane, row) in enumerate(network, start=len(ranks)):
         names.append(_thread(tid, "thread_name", name=f"pipeline rank {row[0].rank}: {lane.name}"))
@@ -88,7 +89,7 @@ def chrome(
 
 
 def _network(lanes: Sequence[Lane], ranks: Iterable[int]) -> Iterator[tuple[Lane, list[Stretch]]]:
-    """Rows of one rank each in which none overlaps the next, as viewers want it of a thread."""
+    """Yields rows of stretches of one rank that do not overlap, as viewers require of a thread."""
     for rank, lane in product(ranks, (lane for lane in lanes if len(lane.stretches) <= MANY)):
         rows: list[list[Stretch]] = []
         for s in (s for s in lane.stretches if s.rank == rank):
@@ -111,7 +112,7 @@ def _event(
 
 
 def _seconds(n: float) -> dict[str, float]:
-    """To the nanosecond."""
+    """Returns the seconds, rounded to nanoseconds."""
     return {"seconds": round(n, 9)}
 
 

@@ -1,4 +1,4 @@
-"""Cuts for several stages a rank: a beam over the stages, and then step by step."""
+"""Cuts for several stages a rank: a beam search over the stages, then local improvements."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import NamedTuple
 from launcher.plan.partition.balance.row import Cut, Row, shortest
 
 MANY = 12
-"""Of more stages, only some changes of a cut are looked at, and cuts of stages that are not too unlike."""
+"""With more stages, only some changes of a cut are tried, and only cuts with stages of similar length."""
 WORK = 4_000
-"""Runs that are looked at, about."""
+"""The approximate number of runs to examine."""
 NARROWEST, WIDEST = 2, 64
-"""Cuts that are kept of those that are at the same part."""
+"""The least and the most cuts to keep of those that end at the same part."""
 
 
 class _Begun(NamedTuple):
-    """The first stages of a cut, and what each rank has so far: time, and bytes.
+    """The first stages of a cut, with the time and the bytes that each rank has so far.
 
-    ``squares`` of the times, and ``products`` with the stages to come of each rank.
+    ``squares``: the sum of the squared times; ``products``: the sum of each rank's time multiplied by its
+    number of stages to come.
     """
 
     cut: Cut
@@ -30,7 +31,7 @@ class _Begun(NamedTuple):
 
 
 def promising(row: Row, room: int | None) -> list[Cut]:
-    """Cuts within ``room`` that may have the shortest step."""
+    """Returns cuts within ``room`` that may have the shortest step."""
 
     def key(cut: Cut) -> Key:
         return _key(row, cut, room)
@@ -49,7 +50,7 @@ def promising(row: Row, room: int | None) -> list[Cut]:
 
 
 def _beam(row: Row, room: int | None) -> list[Cut]:
-    """Stage after stage: of all cuts that are at the same part, those whose ranks will be most alike."""
+    """Extends cuts stage by stage; of those that end at the same part it keeps the most even ones."""
     width = NARROWEST
     rest = tuple(row.near_rest)
     begun = [_Begun((0,), (0.0,) * len(rest), rest, 0.0, 0.0)]
@@ -59,7 +60,7 @@ def _beam(row: Row, room: int | None) -> list[Cut]:
             for longer in _longer(row, one, room):
                 cells.setdefault(longer.cut[-1], []).append((_uneven(row, longer), longer.cut, longer))
 
-        # those that are about where equal stages would be, and as many as there is time for
+        # keep the ends closest to those of equal stages, and as many cuts as ``WORK`` allows
         wanted = row.both[-1] * (stage + 1) / row.stages
         order = sorted(cells, key=lambda end: abs(row.both[end] - wanted))
         kept = order if row.stages <= MANY else order[: max(4, WORK // (4 * NARROWEST * row.stages))]
@@ -73,7 +74,7 @@ def _first(found: tuple[float, Cut, _Begun]) -> tuple[float, Cut]:
 
 
 def _longer(row: Row, begun: _Begun, room: int | None) -> Iterator[_Begun]:
-    """With one more stage."""
+    """Yields the cuts with one more stage."""
     stage, start = len(begun.cut) - 1, begun.cut[-1]
     rank, loads, nbytes = row.places[stage], begun.loads, begun.nbytes
     to_come = row.coming[stage + 1][rank]
@@ -96,7 +97,7 @@ def _longer(row: Row, begun: _Begun, room: int | None) -> Iterator[_Begun]:
 
 
 def _uneven(row: Row, begun: _Begun) -> float:
-    """How unlike the ranks will be if all stages to come are alike: the squares of their times then."""
+    """Returns how uneven the ranks will be if all remaining stages are equal, by their squared times."""
     left = row.stages - len(begun.cut) + 1
     each = (row.both[-1] - row.both[begun.cut[-1]]) / max(1, left)
     return begun.squares + 2 * each * begun.products
@@ -106,26 +107,29 @@ Key = tuple[float, float, float]
 
 
 def _key(row: Row, cut: Cut, room: int | None) -> Key:
-    """What is over ``room``; the slowest rank, with the way to its first stage; how uneven stages are."""
+    """Returns the bytes over ``room``, the time of the slowest rank, and how uneven the stages are.
+
+    The time includes the way to the rank's first stage.
+    """
     times = row.times(cut)
     slowest = max(row.both[cut[mine[0]]] + row.micros * sum([times[s] for s in mine]) for mine in row.ranks)
     return _over(row, cut, room), slowest, sum([t * t for t in times])
 
 
 def _in_step(row: Row, cut: Cut, room: int | None) -> Key:
-    """As if ranks waited for each other at every stage, as they do where none runs far ahead."""
+    """Returns a key as if ranks waited for each other at every stage, as they do if none runs far ahead."""
     times = row.times(cut)
     rounds = sum([max([times[s] for s in stages]) for stages in zip(*row.ranks, strict=True)])
     return _over(row, cut, room), rounds, sum([t * t for t in times])
 
 
 def _over(row: Row, cut: Cut, room: int | None) -> float:
-    """Bytes for which there is no room."""
+    """Returns the bytes over ``room`` on all ranks."""
     return 0.0 if room is None else sum(max(0.0, n - room) for n in row.near_bytes(cut))
 
 
 def _refined(row: Row, cut: Cut, key: Callable[[Cut], Key]) -> Cut:
-    """Parts go from one stage to another as long as that is better by ``key``."""
+    """Moves parts from one stage to another as long as ``key`` improves."""
     now = key(cut)
     while True:
         found = min(((key(c), c) for c in _shifts(row, cut)), default=(now, cut))
@@ -135,9 +139,10 @@ def _refined(row: Row, cut: Cut, key: Callable[[Cut], Key]) -> Cut:
 
 
 def _shifts(row: Row, cut: Cut) -> Iterator[Cut]:
-    """Cuts in which one stage has a part less, and another one more.
+    """Yields cuts in which one stage has a part less and another one more.
 
-    Of many stages only some: from those of the slowest ranks to those of the fastest, and to neighbours.
+    With many stages only some moves are tried: from stages of the slowest ranks to those of the fastest ranks
+    and to adjacent stages.
     """
     few = row.stages <= MANY
     loads = row.loads(cut)
@@ -151,7 +156,7 @@ def _shifts(row: Row, cut: Cut) -> Iterator[Cut]:
 
 
 def _shifted(cut: Cut, source: int, target: int) -> Cut:
-    """What lies between them moves on by one part.
+    """Returns ``cut`` with one part moved from ``source`` to ``target``; stages between them shift by one.
 
     >>> _shifted((0, 3, 5, 6), 0, 2), _shifted((0, 1, 2, 6), 2, 0)
     ((0, 2, 4, 6), (0, 2, 3, 6))
@@ -162,7 +167,7 @@ def _shifted(cut: Cut, source: int, target: int) -> Cut:
 
 
 def _around(row: Row, found: Sequence[Cut], room: int | None) -> list[Cut]:
-    """The cuts that were found, and while there are tries left those near the best of them."""
+    """Returns ``found`` and, while tries are left, also cuts near the best one."""
     tried = {cut: row.step(cut) for cut in found}
     while 0 < len(tried) < row.tries:
         best = min(tried, key=lambda c: tried[c])

@@ -1,4 +1,4 @@
-"""A row of parts, and the pipeline that it is cut for."""
+"""A row of model parts, and the pipeline for which it is cut."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 Cut = tuple[int, ...]
-"""Where each run of parts begins, and how many parts there are: run ``s`` is ``cut[s]`` to ``cut[s + 1]``."""
+"""The first part of each run, then the number of parts: run ``s`` is ``cut[s]`` to ``cut[s + 1]``."""
 Run = tuple[int, int, int]
-"""A stage, its first part, and the one after its last."""
+"""A stage, its first part, and the part after its last."""
 
 CLOSE = 0.005
-"""Steps that differ by less are equally short."""
+"""Steps that differ by a smaller share count as equally short."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """``forward`` and ``backward``: time of each part, of one micro batch.
+    """A row of parts to cut into stages.
 
-    ``places``: the rank of each stage. ``ahead``: forwards of each stage before its first backward;
-    ``split``: backwards come in halves, of which the second can wait. ``state`` and ``saved``: bytes of each
-    part, all along and a micro batch, of which there are at most ``flying`` on each stage. ``step``: the time
-    of a whole step of a cut; ``held``: bytes on a rank that has these runs, also of what parts have together.
-    About ``tries`` cuts are tried out by ``step``.
+    ``forward`` and ``backward``: the time of each part for one micro batch. ``places``: the rank of each
+    stage. ``ahead``: forwards of each stage before its first backward. ``split``: backwards are split, and
+    the second half can wait. ``state``: bytes of each part during the whole step; ``saved``: bytes of each
+    part for one micro batch, of which each stage has at most ``flying``. ``step`` returns the time of a step
+    with a cut. ``held`` returns the bytes on a rank with these runs, including what parts share. About
+    ``tries`` cuts are compared by ``step``.
     """
 
     forward: tuple[float, ...]
@@ -56,13 +57,13 @@ class Row:
 
     @cached_property
     def coming(self) -> tuple[tuple[int, ...], ...]:
-        """Once so many stages are made, how many are still to come on each rank."""
+        """For each number of finished stages, how many each rank has still to come."""
         found = range(self.stages + 1)
         return tuple(tuple(sum(s >= made for s in mine) for mine in self.ranks) for made in found)
 
     @cached_property
     def before(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Forwards and backwards of all parts before each one."""
+        """The forward and backward times of all parts before each one."""
         return tuple(accumulate(self.forward, initial=0.0)), tuple(accumulate(self.backward, initial=0.0))
 
     @cached_property
@@ -71,7 +72,7 @@ class Row:
 
     @cached_property
     def long(self) -> float:
-        """Runs that take longer make their rank slow, or are too unlike many others."""
+        """The longest time of a run to consider: longer runs make their rank slow, or the stages uneven."""
         cut = shortest(self)
         if self.stages <= 12:
             return 1.2 * max(self.loads(cut))
@@ -82,13 +83,13 @@ class Row:
         return tuple(accumulate(self.state, initial=0)), tuple(accumulate(self.saved, initial=0))
 
     def near_run(self, stage: int, start: int, end: int) -> int:
-        """Bytes of a run, without what is no sum over its parts."""
+        """Returns the bytes of a run, without what is not a sum over its parts."""
         state, saved = self._bytes_before
         return state[end] - state[start] + self.flying[stage] * (saved[end] - saved[start])
 
     @cached_property
     def near_rest(self) -> tuple[float, ...]:
-        """Bytes of each rank besides its runs, as of a cut that is easily found."""
+        """The bytes of each rank besides those of its runs, taken from the ``shortest`` cut."""
         cut = shortest(self)
         return tuple(
             float(self.bytes_of(cut, rank) - sum(self.near_run(s, cut[s], cut[s + 1]) for s in mine))
@@ -96,19 +97,19 @@ class Row:
         )
 
     def near_bytes(self, cut: Cut) -> list[float]:
-        """Bytes of each rank, about: quicker than ``held``."""
+        """Returns the approximate bytes of each rank; this is faster than ``held``."""
         out = list(self.near_rest)
         for stage, rank in enumerate(self.places):
             out[rank] += self.near_run(stage, cut[stage], cut[stage + 1])
         return out
 
     def times(self, cut: Cut) -> list[float]:
-        """Of each stage, of one micro batch."""
+        """Returns the time of each stage for one micro batch."""
         ends = [self.both[i] for i in cut]
         return [b - a for a, b in pairwise(ends)]
 
     def loads(self, cut: Cut) -> list[float]:
-        """Time of each rank, of one micro batch."""
+        """Returns the time of each rank for one micro batch."""
         times = self.times(cut)
         return [sum([times[s] for s in mine]) for mine in self.ranks]
 
@@ -116,13 +117,14 @@ class Row:
         return self.held(rank, tuple((s, cut[s], cut[s + 1]) for s in self.ranks[rank]))
 
     def memory(self, cut: Cut) -> int:
-        """Bytes on the fullest rank."""
+        """Returns the bytes on the fullest rank."""
         return max(self.bytes_of(cut, rank) for rank in range(len(self.ranks)))
 
     def may_fit(self, room: int) -> bool:
-        """No cut fits where not even all parts at their cheapest do, if ranks count by what they would need.
+        """Whether a cut may fit: if this is false, none does.
 
-        The weights of ranks are those of the dual of a linear program that cuts parts as it likes.
+        No cut fits if not even the parts on their cheapest ranks do, with ranks weighted by what they would
+        need. These weights are those of the dual of a linear program that may place parts in any order.
         """
         few = [min(self.flying[s] for s in mine) for mine in self.ranks]
         weights = [1 / max(1, sum(self.state) + n * sum(self.saved)) for n in few]
@@ -134,13 +136,13 @@ class Row:
         return least <= room * sum(weights)
 
     def above_mean(self, cut: Cut) -> float:
-        """How much more than the mean the slowest rank has to do: 0.03 is 3 %."""
+        """Returns by which share the work of the slowest rank exceeds the mean: 0.03 is 3 %."""
         loads = self.loads(cut)
         return max(loads) * len(loads) / (sum(loads) or 1.0) - 1
 
 
 def shortest(row: Row) -> Cut:
-    """The cut whose longest run is shortest, by halving the limit that no run may pass."""
+    """Returns the cut whose longest run is shortest, by bisection of the limit of a run."""
     low, high = 0.0, row.both[-1]
     for _ in range(40):
         middle = (low + high) / 2
@@ -151,7 +153,10 @@ def shortest(row: Row) -> Cut:
 
 
 def _filled(row: Row, limit: float) -> Cut | None:
-    """Each run takes what stays below ``limit``, but leaves every later one a part."""
+    """Returns the cut in which each run takes as much as ``limit`` allows, or ``None`` if that is too little.
+
+    Each run leaves one part for every later one.
+    """
     cut = [0]
     for stage in range(1, row.stages + 1):
         end, last = cut[-1] + 1, row.parts - row.stages + stage

@@ -1,4 +1,4 @@
-"""Cuts for one stage a rank: exact, for what a stage has to wait for hangs on its own run alone."""
+"""Cuts for one stage a rank: exact, because the wait of a stage depends only on its own run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.plan.partition.balance.row import CLOSE, Cut, Row, shortest
 
 
 def promising(row: Row, room: int | None) -> list[Cut]:
-    """The cuts that may have the shortest step, by a lower bound that is worked out for each run."""
+    """Returns the cuts within ``room`` that may have the shortest step, by a lower bound for each run."""
 
     def bound(stage: int, start: int, end: int) -> float:
         return _bound(row, stage, start, end)
@@ -25,7 +25,7 @@ def promising(row: Row, room: int | None) -> list[Cut]:
     for times in (1.0, 1.2, 2.0, inf):
         found = _tried(row, by_bound(row, bound, limit * times, fits))
         reach = min((row.step(c) for c in found), default=inf) * (1 + CLOSE)
-        if found and reach > limit * times:  # a longer step than the limit: there may be a shorter one beyond
+        if found and reach > limit * times:  # longer than the limit, so a cut beyond it may be shorter
             found = _tried(row, by_bound(row, bound, reach, fits))
         if found:
             return found
@@ -33,7 +33,7 @@ def promising(row: Row, room: int | None) -> list[Cut]:
 
 
 def _tried(row: Row, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
-    """Those of ``cuts``, which come by their bounds, that could be the best one."""
+    """Returns those of ``cuts``, sorted by their bounds, that could be the best one."""
     shortest = inf
     out: list[Cut] = []
     for least, cut in islice(cuts, row.tries):
@@ -45,14 +45,14 @@ def _tried(row: Row, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
 
 
 def _bound(row: Row, stage: int, start: int, end: int) -> float:
-    """A step is at least as long: the way to a stage and back, all its work, and what it has to wait for.
+    """Returns a lower bound of the step: the way to a stage and back, all its work, and its waits.
 
-    It waits for its first backward, with but ``ahead`` forwards to do until then, and so for its last one.
-    It is no smaller with more parts in the run.
+    The stage waits for its first backward, with only ``ahead`` forwards to do until then, and likewise at its
+    last one. The bound does not decrease with more parts in the run.
     """
     (forwards, backwards), ahead = row.before, row.ahead[stage]
     f, b = forwards[end] - forwards[start], backwards[end] - backwards[start]
-    share = 0.5 if row.split else 1.0  # others hand on the gradients of inputs, and do the rest later
+    share = 0.5 if row.split else 1.0  # others pass on input gradients first and do the rest later
     earlier = forwards[start] + share * backwards[start]
     later = forwards[-1] - forwards[end] + share * (backwards[-1] - backwards[end])
 
@@ -61,21 +61,21 @@ def _bound(row: Row, stage: int, start: int, end: int) -> float:
         waits = first
     elif ahead < row.micros:
         waits = first + last
-    else:  # there is one pause between all forwards and all backwards
+    else:  # one wait between all forwards and all backwards
         waits = max(first, last)
     return earlier + row.micros * (f + b) + waits
 
 
 Bound = Callable[[int, int, int], float]
-"""Of a run; infinite where it cannot be, nor a longer one."""
+"""The bound of a run; infinite if neither the run nor a longer one is possible."""
 
 
 def by_bound(row: Row, bound: Bound, limit: float, fits: Bound | None = None) -> Iterator[tuple[float, Cut]]:
-    """Cuts in the order of the largest bound of their runs, with that, up to ``limit``."""
+    """Yields cuts with the largest bound of their runs, sorted by it, up to ``limit``."""
     runs = _runs(row, bound, limit, fits)
     ways = _ways(row, runs)
 
-    # best first: what is still to come is known exactly, so that cuts are finished in their order
+    # best-first search: the bound of the remaining stages is exact, so cuts are finished in order
     heap: list[tuple[float, int, float, Cut, float]] = []
     if 0 in ways[0]:
         heap.append((ways[0][0], 0, 0.0, (0,), 0.0))
@@ -94,7 +94,7 @@ def by_bound(row: Row, bound: Bound, limit: float, fits: Bound | None = None) ->
 
 
 def _runs(row: Row, bound: Bound, limit: float, fits: Bound | None) -> list[dict[int, dict[int, float]]]:
-    """The bounds of each stage's runs, by where they begin and end, that are within ``limit``."""
+    """Returns the bounds within ``limit`` of each stage's runs, by their start and end."""
     out: list[dict[int, dict[int, float]]] = []
     starts: set[int] = {0}
     for stage in range(row.stages):
@@ -114,7 +114,7 @@ def _runs(row: Row, bound: Bound, limit: float, fits: Bound | None) -> list[dict
 
 
 def _ways(row: Row, runs: list[dict[int, dict[int, float]]]) -> list[dict[int, float]]:
-    """For each stage and the part that it begins with, the smallest bound of all stages from there on."""
+    """Returns for each stage and its first part the smallest bound of all stages from there on."""
     ways: list[dict[int, float]] = [{} for _ in range(row.stages)] + [{row.parts: 0.0}]
     for stage in range(row.stages - 1, -1, -1):
         rest = ways[stage + 1]

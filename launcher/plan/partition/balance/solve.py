@@ -1,4 +1,4 @@
-"""Cuts a row of parts into the stages of a pipeline: the shortest step, of the cuts that fit."""
+"""Cuts a row of parts into the stages of a pipeline with the shortest step that fits in memory."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from launcher.plan.partition.balance import interleaved, single
 from launcher.plan.partition.balance.row import CLOSE, Cut, Row
 
 IDLE = 0.01
-"""A stage with less than this share of the mean time has next to nothing to do."""
+"""A stage with less than this share of the mean time counts as idle."""
 
 
 @dataclass(frozen=True)
 class Balance:
-    """A ``cut``, and the ``fastest`` one that there would be with enough memory."""
+    """The chosen ``cut``, and the ``fastest`` one with unlimited memory."""
 
     cut: Cut
     fastest: Cut
 
 
 def balanced(row: Row, room: int | None = None, likely: Sequence[Cut] = ()) -> Balance:
-    """The cut with the shortest step of those that need no more bytes than ``room`` on any rank.
+    """Returns the cut with the shortest step of those that need at most ``room`` bytes on each rank.
 
-    ``likely``: what ``promising`` says of a row that is like this one but for bytes.
-
-    Of steps as short as the shortest one that with the fewest stages that have next to nothing to do, then
-    that with the least memory. Where nothing fits it is the fastest. There are at least as many parts as
-    stages.
+    Among steps about as short as the shortest, the cut with the fewest idle stages wins, then the one with
+    the least memory. If no cut fits, the result is the fastest one. There must be at least as many parts as
+    stages. ``likely``: what ``promising`` returned for a row that differs from this one only in bytes.
     """
     row = replace(row, step=cache(row.step), held=cache(row.held))
     fastest = _best(row, likely or promising(row))
@@ -42,7 +40,10 @@ def balanced(row: Row, room: int | None = None, likely: Sequence[Cut] = ()) -> B
 
 
 def promising(row: Row, room: int | None = None) -> list[Cut]:
-    """The cuts within ``room`` to choose from; all of them, if they are few. Without it no bytes count."""
+    """Returns the cuts within ``room`` to choose from: all of them if they are few.
+
+    Without ``room`` bytes do not matter.
+    """
     if comb(row.parts - 1, row.stages - 1) <= row.tries:
         return [c for c in _all(row) if room is None or row.memory(c) <= room]
     if row.stages == len(row.ranks):
@@ -56,7 +57,7 @@ def _all(row: Row) -> Iterator[Cut]:
 
 
 def _best(row: Row, cuts: Iterable[Cut]) -> Cut | None:
-    """Earlier stages have more parts where nothing else tells."""
+    """Returns the best of ``cuts``, or ``None``; in a tie, earlier stages have more parts."""
     steps = {cut: row.step(cut) for cut in cuts}
     if not steps:
         return None
@@ -75,6 +76,6 @@ def _best(row: Row, cuts: Iterable[Cut]) -> Cut | None:
 
 
 def _idle(row: Row, cut: Cut) -> int:
-    """Stages with next to nothing to do."""
+    """Returns the number of idle stages."""
     least = IDLE * row.both[-1] / row.stages
     return sum(row.both[j] - row.both[i] < least for i, j in pairwise(cut))

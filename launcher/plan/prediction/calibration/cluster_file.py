@@ -1,4 +1,4 @@
-"""The text of a file in ``conf/cluster``: of any cluster; of one that was calibrated also its spreads."""
+"""Writes the text of a file in ``conf/cluster``; that of a calibrated cluster also has its spreads."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ ALONE = (
     "efficiency",
     "memory_gb_per_s",
 )
-"""Single numbers; what belongs together is on a line behind them, then those of each group."""
+"""Keys with a single number, which come first in a file. Maps on one line follow, then the groups."""
 
 
 def cluster_file(found: Sequence[Constant], machine: Machine, heads: Sequence[str], nodes: int) -> str:
-    """Of what was calibrated; ``heads``: comments on when and where."""
+    """Returns the file of a calibrated cluster; ``heads``: comments on when and where it was measured."""
     values = {c.key: float(number(c.value)) for c in found}
     whole = cluster(values, replace(machine, memory_gb=float(f"{machine.memory_gb:.3g}")))
     return cluster_text(whole, heads, dict(_comments(found, machine, nodes)))
@@ -67,10 +67,10 @@ def _comments(found: Sequence[Constant], machine: Machine, nodes: int) -> Iterat
 
 
 def cluster_text(whole: Cluster, heads: Sequence[str], comments: Mapping[str, str]) -> str:
-    """A file that is read as ``whole``; ``heads`` and, of keys, ``comments`` stand in it.
+    """Returns a file that is read as ``whole``.
 
-    Overheads and what keeps kernels from the peak are left out where they are as in ``unknown``, and
-    nothing is said of them.
+    ``heads`` are comments at its top, ``comments`` those of keys. Overheads and kernel settings that have the
+    values of ``unknown`` are left out, unless they have a comment.
     """
     return "".join(f"{line}\n" for line in _lines(whole, heads, comments))
 
@@ -100,7 +100,7 @@ def _last(key: str) -> str:
 
 
 def _map(values: Mapping[str, float | bool]) -> str:
-    """What is false is left out: so it is anyway."""
+    """Returns a map on one line, without ``False`` values, which are the defaults."""
     told = {
         name: "true" if value is True else exact(value)
         for name, value in values.items()
@@ -110,7 +110,7 @@ def _map(values: Mapping[str, float | bool]) -> str:
 
 
 def exact(value: float) -> str:
-    """All digits, and never as a power: YAML 1.1 reads ``1e-05`` as a word.
+    """Returns all digits of ``value`` without an exponent: YAML 1.1 reads ``1e-05`` as a string.
 
     >>> exact(98.4371), exact(1e-05), exact(3.0), exact(1200)
     ('98.4371', '0.00001', '3', '1200')
@@ -119,7 +119,7 @@ def exact(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits.
+    """Returns three digits of ``value``.
 
     >>> number(98.437), number(0.0001234), number(0.0), number(1234567.0)
     ('98.4', '0.000123', '0', '1230000')

@@ -1,4 +1,4 @@
-"""The numbers of a cluster, fitted to what was timed and judged by how far rounds of it differ."""
+"""Fits the constants of a cluster to measured times, and judges them by how much the rounds differ."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ from launcher.plan.prediction.speeds import FLASH_BACKWARD, TWICE, speeds_of
 from launcher.plan.prediction.step_work import StepWork
 
 BACKWARD = 2.5
-"""Flops of attention's backward for one of its forward."""
+"""The flops of attention's backward for each flop of its forward."""
 FLOORS = {
-    "small": 64.0,  # 30 % of it are a fifth of products with sides of 256
+    "small": 64.0,  # 30 % of it change the time of products with sides of 256 by a fifth
     "launch_us": 1.0,
     "latency_us": 1.0,
     "exposed": 1.0,
     "exposed_sums": 1.0,
     "exposed_tp": 1.0,
 }
-"""Spreads are relative to the constant, or to this where it is less: what does not matter may be noisy."""
+"""Spreads are relative to the constant, or to this value if the constant is smaller.
+
+Constants that are too small to matter may be noisy.
+"""
 LEAST_SECONDS = 1e-9
 BATCHES = 5
 HALVINGS, TURNS = 18, 5
@@ -47,7 +50,7 @@ Values = dict[str, float]
 
 @dataclass(frozen=True)
 class Constant:
-    """``spread``: between its quartiles over batches of rounds, of its ``value``."""
+    """A fitted constant; ``spread``: the distance of its quartiles over batches of rounds, relative to it."""
 
     key: str
     value: float
@@ -55,7 +58,10 @@ class Constant:
 
 
 def constants(rounds: Sequence[Round], machine: Machine) -> tuple[Constant, ...]:
-    """Each by its key in a file of ``conf/cluster``; spreads are of what the medians of batches come to."""
+    """Returns the constants by their keys in a file of ``conf/cluster``.
+
+    Spreads are those of the constants that the medians of each batch of rounds give.
+    """
     middle = typical(rounds)
     floors = FLOORS | _rests(middle, machine)
     each = [fitted(_each(statistics.median, part), machine) for part in _batches(rounds)]
@@ -66,17 +72,17 @@ def constants(rounds: Sequence[Round], machine: Machine) -> tuple[Constant, ...]
 
 
 def typical(rounds: Sequence[Round]) -> Round:
-    """Of the seconds of each thing that is timed the median of the means of ``BATCHES`` of rounds.
+    """Returns for each timed operation the median of its means over ``BATCHES`` batches of rounds.
 
-    A step has many of them: it takes the sum of their means, which slow moments make longer than medians. A
-    batch in which the machine did something else does not count.
+    A step has many of these operations, so it takes the sum of their means, which slow moments make longer
+    than medians. The median excludes a batch in which the machine did something else.
     """
     means = [_each(statistics.mean, part) for part in _batches(rounds)]
     return {what: statistics.median(mean[what] for mean in means) for what in rounds[0]}
 
 
 def _batches(rounds: Sequence[Round]) -> list[Sequence[Round]]:
-    """Rounds are dealt out to them."""
+    """Deals the rounds out to batches in turn."""
     return [rounds[n::BATCHES] for n in range(min(BATCHES, len(rounds)))]
 
 
@@ -85,17 +91,20 @@ def _each(middle: Callable[[list[float]], float], rounds: Sequence[Round]) -> Ro
 
 
 def taken(rounds: Sequence[Round]) -> float:
-    """Share of the time that other processes had the cores, in the middle of the rounds."""
+    """Returns the share of the time in which other processes used the cores, as the median over rounds."""
     return statistics.median(r.get(Taken(), 0.0) for r in rounds)
 
 
 def noisy(found: Sequence[Constant], most: float) -> tuple[Constant, ...]:
-    """Those whose spread is larger."""
+    """Returns the constants whose spread is larger than ``most``."""
     return tuple(c for c in found if c.spread > most)
 
 
 def refusal(found: Sequence[Constant], others: float, most: float) -> str:
-    """Why nothing is written, and what to do; ``""``: it is written. ``others``: what they have ``taken``."""
+    """Returns why no file is written and what to do, or ``""`` if it is written.
+
+    ``others``: the share of time that other processes have ``taken``; ``most``: the largest spread or share.
+    """
     reasons = [f"{c.key} {c.value:.3g} (spread {c.spread:.0%})" for c in noisy(found, most)]
     if others > most:
         reasons.insert(0, f"other processes had the cores {others:.0%} of the time")
@@ -105,7 +114,10 @@ def refusal(found: Sequence[Constant], others: float, most: float) -> str:
 
 
 def _rests(found: Round, machine: Machine) -> Values:
-    """Milliseconds of a step and of a slot that a rest was left of: its spread is relative to them."""
+    """Returns the milliseconds of a tiny step and of a slot of one.
+
+    The spreads of ``step_ms`` and ``slot_ms``, which are the rests of these, are relative to them.
+    """
     took = {w.layout: s for w, s in found.items() if isinstance(w, Trained)}
     slots = max(map(len, machine.stages.schedule))
     return {"step_ms": took["replicas"] * 1e3, "slot_ms": took["stages"] * 1e3 / slots}
@@ -118,7 +130,7 @@ def _constant(key: str, value: float, values: Sequence[float], floor: float) -> 
 
 
 def fitted(found: Round, machine: Machine) -> Values:
-    """Of one round, or of what is typical of several."""
+    """Returns the constants that fit one round, or the typical values of several."""
     values = _products(found)
     values |= _kernels(found, machine, values)
     values |= _links(found)
@@ -127,14 +139,18 @@ def fitted(found: Round, machine: Machine) -> Values:
 
 
 def _products(found: Round) -> Values:
-    """The peak is the fastest product; efficiency and ``small`` fit the one with most products."""
+    """Returns peaks, efficiency and ``small``.
+
+    The peak of a precision is its fastest product. Efficiency and ``small`` are fitted to the precision with
+    most products.
+    """
     rates: dict[str, list[tuple[Multiplied, float]]] = {}
     for what, seconds in found.items():
         if isinstance(what, Multiplied):
             rates.setdefault(what.precision, []).append((what, seconds))
     peaks = {p: max(w.product.flops / s for w, s in timed) for p, timed in rates.items()}
 
-    # seconds at the peak x (1 + small (1/m + 1/n + 1/k)) / efficiency, the relative error least
+    # seconds = those at the peak x (1 + small (1/m + 1/n + 1/k)) / efficiency, with the least relative error
     first = max(rates, key=lambda p: len(rates[p]))
     lines = []
     for what, seconds in rates[first]:
@@ -142,7 +158,7 @@ def _products(found: Round) -> Values:
         ideal = p.flops / peaks[first] / seconds
         lines.append((ideal, ideal * (1 / p.m + 1 / p.n + 1 / p.k)))
     whole, short = _least_squares(lines)
-    if not whole:  # short sides explain all of it: then nothing else is slower than the peak
+    if not whole:  # short sides explain all of it, so efficiency is 1
         squares = sum(part * part for _, part in lines)
         whole, short = 1.0, max(0.0, sum(part * (1 - ideal) for ideal, part in lines) / squares)
     out = {f"tflops.{p}": peak / 1e12 for p, peak in peaks.items()}
@@ -155,7 +171,7 @@ def _kernels(found: Round, machine: Machine, values: Values) -> Values:
     peak = values.get(f"tflops.{attended.precision}", min(v for k, v in values.items() if "tflops" in k))
     moved = {w.what: (w.done, s) for w, s in found.items() if isinstance(w, Moved)}
 
-    # a host that also computes launches in between
+    # if the cores compute, they launch kernels in between
     (tiny, took), (others, spent), (copied, copy) = moved["tiny"], moved["others"], moved["copy"]
     launch = took / tiny.kernels
     host = others.kernels * launch if machine.cores is not None else 0.0
@@ -170,13 +186,13 @@ def _kernels(found: Round, machine: Machine, values: Values) -> Values:
 
 
 def _alone(found: Round) -> Values:
-    """Where ranks share cores: how much longer a block takes beside others."""
+    """Returns ``kernels.alone``, if ranks share cores: how much longer a block takes while all compute."""
     took = {w.alone: s for w, s in found.items() if isinstance(w, Block)}
     return {"kernels.alone": max(1.0, took[False] / took[True])} if took else {}
 
 
 def _links(found: Round) -> Values:
-    """Steps of rings and bytes of each; ``between`` as ``inside`` where there is one node."""
+    """Returns latency and bytes a second of links; with one node, ``between`` is the same as ``inside``."""
     inside = _link(found, "inside")
     between = _link(found, "between") or inside
     inside = inside or between
@@ -191,7 +207,10 @@ def _links(found: Round) -> Values:
 
 @dataclass(frozen=True)
 class _Link:
-    """Seconds: of a ``step`` of a ring, and of each ``byte`` on it, of a reduce-scatter, of a message."""
+    """The seconds of a ``step`` of a ring, and those of a byte.
+
+    ``byte`` is that of a collective, ``scattered`` of a reduce-scatter, ``sent`` of a message.
+    """
 
     step: float
     byte: float
@@ -208,7 +227,7 @@ def _told(link: _Link) -> Values:
 
 
 def _link(found: Round, link: Literal["inside", "between"]) -> _Link | None:
-    """``None`` where none was timed."""
+    """Returns the constants of a link, or ``None`` if no collective was timed on it."""
     lines = []
     for what, seconds in found.items():
         if isinstance(what, Collective) and what.link == link:
@@ -220,7 +239,7 @@ def _link(found: Round, link: Literal["inside", "between"]) -> _Link | None:
         return None
     step, byte, scattered = _least_squares(lines)
 
-    # the largest message: how long it takes to begin matters least
+    # the largest message, for which latency matters least
     longest = max((w.nbytes, s) for w, s in found.items() if isinstance(w, Message) and w.link == link)
     nbytes, seconds = longest
     byte = max(byte, 1e-15)
@@ -228,10 +247,10 @@ def _link(found: Round, link: Literal["inside", "between"]) -> _Link | None:
 
 
 def _exposed(found: Round, machine: Machine) -> Values:
-    """What sending takes beside a product, and after one, of what it takes alone.
+    """Returns the exposed shares: the time of sending beside a product and after one, relative to alone.
 
-    More than all of it where ranks wait for the slowest of them. On shared cores all of it, as it is timed
-    there, after a product: the cores that compute send.
+    A share may exceed 1, because ranks wait for the slowest one. On shared cores all shares are 1: sending is
+    timed after a product there, because the cores that compute also send.
     """
     if machine.cores is not None:
         return dict.fromkeys(("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp"), 1.0)
@@ -241,7 +260,7 @@ def _exposed(found: Round, machine: Machine) -> Values:
 
 
 def _overheads(found: Round, machine: Machine, values: Values) -> Values:
-    """What tiny models take longer than all else says."""
+    """Returns the overheads: the time of tiny models that the other constants do not explain."""
     took = {w.layout: s for w, s in found.items() if isinstance(w, Trained)}
 
     def seconds(work: StepWork, step: float, slot: float) -> float:
@@ -250,7 +269,7 @@ def _overheads(found: Round, machine: Machine, values: Values) -> Values:
         assert fast is not None
         return predict(work, fast).seconds
 
-    # few actions on replicas, many on stages: one after the other they soon agree
+    # replicas have few actions and stages have many, so fitting them in turn converges quickly
     step = slot = 0.0
     for _ in range(TURNS):
         step = _solved(partial(seconds, machine.replicas, slot=slot), took["replicas"])
@@ -259,7 +278,10 @@ def _overheads(found: Round, machine: Machine, values: Values) -> Values:
 
 
 def _solved(seconds: Callable[[float], float], took: float) -> float:
-    """The milliseconds that make it so long, 0 where it is longer without any; it grows with them."""
+    """Returns the milliseconds with which ``seconds`` returns ``took``; 0 if it exceeds that without any.
+
+    ``seconds`` must grow with its argument.
+    """
     low, high = 0.0, 1e3 * took
     if seconds(low) >= took:
         return 0.0
@@ -270,7 +292,7 @@ def _solved(seconds: Callable[[float], float], took: float) -> float:
 
 
 def cluster(values: Mapping[str, float], machine: Machine) -> Cluster:
-    """As it is written and read."""
+    """Returns the cluster with these constants, as a file would contain it."""
     told: dict[str, Any] = {
         "name": machine.name,
         "memory_gb": machine.memory_gb,
@@ -287,9 +309,10 @@ def cluster(values: Mapping[str, float], machine: Machine) -> Cluster:
 
 
 def _least_squares(lines: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    """Of lines that should each add up to 1: factors that are not negative.
+    """Returns non-negative factors with which each of ``lines`` adds up to about 1.
 
-    A factor that would be is 0, and the others are fitted without it. One that nothing is known of is 0.
+    A factor that would be negative is 0, and the others are fitted without it. A factor whose column is all
+    zeros is 0 too.
     """
     matrix = np.array(lines, dtype=float)
     columns = [c for c in range(matrix.shape[1]) if matrix[:, c].any()]

@@ -1,4 +1,4 @@
-"""A few constants of clusters from measured steps: coordinate descent on their logs."""
+"""Fits a few constants of clusters to measured steps by coordinate descent on their logs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from launcher.plan.prediction.step_work import StepWork
 START = 0.4
 ROUNDS = 10
 SCALE = 0.12
-"""Errors beyond count less and less: some runs are slow for reasons of their own."""
+"""Errors beyond this count less and less: some runs are slow for reasons that no constant explains."""
 FINE = 1e-3
-"""Of a constant: nobody measures it better."""
+"""The relative precision of a fitted constant: no measurement is better."""
 SHARES = dict.fromkeys(("efficiency", "kernels.attention", "kernels.memory", "kernels.moved"), 1.0)
-"""The most that a constant may be."""
+"""The maximum of each constant that is a share."""
 
 CANDIDATES = (
     "efficiency",
@@ -32,20 +32,20 @@ CANDIDATES = (
     "overheads.slot_ms",
     "overheads.step_ms",
 )
-"""What differs most from one machine to the next that has the same devices."""
+"""The constants that differ most between machines with the same devices."""
 MOST = 5
-"""Constants that are fitted to a few layouts."""
+"""The most constants that are fitted to a few layouts."""
 LEAST = 1e-3
-"""Seconds hang on a constant if with half of it those of a step are another by more than this share."""
+"""Steps depend on a constant if halving it changes the seconds of one of them by more than this share."""
 TRUST = log(4)
-"""A constant that is four times what it was counts as much as one layout that is predicted 16 % off."""
+"""A constant that changes by a factor of four costs as much as one layout with a prediction error of 16 %."""
 FAR = 4
-"""No constant becomes so many times what it was, or so small a part of it."""
+"""The largest factor by which a constant may grow or shrink."""
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """``seconds`` of a step on ``cluster``; so many ranks ``per_node``, or one for each device."""
+    """The measured seconds of a step on ``cluster``; ``per_node``: its ranks; ``None``: one a device."""
 
     work: StepWork
     cluster: Cluster
@@ -54,7 +54,7 @@ class MeasuredStep:
     seconds: float
 
     def on(self, cluster: Cluster) -> float:
-        """The seconds that are predicted on another one."""
+        """Returns the predicted seconds of the step on another cluster."""
         speeds = speeds_of(cluster, self.precision, self.per_node)
         assert speeds is not None
         return predict(self.work, speeds).seconds
@@ -62,8 +62,10 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Refit:
-    """``fitted``: what each of these constants was, and is in ``cluster``; ``before`` and ``after``: seconds
-    that are predicted of each measured step.
+    """A cluster with refitted constants.
+
+    ``fitted``: the old and the new value of each constant that changed. ``before`` and ``after``: the
+    predicted seconds of each measured step.
     """
 
     cluster: Cluster
@@ -73,13 +75,13 @@ class Refit:
 
 
 def refit(steps: Sequence[MeasuredStep]) -> Refit:
-    """The cluster of all ``steps`` with those of its constants fitted that they can tell.
+    """Fits the constants that ``steps`` can determine, and returns their cluster with the new values.
 
-    At most ``MOST`` of ``CANDIDATES``. A constant that no step hangs on stays as it is, and so does one that
-    is 0. Few measurements cannot send a constant far: the square of the log of how many times its start it
-    is counts beside the errors (``TRUST``), and there it ends (``FAR``). So of two sets of constants that
-    fit alike the one nearer to the start is found, and a layout that was slow for reasons of its own moves
-    little. Constants have three digits, as in the file that they go into.
+    At most ``MOST`` of ``CANDIDATES`` are fitted. A constant on which no step depends stays the same, and so
+    does one that is 0. Few measurements cannot move a constant far: the squared log of its ratio to the start
+    value is added to the errors (``TRUST``), and the ratio is bounded (``FAR``). So of two sets of constants
+    that fit equally well the fit finds the one closer to the start, and a layout that was slow for other
+    reasons changes little. Constants have three digits, as in their file.
     """
     cluster = steps[0].cluster
     start = {key: value(cluster, key) for key in _telling(steps, cluster)}
@@ -96,7 +98,7 @@ def refit(steps: Sequence[MeasuredStep]) -> Refit:
 
 
 def error(predicted: Sequence[float], steps: Sequence[MeasuredStep]) -> float:
-    """Of the measured seconds, on the mean."""
+    """Returns the mean relative error of the predicted seconds."""
     return mean(abs(p / step.seconds - 1) for p, step in zip(predicted, steps, strict=True))
 
 
@@ -108,9 +110,14 @@ def fit(
     rounds: int = ROUNDS,
     trust: float | None = None,
 ) -> dict[str, float]:
-    """The constants of ``start`` that predict ``steps`` best, whatever the clusters of these say of them.
+    """Returns values for the constants of ``start`` that predict ``steps`` best.
 
-    ``bounds``: of some of them; ``trust``: how far in logs one may go for the price of one step's error.
+    Args:
+        steps: the measured steps; the values of these constants in their clusters are ignored.
+        start: the constants with their start values.
+        bounds: least and most of some of them.
+        rounds: the most rounds of coordinate descent.
+        trust: the change in logs that costs as much as one step's error; ``None``: changes cost nothing.
     """
 
     def cost(constants: Mapping[str, float]) -> float:
@@ -136,7 +143,7 @@ def fit(
 
 
 def loss(steps: Sequence[MeasuredStep], constants: Mapping[str, float]) -> float:
-    """Of Cauchy, of the logs of predicted over measured."""
+    """Returns the mean Cauchy loss of the logs of predicted over measured seconds."""
     clusters = {id(step.cluster): changed(step.cluster, constants) for step in steps}
     logs = (log(step.on(clusters[id(step.cluster)]) / step.seconds) for step in steps)
     return sum(log(1 + (x / SCALE) ** 2) for x in logs) / len(steps)
@@ -147,7 +154,10 @@ def _drift(constants: Mapping[str, float], start: Mapping[str, float], trust: fl
 
 
 def _telling(steps: Sequence[MeasuredStep], cluster: Cluster) -> list[str]:
-    """Those that seconds hang on; of more than ``MOST`` those that go farthest when all may go."""
+    """Returns the constants on which steps depend.
+
+    If there are more than ``MOST``, these are the ones that change most when all are fitted.
+    """
     before = [step.on(cluster) for step in steps]
     start = {}
     for key in CANDIDATES:
@@ -167,7 +177,7 @@ def _near(steps: Sequence[MeasuredStep], start: Mapping[str, float]) -> dict[str
 
 
 def value(cluster: Cluster, key: str) -> float:
-    """Of a dotted key."""
+    """Returns the value of a dotted key."""
     at: object = cluster
     for name in key.split("."):
         at = getattr(at, name)
@@ -176,7 +186,7 @@ def value(cluster: Cluster, key: str) -> float:
 
 
 def changed(cluster: Cluster, constants: Mapping[str, float]) -> Cluster:
-    """With values of dotted keys in their places."""
+    """Returns ``cluster`` with new values of dotted keys."""
     data = cluster.model_dump()
     for path, new in constants.items():
         *around, last = path.split(".")

@@ -1,4 +1,4 @@
-"""What is timed of a cluster; each measurement is one of these, with its seconds."""
+"""The operations that are timed on a cluster; a measurement is one of them with its seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.plan.values.operations import Operations, Product
 
 @dataclass(frozen=True)
 class Multiplied:
-    """A product of matrices."""
+    """A matrix product."""
 
     precision: str
     product: Product
@@ -20,7 +20,7 @@ class Multiplied:
 
 @dataclass(frozen=True)
 class Attended:
-    """The forward and the backward of fused attention; ``flops`` of the forward, of what is not masked."""
+    """The forward and backward of fused attention; ``flops``: those of the forward, without masked parts."""
 
     precision: str
     flops: int
@@ -28,7 +28,9 @@ class Attended:
 
 @dataclass(frozen=True)
 class Moved:
-    """``copy``: of a large tensor; ``others``: what a block does besides products and attention;
+    """Kernels that move bytes.
+
+    ``copy``: a copy of a large tensor. ``others``: what a block does besides products and attention.
     ``tiny``: a block of tensors so small that only launching takes time.
     """
 
@@ -38,14 +40,14 @@ class Moved:
 
 @dataclass(frozen=True)
 class Block:
-    """What a block does, on ranks with a core each; ``alone``: on one while the other cores rest."""
+    """A block on ranks with a core each; ``alone``: on one rank while the other cores are idle."""
 
     alone: bool
 
 
 @dataclass(frozen=True)
 class Collective:
-    """Over so many ``ranks``, of one node or one on each; ``nbytes`` of the whole tensor."""
+    """A collective over ``ranks`` ranks of one node, or one on each node; ``nbytes``: the full tensor."""
 
     link: Literal["inside", "between"]
     kind: str
@@ -55,7 +57,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Message:
-    """From one rank to the next and back, half of it."""
+    """A message from one rank to the next: half of the time there and back."""
 
     link: Literal["inside", "between"]
     nbytes: int
@@ -63,31 +65,31 @@ class Message:
 
 @dataclass(frozen=True)
 class Overlap:
-    """A product, gradients on the network, and ``both`` at once; in ``turns``: one waits for the other."""
+    """A product, gradients on the network, ``both`` at once, or in ``turns``: one waits for the other."""
 
     what: Literal["product", "network", "both", "turns"]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A step of a tiny model: on replicas, or on as many stages."""
+    """A step of a tiny model on replicas, or on the same number of stages."""
 
     layout: Literal["replicas", "stages"]
 
 
 @dataclass(frozen=True)
 class Taken:
-    """No time but a share of it: what others had the core of a rank that computes by itself."""
+    """Not seconds but a share of time: how long others used the core of a rank that computes alone."""
 
 
 Timed = Taken | Multiplied | Attended | Moved | Block | Collective | Message | Overlap | Trained
 Round = Mapping[Timed, float]
-"""Everything once: seconds of each, and what was ``Taken``."""
+"""One measurement of everything: the seconds of each operation, and the share that was ``Taken``."""
 
 
 @dataclass(frozen=True)
 class Works:
-    """``precision`` of what is trained, and what a step of it has to do on ``replicas`` and on ``stages``."""
+    """The tiny models that are trained: their precision, and the work of a step on replicas and on stages."""
 
     precision: str
     replicas: StepWork
@@ -96,7 +98,11 @@ class Works:
 
 @dataclass(frozen=True)
 class Machine(Works):
-    """``cores``: where ranks have no devices of their own; ``per_node``: ranks; ``memory_gb``: of a rank."""
+    """The machine that is measured.
+
+    ``memory_gb``: the memory of a rank; ``per_node``: ranks on a node; ``cores``: cores of a node, if ranks
+    are processes that share them instead of having devices.
+    """
 
     name: str
     memory_gb: float
