@@ -32,7 +32,7 @@ def export(
     dtype_of: Callable[[str, str], str] | None = None,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
-    """Write every parameter and buffer of the checkpoint ``src``, as a full tensor, to the file ``path``.
+    """Writes every parameter and buffer of the checkpoint ``src``, as a full tensor, to the file ``path``.
 
     A safetensors file at ``path`` is replaced; any other file is refused, and so is a path inside a
     checkpoint. A tied tensor is written once, under its first name, because the format has no aliases.
@@ -45,7 +45,7 @@ def export(
         trust: Who must vouch for ``src``.
         averaged: Write the moving averages of weights instead of the weights.
         adapters: Adapters to add to the weights that they belong to.
-        dtype_of: The dtype to write a tensor in, given its name and its dtype in ``src``.
+        dtype_of: The dtype to write a tensor in, given its name and its dtype.
         judge: Called with the complete file before it gets its final name. If it raises, no file is left.
     """
     check_file(path)
@@ -121,7 +121,7 @@ class Full(Mapping[str, Blob]):
 
 
 def read_full(path: Path) -> Full:
-    """Open an exported file. Raises ``ValueError`` naming the file if it is truncated or not safetensors."""
+    """Opens an exported file. Raises ``ValueError`` naming the file if it is truncated or not safetensors."""
     return Full(path)
 
 

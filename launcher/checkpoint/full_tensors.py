@@ -24,7 +24,7 @@ class FullTensors(Protocol):
     def specs(self) -> Mapping[str, TensorSpec]: ...
 
     def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Copy ``part`` of the tensor into ``out``, an array of the form that ``words`` returns."""
+        """Copies ``part`` of the tensor into ``out``, an array of the form that ``words`` returns."""
 
 
 def chunks(source: FullTensors, name: str) -> Iterator[memoryview]:

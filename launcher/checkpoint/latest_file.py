@@ -23,7 +23,7 @@ from launcher.plan.values.trust import Trust
 
 LATEST = "latest"
 STEP = re.compile(r"step-(\d+)")
-LONGEST = 1 << 20  # bytes
+LONGEST = 1 << 20  # the most bytes of the file
 _INFO = b"launcher checkpoint latest"
 _OLDER = re.compile(rf"older ({STEP.pattern}) ([0-9a-f]{{64}})")
 _LAST = re.compile(r"(sha256|hmac-sha256) ([0-9a-f]{64})")
@@ -52,7 +52,7 @@ def identity(manifest: Manifest) -> str:
 
 
 def write(checkpoints: Path, name: str, older: Mapping[str, str], place: str | None) -> None:
-    """Write the file ``latest`` of the folder ``checkpoints``.
+    """Writes the file ``latest`` of the folder ``checkpoints``.
 
     ``place`` says where the key is that the checkpoints are encrypted with; ``None``: they are not encrypted.
     """
@@ -63,7 +63,7 @@ def write(checkpoints: Path, name: str, older: Mapping[str, str], place: str | N
 
 
 def read(checkpoints: Path) -> Latest | None:
-    """Read the file ``latest``; ``None`` if it does not exist. Raises ``ValueError`` if it is malformed."""
+    """Reads the file ``latest``; ``None`` if it does not exist. Raises ``ValueError`` if it is malformed."""
     path = checkpoints / LATEST
     try:
         lines = read_bytes(path, LONGEST).decode().split("\n")

@@ -89,7 +89,10 @@ def places(named: str | None, trust: Trust) -> tuple[str, ...]:
 
 
 def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
-    """Returns the first key that fits the first tensor file, whose header is not authenticated yet."""
+    """Returns the first key whose id is in the first tensor file, which is not authenticated yet.
+
+    Raises ``ValueError`` if no place has such a key.
+    """
     files = sorted(folder / name for name in manifest.files if name.startswith("rank_"))
     found = []
     for place in places:

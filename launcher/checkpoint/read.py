@@ -61,7 +61,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
-    """Open a checkpoint folder and check everything but its tensor files.
+    """Opens a checkpoint folder and checks everything but its tensor files.
 
     If the checkpoint is encrypted, nothing in it is used before the manifest's MAC has been verified.
     ``trust`` says which key the MAC must be made with. Names, shapes, digests and the state are not secret:
@@ -257,7 +257,7 @@ class Reader:
         return new
 
     def check_headers(self) -> None:
-        """Check the header of every file, before any tensor is read. Raises ``ValueError``."""
+        """Checks the header of every file, before any tensor is read. Raises ``ValueError``."""
         files = rank_files(self.checkpoint.strategy)
         for rank in range(self.checkpoint.manifest.world):
             for file in files:
@@ -281,7 +281,7 @@ class Reader:
         self._settle()
 
     def _fill(self, name: str, box: Box, out: npt.NDArray[Any]) -> None:
-        """Copy the elements of ``box`` into ``out`` from the pieces that the ranks saved."""
+        """Copies the elements of ``box`` into ``out`` from the pieces that the ranks saved."""
         entry = self.checkpoint.strategy.entries[name]
         kind = FILE_OF[entry.kind]
         for shard, both in overlapping_shards(entry.layout, box):
@@ -302,7 +302,7 @@ class Reader:
             self._under_way[tensor] = self._helper.submit(self._check, tensor, self._helpers_window)
 
     def _settle(self) -> None:
-        """Wait for the helper's checks; raises ``ValueError`` if a piece is damaged."""
+        """Waits for the helper's checks; raises ``ValueError`` if a piece is damaged."""
         under_way, self._under_way = self._under_way, {}
         for check in under_way.values():
             check.result()
@@ -324,7 +324,7 @@ def check_digest(checkpoint: Checkpoint, file: str, name: str, found: str) -> No
 
 
 def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
-    """Read the header of one rank's ``file``.
+    """Reads the header of one rank's ``file``.
 
     Raises ``ValueError`` unless the file belongs to this rank and matches the strategy and the manifest.
     """

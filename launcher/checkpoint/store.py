@@ -53,7 +53,7 @@ def partial(final: Path) -> Path:
 def commit(
     partial_folder: Path, final_folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]
 ) -> None:
-    """Make the files that the ranks wrote the newest checkpoint.
+    """Makes the files that the ranks wrote the newest checkpoint.
 
     One rank calls this after ``write_rank`` has returned on all. A checkpoint of the same name is replaced if
     it is of the same training, else renamed (``replaced-step-000100``). A reader of ``latest`` gets the
@@ -73,7 +73,7 @@ def commit(
 
 
 def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) -> None:
-    """Write the state and, last, the manifest; delete the files of an earlier, interrupted attempt."""
+    """Writes the state and, last, the manifest; deletes the files of an earlier, interrupted attempt."""
     _check_records(folder, records)
     first = records[0]
 
@@ -125,7 +125,7 @@ def _has_extra(record: RankRecord) -> bool:
 
 
 def point(folder: Path, key: str | None) -> None:
-    """Make ``latest`` name ``folder`` as the newest checkpoint.
+    """Makes ``latest`` name ``folder`` as the newest checkpoint.
 
     ``key`` says where the key of encrypted checkpoints is.
     """
@@ -185,7 +185,8 @@ def older(newest: Path) -> list[Path]:
 def passed_over(newest: Path) -> list[str]:
     """Returns why checkpoints of a higher step than ``newest`` are incomplete, one text each.
 
-    It also reports if ``latest`` names a folder that does not exist. A killed run leaves neither.
+    A killed run leaves no such checkpoint. It is also reported if ``latest`` names a folder that does not
+    exist.
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     found = [why for why in map(_flaw, above) if why]
@@ -221,7 +222,7 @@ def _complete(folder: Path) -> Manifest | None:
 
 
 def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, ...]:
-    """Delete complete checkpoints beyond the newest ``keep``; returns the deleted ones.
+    """Deletes complete checkpoints beyond the newest ``keep``; returns the deleted ones.
 
     The last committed one is kept, and so are the one of step ``best`` and those of another training, which
     ``checkpoint.resume=never`` leaves in the folder. Raises ``ValueError`` if ``keep`` is less than 1 or
@@ -296,7 +297,7 @@ def _pointed(checkpoints: Path) -> Path | None:
 
 
 def _sweep(folder: Path, keep: set[str]) -> None:
-    """Delete all files except ``keep`` (paths within ``folder``), and the folders that are then empty."""
+    """Deletes all files except ``keep`` (paths within ``folder``), and the folders that are then empty."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):

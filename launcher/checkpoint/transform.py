@@ -47,7 +47,7 @@ def transform(
     workers: int = 1,
     trust: Trust = ANYONE,
 ) -> Report:
-    """Write the checkpoint ``src`` to ``dst`` in the layout ``target``.
+    """Writes the checkpoint ``src`` to ``dst`` in the layout ``target``.
 
     Parameters, buffers, optimizer states and the state are copied. Random states of single ranks are not:
     they fit one layout only. If the source is encrypted, ``dst`` is encrypted too. Names, shapes and dtypes

@@ -69,7 +69,7 @@ def to_checkpoint(
     key: str | None = None,
     workers: int = 1,
 ) -> Report:
-    """Write a foreign checkpoint ``src`` as our checkpoint ``dst`` of step 0. Raises as ``transform`` does.
+    """Writes a foreign checkpoint ``src`` as our checkpoint ``dst`` of step 0. Raises as ``transform`` does.
 
     The report's ``left`` are the entries of ``src`` that are not tensors.
     """
@@ -83,7 +83,7 @@ def to_checkpoint(
 def aimed(
     src: Path, to: StrategyInput | Layouts, strategy: str | None, *, verify: bool = True
 ) -> tuple[Foreign, Strategy]:
-    """Open ``src`` and return it with the requested layout.
+    """Opens ``src`` and returns it with the requested layout.
 
     Tensors that the strategies do not list are in the layout as full tensors on every rank.
     """
@@ -119,7 +119,7 @@ def to_rank_files(
     workers: int = 1,
     trust: Trust = ANYONE,
 ) -> Report:
-    """Write one file per rank, as MindSpore's ``transform_checkpoints`` does, from a ``src`` of any kind.
+    """Writes one file per rank, as MindSpore's ``transform_checkpoints`` does, from a ``src`` of any kind.
 
     The layout is written to ``strategy.json`` beside the rank folders.
     """

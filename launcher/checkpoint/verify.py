@@ -17,7 +17,7 @@ from launcher.plan.values.trust import ANYONE, Trust
 
 
 def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:
-    """Read the whole checkpoint and return every problem, each naming its file; empty if there is none.
+    """Reads the whole checkpoint and returns every problem, each naming its file; empty if there is none.
 
     ``trust`` says who must vouch for the checkpoint.
     """

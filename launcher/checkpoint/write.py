@@ -49,7 +49,7 @@ def write_rank(
     extra: Mapping[str, Blob] | None = None,
     key: str | None = None,
 ) -> RankRecord:
-    """Save this rank's share of a checkpoint: the pieces that no lower rank saves.
+    """Saves this rank's share of a checkpoint: the pieces that no lower rank saves.
 
     Everything is checked before anything is written. ``commit`` makes the folder a checkpoint once every rank
     has returned.
@@ -106,7 +106,7 @@ class RankWriter:
             raise ValueError(f"rank {self.rank} cannot be saved:\n" + "\n".join(f"  {f}" for f in found))
 
     def write(self, chunks: Chunks, extra: Mapping[str, Blob] | None = None) -> RankRecord:
-        """Write the files without checking ``chunks``; on failure what was written is deleted.
+        """Writes the files without checking ``chunks``; on failure what was written is deleted.
 
         ``extra`` is as in ``write_rank``.
         """
@@ -147,7 +147,7 @@ class RankWriter:
 
 @contextmanager
 def _gone_if_it_fails(folder: Path) -> Iterator[None]:
-    """Make ``folder`` for the block to fill; delete it if the block raises."""
+    """Makes ``folder`` for the block to fill; deletes it if the block raises."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield

@@ -17,7 +17,7 @@ class TooLong(Exception):
 
 @contextmanager
 def bounded(seconds: float, nbytes: int) -> Iterator[None]:
-    """Limit the block to ``seconds`` and to ``nbytes`` of memory beyond what the process has now.
+    """Limits the block to ``seconds`` and to ``nbytes`` of memory beyond what the process has now.
 
     Raises ``TooLong`` or ``MemoryError``. Time is limited in the main thread only, and only between Python
     operations: a single operation that takes too long must be refused by other means.

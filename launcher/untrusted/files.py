@@ -58,12 +58,12 @@ def stands(path: str | os.PathLike[str]) -> bool:
 
 
 def check(path: str | os.PathLike[str], most: int | None = None) -> None:
-    """Open the file and close it again; raises as ``opened`` does."""
+    """Opens the file and closes it again; raises as ``opened`` does."""
     opened(path, most).close()
 
 
 def opened(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
-    """Open a file for reading.
+    """Opens a file for reading.
 
     Raises ``OSError``, also if it is not a regular file or has more than ``most`` bytes.
     """
@@ -104,7 +104,7 @@ def read_json(path: str | os.PathLike[str], most: int = TEXT, *, unique: bool = 
 
 
 def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> Any:
-    """Parse JSON.
+    """Parses JSON.
 
     Raises ``JSONDecodeError`` or ``UnicodeDecodeError`` if ``text`` is not JSON or is nested too deeply, and
     ``ValueError`` for a repeated key if ``unique``, for NaN or an infinity if ``finite``.

@@ -13,7 +13,7 @@ LINK = "a link, which is not followed: what it leads to may be somebody's; remov
 
 
 def open_below(folder: Path, name: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """Open the file ``name`` of ``folder`` and return its descriptor. ``folder`` itself may be a link.
+    """Opens the file ``name`` of ``folder`` and returns its descriptor. ``folder`` itself may be a link.
 
     Raises ``RefusedFile`` if the file, or a folder between ``folder`` and it, is a link.
     """

@@ -115,7 +115,7 @@ def write_peft(
     averaged: bool = False,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
-    """Write the adapters of ``src`` alone, as ``PeftModel.from_pretrained`` reads them.
+    """Writes the adapters of ``src`` alone, as ``PeftModel.from_pretrained`` reads them.
 
     ``base`` is the model that they belong to. ``averaged`` writes their moving averages. ``judge`` is as in
     ``write_hf``. Raises as ``transform`` does.
@@ -154,7 +154,7 @@ def ours(name: str) -> str:
 
 
 def check_peft(folder: Path, overwrite: bool) -> None:
-    """Raises ``FileExistsError`` if ``folder`` has anything but a folder of adapters to overwrite."""
+    """Raises ``FileExistsError`` unless ``folder`` is free or, with ``overwrite``, has adapters alone."""
     own = {CONFIG, WEIGHTS}
     check_destination(
         folder, overwrite, lambda at: all(p.name in own for p in at.iterdir()), "folder of adapters alone"

@@ -38,7 +38,7 @@ def differing(specs: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec])
 
 
 def castable(src: str, dst: str) -> bool:
-    """Whether an import casts ``src`` to ``dst``."""
+    """Whether tensors of dtype ``src`` may be cast to ``dst`` when they are imported."""
     return src in WIDTHS and dst in INTO
 
 

@@ -51,7 +51,7 @@ class HfFolder(Mapping[str, Blob]):
 
 
 def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> HfFolder:
-    """Open the folder ``path``, or one safetensors file. ``names`` maps its names to ours, see ``renamed``.
+    """Opens the folder ``path``, or one safetensors file. ``names`` maps its names to ours, see ``renamed``.
 
     Every header is read and checked. Raises ``ValueError`` naming the file, with ``strict`` also for
     unmatched names.

@@ -49,7 +49,7 @@ def write_hf(
     dtype_of: Callable[[str, str], str] | None = None,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
-    """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when it is complete.
+    """Writes the parameters and buffers of the checkpoint ``src``; ``folder`` appears when it is complete.
 
     A tied tensor is written once, under its first name. Raises as ``transform`` does.
 
@@ -170,9 +170,10 @@ def to_theirs(src: object, ours: Iterable[str], names: Table | None, *, strict: 
 
 
 def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, TensorSpec]]:
-    """Distribute tensors to shards, in order; start a new one if the next tensor would pass ``limit`` bytes.
+    """Distributes tensors to shards, in order.
 
-    There is at least one shard, which may be empty.
+    A new shard starts if the next tensor would pass ``limit`` bytes. There is at least one shard, which may
+    be empty.
     """
     out: list[dict[str, TensorSpec]] = [{}]
     size = 0
@@ -201,7 +202,7 @@ def index(parts: Mapping[str, Mapping[str, TensorSpec]]) -> str:
 
 
 def size_in_bytes(size: int | str) -> int:
-    """Parse a size as transformers does: ``MB`` is a million bytes, ``MiB`` is 2**20.
+    """Parses a size as transformers does: ``MB`` is a million bytes, ``MiB`` is 2**20.
 
     >>> size_in_bytes("1.5KB"), size_in_bytes("1KiB"), size_in_bytes(7)
     (1500, 1024, 7)

@@ -32,7 +32,7 @@ def import_full(
     overwrite: bool = False,
     key: str | None = None,
 ) -> Report:
-    """Write the tensors of ``src`` as the checkpoint ``dst``.
+    """Writes the tensors of ``src`` as the checkpoint ``dst``.
 
     Everything is checked before the first byte is written. Raises as ``transform`` does.
 
@@ -58,7 +58,7 @@ def import_whole(
     key: str | None = None,
     beside: Sequence[FullTensors] = (),
 ) -> Report:
-    """Do the same as ``import_full`` for tensors from any source; each rank's file is cut directly from them.
+    """Does the same as ``import_full`` for any source; each rank's file is cut directly from its tensors.
 
     ``beside`` are further objects for the same source, each for one more thread: as many more ranks are
     written at a time.

@@ -101,7 +101,7 @@ def _files(path: Path) -> Iterator[FileState]:
 def read_incoming(
     path: Path, names: Table | None = None, *, strategy: Path | None = None, strict: bool = True
 ) -> Incoming:
-    """Open ``path`` as full tensors, however they are cut or chunked there.
+    """Opens ``path`` as full tensors, however they are cut or chunked there.
 
     ``names`` maps its names to ours, see ``renamed``. ``strategy`` is MindSpore's strategy file, for rank
     folders. Raises ``ValueError`` naming the file.
@@ -128,7 +128,10 @@ class Foreign:
 
 
 def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) -> Foreign:
-    """Open ``path`` and check everything. Without ``verify`` only headers are read. Raises ``ValueError``."""
+    """Opens ``path`` and checks everything; without ``verify`` only headers are read.
+
+    Raises ``ValueError`` naming the file.
+    """
     form = form_of(path)
     if strategy is not None and not (form == "mindspore" and path.is_dir()):
         raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")

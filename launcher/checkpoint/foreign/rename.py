@@ -32,7 +32,7 @@ class Renamed:
 
 
 def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -> Renamed:
-    """Rename tensors by the first row of ``table`` that matches each. Without a table every name stays.
+    """Renames tensors by the first row of ``table`` that matches each. Without a table every name stays.
 
     A key that starts with ``^`` is a regular expression for the full name; its value may use ``\\1``. Any
     other key is a module's name, which is replaced at the start of a name: the key ``""`` matches all
@@ -59,7 +59,7 @@ def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -
 
 
 def attempted(names: Iterable[str], table: Table | None) -> Renamed:
-    """Rename as ``renamed`` does, but raise only for a bad table: the caller checks the result."""
+    """Renames as ``renamed`` does, but raises only for a bad table: the caller checks the result."""
     rows = {"": ""} if table is None else table
     patterns = {key: _pattern(key) for key in rows}
 

@@ -73,7 +73,7 @@ def _strides(grid: Grid) -> dict[str, int]:
 
 @lru_cache(maxsize=8192)
 def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
-    """Cut a dim of ``n`` elements as ``Layout.box`` does.
+    """Cuts a dim of ``n`` elements as ``Layout.box`` does.
 
     ``axes`` are (size, stride in ranks), outermost first.
     """

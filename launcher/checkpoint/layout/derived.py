@@ -125,7 +125,7 @@ def sources(src: object, strategy: Strategy, averaged: bool) -> dict[str, str]:
 
 
 def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, tp: int = 1) -> Strategy:
-    """Lay the tensors of ``src`` out over ``stages`` pipeline stages, each of ``nproc // stages`` ranks.
+    """Lays the tensors of ``src`` out over ``stages`` pipeline stages, each of ``nproc // stages`` ranks.
 
     Stages are merged, never cut, because cutting one requires the model: source stage ``s`` goes to stage
     ``s * stages // source stages``, a tied tensor to each of its stages. ``shard_size`` ranks cut dim 0 of
@@ -148,7 +148,7 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, 
 
 
 def _entry(entry: Entry, grid: Grid, before: int, cut: bool) -> Entry:
-    """Lay one tensor out over ``grid``.
+    """Lays one tensor out over ``grid``.
 
     ``before`` is the number of the source's stages; ``cut`` says whether the source cuts any tensor.
     """

@@ -13,7 +13,7 @@ from launcher.plan.values.layout import Layout
 
 @dataclass(frozen=True, eq=False)
 class Overlaps:
-    """One row per pair of ranks: the saved shards of ranks ``src`` and ``dst`` share that many elements."""
+    """One row per pair of ranks: ``elements`` is how many elements their saved shards have in common."""
 
     src: Ints
     dst: Ints

@@ -76,7 +76,7 @@ def overlapping_shards(layout: Layout, want: Box) -> tuple[tuple[SavedShard, Box
 
 
 def slabs(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
-    """Cut ``box`` into boxes of at most ``limit`` bytes; each is one contiguous range of its bytes, in order.
+    """Cuts ``box`` into boxes of at most ``limit`` bytes, in order; each is a contiguous range of its bytes.
 
     >>> [b.shape for b in slabs(Box((0, 0), (5, 4)), 1, 8)]
     [(2, 4), (2, 4), (1, 4)]

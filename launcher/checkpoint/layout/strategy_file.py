@@ -19,7 +19,7 @@ from launcher.untrusted.files import brief
 FORMAT, VERSION = "launcher.strategy", 2
 ONE_GRID = 1
 """The version of files whose layouts all have one grid; every launcher reads it."""
-TOLD = 20  # missing stages that a message lists
+TOLD = 20  # the most missing stages that a message lists
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def stage_file(stage: int) -> str:
 
 
 def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
-    """Write ``stage<S>.json`` for every stage; a tied tensor is in the file of each stage that holds it."""
+    """Writes ``stage<S>.json`` for every stage; a tied tensor is in the file of each stage that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     files = tuple(folder / stage_file(s) for s in range(strategy.stages))
     for stage, path in enumerate(files):
@@ -47,7 +47,7 @@ def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
 
 
 def load(path: Path) -> Strategy:
-    """Read a merged file or a folder with one file per stage. Raises ``ValueError`` if a stage is missing."""
+    """Reads a merged file, or a folder with one file per stage. Raises ``ValueError`` if one is missing."""
     if not path.is_dir():
         return merge([read(path)])
     files = sorted(path.glob("*.json"))
@@ -57,7 +57,7 @@ def load(path: Path) -> Strategy:
 
 
 def merge(parts: Sequence[StageStrategy]) -> Strategy:
-    """Merge the files of stages into one strategy.
+    """Merges the files of stages into one strategy.
 
     Raises ``ValueError`` if two files disagree, a stage is missing, or a tensor is missing from the file of
     one of its stages.
@@ -114,7 +114,7 @@ def _row(entry: Entry, common: Grid) -> dict[str, Any]:
 
 
 def read(path: Path) -> StageStrategy:
-    """Read one strategy file. Raises ``ValueError`` naming the file if it is not one of ours."""
+    """Reads one strategy file. Raises ``ValueError`` naming the file if it is not one of ours."""
     return _parse(str(path), parsed(path, read_bytes(path), "not a strategy file: "))
 
 

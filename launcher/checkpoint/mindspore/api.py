@@ -72,7 +72,7 @@ def transform_checkpoint_by_rank(
     src_strategy_file: PathLike = None,
     dst_strategy_file: PathLike = None,
 ) -> None:
-    """Write the file of ``rank_id`` of the destination.
+    """Writes the file of ``rank_id`` of the destination.
 
     ``checkpoint_files_map`` has the source's files by rank. It must have those of the ranks that
     ``rank_list_for_transform`` returns, and may have more. Raises as that function does, and ``ValueError``
@@ -111,7 +111,7 @@ def transform_checkpoints(
     process_num: int = 1,
     output_format: str = "ckpt",
 ) -> None:
-    """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank of the destination.
+    """Writes ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank of the destination.
 
     Everything is checked before anything is written, and the destination appears when it is complete. A
     strategy of trainable parameters does not list other tensors, such as the statistics of BatchNorm. These

@@ -13,7 +13,10 @@ from launcher.plan.values.facts import TensorSpec
 
 
 def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
-    """Returns a ``torch.nn.Parameter`` with its own memory; it requires a gradient unless it is integral."""
+    """Returns a ``torch.nn.Parameter`` with its own memory.
+
+    It requires a gradient only if it is floating point or complex.
+    """
     torch = import_module("torch")  # imported here alone: the rest of this folder works without torch
     data = bytearray()
     for chunk in chunks:
@@ -26,7 +29,7 @@ def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
 
 
 def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
-    """Copy the tensors ``found`` into the tensors of ``net`` that have their names.
+    """Copies the tensors ``found`` into the tensors of ``net`` that have their names.
 
     If ``strict``, names and dtypes must be equal on both sides; only counters and optimizer states, which a
     training saves beside its parameters, may be missing in the net. Otherwise a tensor of the net also takes
@@ -67,7 +70,7 @@ def _of_training(name: str, found: Mapping[str, Any]) -> bool:
 
 
 def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Match names of the net that are ``missing`` in the files with names in ``others`` that end in them.
+    """Matches names of the net that are ``missing`` in the files with names in ``others`` that end in them.
 
     If exactly one prefix fits all of them, it is used. Optimizer states are never matched. Returns the
     matches, and a message for each name that is ambiguous.

@@ -18,7 +18,7 @@ SUFFIX = {"protobuf": ".ckpt", "json": ".json"}
 def merge_pipeline_strategies(
     src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | os.PathLike[str]
 ) -> None:
-    """Merge the strategy files in the folder ``src_strategy_dirs`` into one file of the same format.
+    """Merges the strategy files in the folder ``src_strategy_dirs`` into one file of the same format.
 
     The format is recognized by content. Raises ``TypeError`` for an argument that is not a path,
     ``NotADirectoryError`` if the source is not a folder, ``ValueError`` if it has no strategy file, files of
@@ -30,7 +30,7 @@ def merge_pipeline_strategies(
 def merging(
     src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | os.PathLike[str]
 ) -> Callable[[], None]:
-    """Check and merge the files; returns the function that writes the result.
+    """Checks and merges the files; returns the function that writes the result.
 
     It raises as ``merge_pipeline_strategies`` does, before the returned function is called.
     """

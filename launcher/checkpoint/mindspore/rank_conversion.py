@@ -64,7 +64,7 @@ class RankFileTransform:
         return self.files.held(self.after, self.names, rank)
 
     def write(self, rank: int, path: Path, behind: WriteBehind | None = None) -> None:
-        """Write the file of ``rank`` of the destination to ``path``."""
+        """Writes the file of ``rank`` of the destination to ``path``."""
         self.files.write(self.after, self.names, rank, path, behind=behind)
 
 
@@ -89,7 +89,7 @@ def write_ranks(
     workers: int,
     texts: Mapping[str, str] | None = None,
 ) -> int:
-    """Write the folder ``target``, which appears when it is complete; returns the size of all rank files.
+    """Writes the folder ``target``, which appears when it is complete; returns the size of all rank files.
 
     ``texts`` are further files of the folder, by name. ``prefix`` and ``suffix`` are those of rank files;
     ``workers`` ranks are written at a time.
@@ -115,7 +115,7 @@ def write_ranks(
 def whole_tensors(
     src_checkpoints_dir: Path, src_strategy_file: Path, *, verify: bool = True
 ) -> tuple[RankFiles, Callable[[], HeldTensors]]:
-    """Open rank files as full tensors; raises as ``transform_checkpoints`` does.
+    """Opens rank files as full tensors; raises as ``transform_checkpoints`` does.
 
     Returns the files, and a function that returns the full tensors for use by one thread. Without ``verify``
     only the files' headers are read.
@@ -175,14 +175,14 @@ def file_transform(
     *,
     verify: bool = True,
 ) -> RankFileTransform:
-    """Check everything and return the transform; checksums are checked if ``verify``.
+    """Checks everything and returns the transform; checksums are checked if ``verify``.
 
     Args:
         paths: The source's files by rank. If ``rank`` is given, only those that it needs are required.
         src: The source's strategy; ``None``: every rank has the same full checkpoint.
         to: The destination's strategy, or how to compute it; ``None``: one full checkpoint.
         rank: The only rank of the destination that will be written.
-        verify: Read whole files to check their checksums.
+        verify: Read files in full to check their checksums, and that copies of a tensor are equal.
     """
     if src is None and to is None:
         raise ValueError(

@@ -61,7 +61,7 @@ class RankFiles:
         replicated: Collection[str] = (),
         verify: bool = True,
     ) -> None:
-        """Check the files. Raises ``ValueError`` with every flaw of every file.
+        """Checks the files. Raises ``ValueError`` with every flaw of every file.
 
         Args:
             files: The files by rank.
@@ -109,7 +109,7 @@ class RankFiles:
         path: Path,
         behind: WriteBehind | None = None,
     ) -> None:
-        """Write all tensors that ``rank`` of ``dst`` holds, and the loose ones, to ``path``.
+        """Writes all tensors that ``rank`` of ``dst`` holds, and the loose ones, to ``path``.
 
         ``names`` is what ``match`` returns.
         """
@@ -183,7 +183,7 @@ def write_held(
     texts: Mapping[str, str] | None = None,
     behind: WriteBehind | None = None,
 ) -> None:
-    """Write a file of all tensors that ``rank`` of ``dst`` holds, replicas included, and of ``more``.
+    """Writes a file of all tensors that ``rank`` of ``dst`` holds, replicas included, and of ``more``.
 
     The suffix of ``path`` gives the format. The strings ``texts`` are entries of a ``.ckpt`` file, or
     metadata of a safetensors file. The file is synced to disk on return; a safetensors file with ``behind``

@@ -35,7 +35,7 @@ class RankSource(Protocol):
     def metadata(self) -> Mapping[str, str]: ...
 
     def fill(self, window: Window, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Copy ``part`` of the tensor into ``out``, an array of the form that ``words`` returns."""
+        """Copies ``part`` of the tensor into ``out``, an array of the form that ``words`` returns."""
 
     def chunks(self, name: str) -> Iterator[bytes | memoryview]:
         """Yields all bytes of the tensor, in order."""
@@ -44,7 +44,7 @@ class RankSource(Protocol):
 def open_source(
     path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True
 ) -> RankSource:
-    """Open a file and read its header; with ``verify`` also check a ``.ckpt``'s checksum, if it has one.
+    """Opens a file and reads its header; with ``verify`` also checks a ``.ckpt``'s checksum, if it has one.
 
     The checksum requires reading the whole file. ``key`` and ``mode`` decrypt a ``.ckpt``. Raises
     ``ValueError``.
@@ -97,7 +97,7 @@ class _Ckpt:
         return self._file.chunks(name)
 
     def _gather(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Copy ``part`` of a tensor that is encrypted or stored in pieces into ``out``.
+        """Copies ``part`` of a tensor that is encrypted or stored in pieces into ``out``.
 
         It reads the byte range that contains ``part``; if the range is long, it splits ``part`` in halves.
         """

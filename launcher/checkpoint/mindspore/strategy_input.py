@@ -26,7 +26,7 @@ StrategyInput = Strategy | StrategyFile
 
 
 def open_strategy(key: str, value: Path_) -> StrategyInput | None:
-    """Open a strategy file of ours or MindSpore's, whichever its content is; ``None`` returns ``None``.
+    """Opens a strategy file of ours or MindSpore's, recognized by its content; returns ``None`` for ``None``.
 
     Raises ``TypeError`` or ``ValueError`` naming ``key``, the argument's name, or the file.
     """

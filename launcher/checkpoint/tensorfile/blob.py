@@ -30,7 +30,7 @@ class Blob:
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...], data: Bytes) -> Blob:
-        """Wrap a buffer without a copy.
+        """Wraps a buffer without a copy.
 
         Raises ``ValueError`` for an unknown dtype, a wrong length or a strided buffer.
 

@@ -31,7 +31,7 @@ class Unwritten(OSError, RunError):
 
 @contextmanager
 def told(path: Path, needed: int) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into ``Unwritten`` for ``path``.
+    """Turns an ``OSError`` of the block into ``Unwritten`` for ``path``.
 
     If the disk is full, the message has the bytes ``needed`` and those that are free.
     """
@@ -70,7 +70,7 @@ def _reason(code: int, path: Path, needed: int) -> str:
 
 
 def reserve(fd: int, size: int) -> None:
-    """Extend an empty file to ``size`` bytes, and allocate them if the file system can.
+    """Extends an empty file to ``size`` bytes, and allocates them if the file system can.
 
     A full disk is then noticed before the first byte is written, and ext4 writes allocated blocks in half the
     time.

@@ -15,12 +15,12 @@ _AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file and sync it to disk; a reader sees either the old text or the new one."""
+    """Replaces a file and syncs it to disk; a reader sees either the old text or the new one."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file as ``write_text`` does."""
+    """Replaces a file as ``write_text`` does."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.unlink(missing_ok=True)  # left by a killed process with the same id, or a link
@@ -37,7 +37,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def copy(src: Path, dst: Path) -> None:
-    """Copy a file and sync the copy to disk.
+    """Copies a file and syncs the copy to disk.
 
     Raises ``OSError`` if ``src`` is not a regular file or is larger than ``COPIED``.
     """
@@ -48,7 +48,7 @@ def copy(src: Path, dst: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Sync the entries of ``folder`` (the names of its files) to disk."""
+    """Syncs the entries of ``folder`` (the names of its files) to disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -57,7 +57,7 @@ def sync(folder: Path) -> None:
 
 
 def publish(new: Path, final: Path) -> None:
-    """Give the folder ``new`` its final name, replacing what has that name.
+    """Gives the folder ``new`` its final name, replacing what has that name.
 
     This is one atomic step if the kernel and the file system can swap two names. If not, a kill between two
     renames leaves the old folder, complete, as ``.trash``.
@@ -76,7 +76,7 @@ def publish(new: Path, final: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder; what a crash leaves of it is named ``.trash``, never like a complete folder."""
+    """Deletes a folder; what a crash leaves of it is named ``.trash``, never like a complete folder."""
     clear(_trash(folder))
     clear(folder.rename(_trash(folder)))
 
@@ -86,7 +86,7 @@ def _trash(folder: Path) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Delete a folder; if it is a link, delete only the link."""
+    """Deletes a folder; if it is a link, deletes only the link."""
     if folder.is_symlink():
         folder.unlink()  # the folder that it leads to is the user's
     elif folder.exists():

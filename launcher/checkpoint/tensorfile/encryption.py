@@ -30,7 +30,7 @@ class Encryptor:
     """Writes an encrypted file in order. ``finish`` writes the last block; the caller syncs the file."""
 
     def __init__(self, path: Path, fd: int, size: int, key: bytes) -> None:
-        """Write the head. ``size`` is that of the plain text; the caller closes ``fd``."""
+        """Writes the head. ``size`` is that of the plain text; the caller closes ``fd``."""
         self._path = path
         self._fd = fd
         self._size = size
@@ -44,7 +44,7 @@ class Encryptor:
         self._put(self._head + self._aead.encrypt(_HEAD_NONCE, b"", self._head))
 
     def write(self, at: int, data: memoryview) -> None:
-        """Write the next bytes of the plain text, which begin at its byte ``at``."""
+        """Writes the next bytes of the plain text, which begin at its byte ``at``."""
         assert at == self._number * BLOCK + len(self._plain), (at, self._number, len(self._plain))
         while data:
             room = BLOCK - len(self._plain)

@@ -72,7 +72,7 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
 
 
 def read_header(path: Path, key: bytes | None = None) -> Header:
-    """Read the header of a file.
+    """Reads the header of a file.
 
     ``key`` decrypts an encrypted file; ``size`` of the header is then that of its plain text. Raises
     ``ValueError`` naming the file unless the tensors fill it exactly: without gap, overlap or truncation.

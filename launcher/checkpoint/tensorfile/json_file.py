@@ -21,7 +21,7 @@ def read_bytes(path: Path, longest: int = LONGEST) -> bytes:
 
 
 def parsed(path: Path, data: bytes, what: str = "") -> Any:
-    """Parse the JSON ``data`` that was read from ``path``.
+    """Parses the JSON ``data`` that was read from ``path``.
 
     Raises ``ValueError`` if it is not JSON or repeats a key; the message has ``what`` after the path.
     """

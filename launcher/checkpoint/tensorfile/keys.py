@@ -41,7 +41,7 @@ def load_key(place: str) -> bytes:
         raise ValueError(f"the place of a key is {FORMS}")
     raw = _of_variable(place, match[2]) if match[1] else _of_file(place, Path(match[4]))
 
-    # 32 printable characters are a passphrase, not a key: 32 random bytes are never all printable
+    # 32 printable characters are a passphrase, not a key: 32 random bytes are practically never all printable
     as_it_is = match[3] and len(raw) == SIZE and not set(raw) <= set(string.printable.encode())
     key = raw if as_it_is else _decoded(raw.strip())
     if key is None or len(key) != SIZE:

@@ -34,7 +34,7 @@ class Window:
     def copy(
         self, path: Path, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
     ) -> None:
-        """Do ``out[...] = tensor[where]``; ``out`` has the form that ``words`` returns."""
+        """Copies ``tensor[where]`` to ``out``, an array of the form that ``words`` returns."""
         if self._sealed is not None:
             _opened(self._sealed(path), slot, where, out)
             return
@@ -42,7 +42,7 @@ class Window:
         self._paced(data, words(data, slot.spec, slot.start)[where], out)
 
     def take(self, blob: Blob, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
-        """Do the same as ``copy`` for a tensor in memory, or in a file that is mapped for reading."""
+        """Copies as ``copy`` does, from a tensor in memory or in a file that is mapped for reading."""
         owner = blob.data.obj
         file = owner if isinstance(owner, mmap.mmap) else None
         if not blob.data.readonly:
@@ -63,7 +63,7 @@ class Window:
             self._used(data, chunk.nbytes)
 
     def _paced(self, data: mmap.mmap | None, src: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Copy ``src`` to ``out``, in halves until the file range of each, gaps included, is short enough."""
+        """Copies ``src`` to ``out``, in halves while the file range of one, gaps included, is too long."""
         if not src.size:
             return
         span = sum((n - 1) * stride for n, stride in zip(src.shape, src.strides, strict=True)) + src.itemsize
@@ -96,7 +96,7 @@ def _sealed(key: bytes, path: Path) -> EncryptedFile:
 def _opened(
     file: EncryptedFile, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
 ) -> None:
-    """Do as ``Window.copy`` for an encrypted file.
+    """Copies as ``Window.copy`` does, from an encrypted file.
 
     It reads the range of plain text that contains the part, in halves while that is too long.
     """

@@ -20,7 +20,7 @@ from launcher.checkpoint.tensorfile.write_behind import WriteBehind, now, start
 from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import opened
 
-CHUNK = 8 << 20  # bytes copied at once; a copy from file to file keeps no more in memory
+CHUNK = 8 << 20  # bytes copied or mapped at once; a copy from file to file keeps a few chunks in memory
 STRETCH = 32 << 20  # bytes of a file after which the kernel is told to start writing them to disk
 
 
@@ -79,7 +79,7 @@ class FileWriter:
         return None if self._sealer is None else self._sealer.salt
 
     def write(self, at: int, data: memoryview) -> None:
-        """Write ``data`` at byte ``at`` of the file, or of its plain text if it is encrypted."""
+        """Writes ``data`` at byte ``at`` of the file, or of its plain text if it is encrypted."""
         end = at + data.nbytes
         assert end <= self.header.size, (at, data.nbytes)
         if self._sealer is not None:
@@ -127,7 +127,7 @@ def write_stream(
     digested: bool = True,
     behind: WriteBehind | None = None,
 ) -> FileRecord:
-    """Write a file whose tensors come in chunks, and digest each tensor on the way.
+    """Writes a file whose tensors come in chunks, and digests each tensor on the way.
 
     The file is synced to disk on return or, with ``behind``, when that has done its work.
 
@@ -164,7 +164,7 @@ def sliced(data: memoryview) -> Iterator[memoryview]:
 
 
 def mapped(path: Path, access: int = mmap.ACCESS_READ) -> mmap.mmap:
-    """Map a file into memory. It is closed when nothing refers to the map any more."""
+    """Maps a file into memory. It is closed when nothing refers to the map any more."""
     with opened(path) as file:
         return mmap.mmap(file.fileno(), 0, access=access)
 

@@ -22,7 +22,7 @@ class WriteBehind:
         self._lock = Lock()
 
     def do(self, act: Callable[[], object]) -> None:
-        """Submit ``act``; block only if many are waiting. Raises what an earlier ``act`` has raised."""
+        """Submits ``act``; blocks only if many are waiting. Raises what an earlier ``act`` has raised."""
         with self._lock:
             self._told.append(self._thread.submit(act))
             first = self._told.popleft() if len(self._told) > AT_ONCE else None
@@ -30,7 +30,7 @@ class WriteBehind:
             first.result()
 
     def wait(self) -> None:
-        """Wait until every ``act`` has returned. Raises what an ``act`` has raised."""
+        """Waits until every ``act`` has returned. Raises what an ``act`` has raised."""
         while self._told:
             self._told.popleft().result()
 
@@ -44,12 +44,12 @@ class WriteBehind:
 
 
 def now(act: Callable[[], object]) -> None:
-    """Call ``act`` at once: the replacement for ``WriteBehind.do`` if there is no thread."""
+    """Calls ``act`` at once: the replacement for ``WriteBehind.do`` if there is no thread."""
     act()
 
 
 def start(fd: int, at: int, nbytes: int) -> None:
-    """Tell the kernel, if it supports that, to start writing these bytes to disk: a later sync waits less."""
+    """Tells the kernel, if it can, to start writing these bytes to disk, so that a later sync waits less."""
     begin = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if begin is not None:
         begin(fd, ctypes.c_int64(at), ctypes.c_int64(nbytes), _WRITE)

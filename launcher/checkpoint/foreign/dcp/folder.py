@@ -72,7 +72,7 @@ class DcpFolder:
         return saved
 
     def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Copy ``part`` of the tensor into ``out``, an array of the form that ``words`` returns."""
+        """Copies ``part`` of the tensor into ``out``, an array of the form that ``words`` returns."""
         for chunk, saved in zip(self._tensors[name].chunks, self._saved[name], strict=True):
             both = chunk.box & part
             if not both:
@@ -92,7 +92,7 @@ class DcpFolder:
 
 
 def read_dcp(folder: Path) -> DcpFolder:
-    """Open a folder. The head of every tensor's chunk is read and checked.
+    """Opens a folder. The head of every tensor's chunk is read and checked.
 
     Raises ``ValueError`` naming the file and the tensor.
     """

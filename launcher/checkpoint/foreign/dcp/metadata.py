@@ -73,7 +73,7 @@ class Contents:
 
 
 def read_metadata(folder: Path) -> Contents:
-    """Read the metadata. Raises ``ValueError`` naming the file unless the chunks of every tensor tile it."""
+    """Reads the metadata. Raises ``ValueError`` naming the file unless the chunks of every tensor tile it."""
     path = folder / NAME
     try:
         return _contents(read(read_bytes(path, LONGEST), KNOWN))

@@ -69,7 +69,7 @@ KNOWN: Known = {
 
 
 def find(data: memoryview, start: int, length: int) -> Saved:
-    """Locate the tensor in the archive that is ``length`` bytes at ``start`` of a file.
+    """Locates the tensor in the archive that is ``length`` bytes at ``start`` of a file.
 
     Raises ``ValueError`` if the archive is not a single tensor.
     """

@@ -52,7 +52,7 @@ def cuts(s: Slicing) -> DimSpans:
 
 
 def joined(spans: Iterable[RankSpan]) -> tuple[RankSpan, ...]:
-    """Drop spans of size 1 and join adjacent ones; coordinates are numbered as before."""
+    """Drops spans of size 1 and joins adjacent ones; coordinates are numbered as before."""
     out: list[RankSpan] = []
     for span in spans:
         if out and out[-1].lo == span.hi:

@@ -105,7 +105,7 @@ class Ckpt:
 def open_ckpt(
     path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True
 ) -> Ckpt:
-    """Open a file and index its tensors.
+    """Opens a file and indexes its tensors.
 
     Only the heads of entries are read; with ``verify`` the full file is read once if it has a checksum.
 
@@ -145,7 +145,10 @@ def _source(path: Path, key: bytes | None, mode: CipherMode) -> ByteSource:
 
 
 def _body(source: ByteSource, verify: bool) -> int:
-    """Returns the offset at which the tensors end. ``verify`` raises ``ValueError`` for a wrong CRC."""
+    """Returns the offset at which the tensors end.
+
+    If ``verify`` and the file has a checksum, it is checked: raises ``ValueError`` if it is wrong.
+    """
     end = source.size - len(CRC) - CRC_DIGITS
     if end < 0:
         return source.size

@@ -30,7 +30,7 @@ def write_ckpt(
     mode: CipherMode = "AES-GCM",
     part: int = PART,
 ) -> dict[str, str]:
-    """Write the tensors and sync the file; returns the digest of each tensor (xxh3, 128 bits).
+    """Writes the tensors and syncs the file; returns the digest of each tensor (xxh3, 128 bits).
 
     The file is written in place: if writing fails, a partial file is left for the caller to delete.
 
@@ -133,7 +133,7 @@ def _sizes(size: int, part: int) -> Iterator[int]:
 
 
 def _entry(sink: _File | CkptEncryptor, name: str, what: bytes, size: int) -> int:
-    """Write the head of an entry, up to its content; returns ``size``, the bytes of content that follow."""
+    """Writes the head of an entry, up to its content; returns ``size``, the bytes of content that follow."""
     content = head(3, size)
     tensor = head(2, len(what) + len(content) + size) + what + content
     tag = packet(1, name.encode())

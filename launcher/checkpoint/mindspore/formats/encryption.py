@@ -136,7 +136,7 @@ class EncryptedCkpt:
 
 
 def _parse(file: PlainFile, at: int) -> CipherBlock:
-    """Parse the block at byte ``at``.
+    """Parses the block at byte ``at``.
 
     A block consists of: magic, tag (GCM only), length of the rest, length of the IV, IV, length of the cipher
     text, cipher text.
@@ -235,7 +235,7 @@ def _invalid() -> type[Exception]:
 
 
 def put(fd: int, data: bytes | memoryview, at: int) -> None:
-    """Write all of ``data`` at byte ``at``."""
+    """Writes all of ``data`` at byte ``at``."""
     view = memoryview(data)
     while view:
         done = os.pwrite(fd, view, at)

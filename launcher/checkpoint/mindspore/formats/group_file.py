@@ -23,7 +23,7 @@ class GroupFile:
 
 
 def parse(data: bytes, origin: str) -> GroupFile:
-    """Parse a group file. Raises ``ValueError`` naming ``origin`` if ``data`` is not one."""
+    """Parses a group file. Raises ``ValueError`` naming ``origin`` if ``data`` is not one."""
     try:
         return _parse(data)
     except ValueError as error:

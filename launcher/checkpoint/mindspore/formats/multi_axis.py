@@ -58,7 +58,7 @@ def expanded(s: Slicing) -> Slicing:
 
 
 def _merged(s: Slicing) -> Slicing:
-    """Merge adjacent axes of a dim to one axis; drop axes of size 1 from a dim with several axes."""
+    """Merges adjacent axes of a dim to one axis; drops axes of size 1 from a dim with several axes."""
     dims = [tuple(a for a in dim if len(dim) < 2 or s.devices[-1 - a] > 1) for dim in s.dims]
     inner = {a for dim in dims for before, a in pairwise(dim) if before == a + 1}
     if not inner and not any(len(dim) > 1 for dim in s.dims):

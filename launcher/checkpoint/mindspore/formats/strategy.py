@@ -9,7 +9,7 @@ from math import prod
 from typing import Literal
 
 StrategyForm = Literal["protobuf", "json"]
-SAVED, MERGED = 2, 1  # ``counter`` of a file that was saved first, or merged
+SAVED, MERGED = 2, 1  # ``counter`` of a first save, and of a merge
 _PREFIXED = re.compile(r"(0|[1-9]\d{0,8})-(.+)", re.DOTALL)
 
 
@@ -116,9 +116,10 @@ class StrategyFile:
 
     @property
     def stage(self) -> int:
-        """The stage of a file that is not merged; 0 if it lists no operator, as MindSpore writes it.
+        """The stage of a file that is not merged.
 
-        Raises ``ValueError`` if operators are of several stages.
+        It is 0 if the file lists no operator, because MindSpore writes the stage in operators only. Raises
+        ``ValueError`` if operators are of several stages.
         """
         stages = {op.stage for op in self.operators} or {0}
         if len(stages) > 1:
@@ -129,7 +130,7 @@ class StrategyFile:
 
 
 def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
-    """Merge the files of all stages, in the given order; each comes with its name for messages.
+    """Merges the files of all stages, in the given order; each comes with its name for messages.
 
     Raises ``ValueError`` if two files of one stage disagree or a stage is missing. A stage may have no
     parameters, but its file must list an operator.

@@ -17,7 +17,7 @@ def form_of(data: bytes) -> StrategyForm:
 
 
 def parse(data: bytes, origin: str) -> StrategyFile:
-    """Parse a strategy file. Raises ``ValueError`` naming ``origin`` if it is of neither format."""
+    """Parses a strategy file. Raises ``ValueError`` naming ``origin`` if it is of neither format."""
     form = form_of(data)
     try:
         return json_form.parse(data) if form == "json" else protobuf.parse(data)
@@ -34,12 +34,12 @@ def text(file: StrategyFile, form: StrategyForm) -> bytes:
 
 
 def write_strategy(path: Path, file: StrategyFile, form: StrategyForm) -> None:
-    """Write or replace the file; it is synced to disk on return."""
+    """Writes or replaces the file; it is synced to disk on return."""
     write_bytes(path, text(file, form))
 
 
 def read_stages(paths: Sequence[Path]) -> tuple[StrategyFile, StrategyForm]:
-    """Read the files of all stages as one merged file. Raises ``ValueError`` if they have two formats."""
+    """Reads the files of all stages as one merged file. Raises ``ValueError`` if they have two formats."""
     data = {path: read_bytes(path) for path in paths}
     if not data:
         raise ValueError("no strategy file to merge")
