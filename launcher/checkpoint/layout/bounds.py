@@ -30,7 +30,7 @@ class DimBounds:
 
     @cached_property
     def listed(self) -> tuple[list[int], list[int], list[int]]:
-        """``lo``, ``hi``, ``rank`` as plain numbers."""
+        """The arrays ``lo``, ``hi`` and ``rank`` as lists of Python integers."""
         return self.lo.tolist(), self.hi.tolist(), self.rank.tolist()
 
     def overlapping(self, lo: int, hi: int) -> list[tuple[int, int, int]]:

@@ -59,7 +59,7 @@ class Strategy:
 
     @cached_property
     def homes(self) -> Mapping[Grid, Mapping[tuple[tuple[str, int], ...], list[str]]]:
-        """First names by grid, then by ``home`` of their layouts, so that a rank looks at few of them."""
+        """The first names by grid, then by ``home`` of their layouts, so that a rank looks at few of them."""
         out: dict[Grid, dict[tuple[tuple[str, int], ...], list[str]]] = {}
         for name, entry in self.entries.items():
             of_grid = out.setdefault(entry.layout.grid, {})

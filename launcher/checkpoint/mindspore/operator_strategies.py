@@ -56,7 +56,7 @@ def strategies(file: NodeStrategies, setting: str, path: str) -> dict[str, FromF
 
 
 def _module(scope: str) -> str:
-    """``Default/network-Net/layers-CellList/0-Block`` -> ``network.layers.0``."""
+    """Returns a scope's module: ``network.layers.0`` for ``Default/network-Net/layers-CellList/0-Block``."""
     parts = [part for part in scope.split("/") if part]
     return ".".join(part.rpartition("-")[0] or part for part in parts[parts[:1] == ["Default"] :])
 

@@ -25,7 +25,7 @@ class Window:
     """Reads many files of any size and keeps about ``2 * CHUNK`` bytes of them resident in this process."""
 
     def __init__(self, key: bytes | None = None) -> None:
-        """With a ``key`` the files are encrypted; what is decrypted stays in memory until it is copied."""
+        """If a ``key`` is given, the files are encrypted; decrypted bytes stay in memory until copied."""
         self._sealed = None if key is None else lru_cache(maxsize=OPEN_SEALED)(partial(_sealed, key))
         self._map = lru_cache(maxsize=OPEN)(mapped)
         self._touched: dict[int, mmap.mmap] = {}

@@ -53,7 +53,7 @@ class FileWriter:
         key: bytes | None = None,
         behind: WriteBehind | None = None,
     ) -> None:
-        """With a ``key`` the file is encrypted, and its bytes must come in order."""
+        """If a ``key`` is given, the file is encrypted, and its bytes must be written in order."""
         self.path = path
         head, self.header = arrange(specs, metadata)
         self.size = self.header.size if key is None else sealed_size(self.header.size)
