@@ -1,4 +1,4 @@
-"""A folder that is there complete or not at all."""
+"""Writes a folder atomically: it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from launcher.checkpoint.tensorfile.durable import publish
 
 @contextmanager
 def fresh(final: Path) -> Iterator[Path]:
-    """An empty folder beside ``final``, which takes its place if the block ends well, else it is deleted.
+    """Yields an empty folder beside ``final``, which replaces ``final`` when the block ends.
 
-    Of a link it is the folder that the link leads to.
+    If the block raises, the new folder is deleted. If ``final`` is a link, the folder that it leads to is
+    replaced.
     """
     final = Path(os.path.realpath(final))
     new = partial(final)
@@ -33,7 +34,10 @@ def fresh(final: Path) -> Iterator[Path]:
 
 
 def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], what: str) -> None:
-    """Raises ``FileExistsError`` unless ``dst`` is free, or may be overwritten and is ``own``: a ``what``."""
+    """Raises ``FileExistsError`` unless ``dst`` is empty or absent, or may be overwritten.
+
+    With ``overwrite`` a folder is accepted only if ``own`` recognizes it; ``what`` names its kind in errors.
+    """
     if not overwrite or not dst.is_dir():
         check_empty(dst, "; give another, or overwrite: true")
         return
@@ -45,7 +49,7 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], w
 
 
 def check_empty(dst: Path, cure: str = "; give another") -> None:
-    """Raises ``FileExistsError`` unless ``dst`` is free."""
+    """Raises ``FileExistsError`` unless ``dst`` is absent or an empty folder."""
     check_outside(dst)
     if dst.exists() and not dst.is_dir():
         raise FileExistsError(f"{dst}: the destination is a file, not a folder")
@@ -54,14 +58,14 @@ def check_empty(dst: Path, cure: str = "; give another") -> None:
 
 
 def check_outside(dst: Path) -> None:
-    """Raises ``ValueError`` when ``dst`` is in a checkpoint, which a file of another kind would damage."""
+    """Raises ``ValueError`` if ``dst`` is inside a checkpoint, which a foreign file would damage."""
     for folder in Path(os.path.realpath(dst)).parents:
         if (folder / NAME).is_file():
             raise ValueError(f"{dst}: the destination is in the checkpoint {folder}; give one outside of it")
 
 
 def check_apart(src: Path, dst: Path) -> None:
-    """Raises ``ValueError`` when one is the other or within it."""
+    """Raises ``ValueError`` if ``src`` and ``dst`` are the same folder, or one is inside the other."""
     here, there = Path(os.path.realpath(src)), Path(os.path.realpath(dst))
     if here == there or here in there.parents or there in here.parents:
         raise ValueError(

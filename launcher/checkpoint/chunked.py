@@ -1,4 +1,4 @@
-"""The bytes of a box, in order, through one buffer however large the box."""
+"""The bytes of a box, in order, through one buffer of fixed size."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
 
 BUFFER = 1 << 20
-"""Bytes; so few are still in the processor's cache when they are digested, and when they are written."""
+"""Bytes; a buffer this small is still in the processor's cache when it is digested and when it is written."""
 
 Fill = Callable[[Box, npt.NDArray[Any]], None]
-"""Puts the elements of a box, in global indices, into an array as ``words`` makes it."""
+"""Copies the elements of a box (global indices) into an array of the form that ``words`` returns."""
 
 
 def gathered(box: Box, dtype: str, fill: Fill) -> Iterator[memoryview]:
-    """All chunks share one buffer: use each before the next."""
+    """Yields the bytes of ``box``, in order; ``fill`` reads them.
+
+    All chunks share one buffer: use each before the next.
+    """
     buffer = np.empty(min(BUFFER, TensorSpec(box.shape, dtype).nbytes), np.uint8)
     for slab in slabs(box, ITEMSIZE[dtype], BUFFER):
         spec = TensorSpec(slab.shape, dtype)
@@ -31,5 +34,5 @@ def gathered(box: Box, dtype: str, fill: Fill) -> Iterator[memoryview]:
 
 
 def slices(box: Box) -> tuple[slice | EllipsisType, ...]:
-    """Ends with ``...``, so that 0-d gives an array too."""
+    """Returns the index of ``box``. It ends with ``...``, so that a 0-d tensor gives an array too."""
     return *(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True)), ...

@@ -1,4 +1,4 @@
-"""A checkpoint as one safetensors file with every tensor whole."""
+"""Exports a checkpoint as one safetensors file of full tensors."""
 
 from __future__ import annotations
 
@@ -32,14 +32,21 @@ def export(
     dtype_of: Callable[[str, str], str] | None = None,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
-    """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``.
+    """Writes every parameter and buffer of the checkpoint ``src``, as a full tensor, to the file ``path``.
 
-    A safetensors file there is replaced, any other is refused, and so is a place in a checkpoint. A tied
-    tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
-    metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all.
-    ``trust`` says who must vouch for ``src``. ``averaged``: moving averages of weights in their place.
-    ``adapters`` are added to the weights that they are beside. ``dtype_of``: as of ``write_hf``. ``judge`` is
-    called with the whole file before it has its name; what it raises leaves none.
+    A safetensors file at ``path`` is replaced; any other file is refused, and so is a path inside a
+    checkpoint. A tied tensor is written once, under its first name, because the format has no aliases.
+    ``launcher.aliases`` in the file's metadata is a JSON object that maps each further name to the first one;
+    ``read_full`` returns the tensor under all of them.
+
+    Args:
+        src: The checkpoint.
+        path: The file to write.
+        trust: Who must vouch for ``src``.
+        averaged: Write the moving averages of weights instead of the weights.
+        adapters: Adapters to add to the weights that they belong to.
+        dtype_of: The dtype to write a tensor in, given its name and its dtype.
+        judge: Called with the complete file before it gets its final name. If it raises, no file is left.
     """
     check_file(path)
     reader = Reader(open_checkpoint(src, trust))
@@ -48,7 +55,7 @@ def export(
     read_from = sources(src, strategy, averaged)
     reader.check_headers()
 
-    # what goes into it
+    # the tensors of the file, with the dtypes they are written in
     specs = {
         n: TensorSpec(e.spec.shape, dtype_of(n, e.dtype) if dtype_of else e.dtype) for n, e in entries.items()
     }
@@ -59,7 +66,7 @@ def export(
         found = chunks(reader, name, adapters, read_from)
         return cast_chunks(name, found, entries[name].dtype, specs[name].dtype)
 
-    # the file, under its own name when it is whole
+    # write the file; it gets its final name once it is complete
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.partial")
     try:
@@ -75,7 +82,7 @@ def export(
 
 
 def check_file(path: Path) -> None:
-    """Raises as ``export`` does, whatever its source."""
+    """Raises as ``export`` does for a ``path`` that it cannot write, whatever the source."""
     if path.is_dir():
         raise IsADirectoryError(f"{path}: the export is one file, this is a folder; give a file name in it")
     check_outside(path)
@@ -89,9 +96,9 @@ def check_file(path: Path) -> None:
 
 
 class Full(Mapping[str, Blob]):
-    """Every tensor of an exported file by every name; bytes are read from disk when they are looked at.
+    """Every tensor of an exported file by each of its names; bytes are read from disk on first access.
 
-    The memory may be written to, which changes neither the file nor what another ``Full`` of it shows.
+    The memory is copy-on-write: a write changes neither the file nor another ``Full`` of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,7 +121,7 @@ class Full(Mapping[str, Blob]):
 
 
 def read_full(path: Path) -> Full:
-    """Raises ``ValueError`` naming the file when it is cut short or no safetensors file."""
+    """Opens an exported file. Raises ``ValueError`` naming the file if it is truncated or not safetensors."""
     return Full(path)
 
 

@@ -1,4 +1,4 @@
-"""Whole tensors, wherever they are, a region at a time."""
+"""An interface that reads full tensors a region at a time, wherever they are stored."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from launcher.plan.values.layout import Box
 
 
 class FullTensors(Protocol):
-    """``specs`` has every tensor by name."""
+    """A source of full tensors. ``specs`` lists every tensor by name."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]: ...
 
     def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Put ``part`` of the tensor into ``out``, which is as ``words`` makes it."""
+        """Copies ``part`` of the tensor into ``out``, an array of the form that ``words`` returns."""
 
 
 def chunks(source: FullTensors, name: str) -> Iterator[memoryview]:
-    """All bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
+    """Yields all bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
     spec = source.specs[name]
     return gathered(whole(spec.shape), spec.dtype, partial(source.fill, name))
 
 
 @dataclass(frozen=True)
 class Blobs:
-    """Those of a mapping, in memory or in mapped files."""
+    """The tensors of a mapping, in memory or in mapped files."""
 
     blobs: Mapping[str, Blob]
     window: Window = field(default_factory=Window)
@@ -50,7 +50,7 @@ class Blobs:
 
 @dataclass(frozen=True)
 class RenamedTensors:
-    """Some of ``source``: ``names`` are its names by the new ones."""
+    """Some tensors of ``source`` under new names: ``names`` maps each new name to that in ``source``."""
 
     source: FullTensors
     names: Mapping[str, str]

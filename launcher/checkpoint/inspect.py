@@ -1,4 +1,4 @@
-"""Who holds what."""
+"""A table of the tensors of a strategy: how each is cut, and which ranks hold it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from launcher.plan.values.text import bytes_text, spans
 
 @dataclass(frozen=True)
 class Holding:
-    """One tensor of ``nbytes``, whole.
+    """How one tensor is held.
 
-    ``split`` has the axes that cut each dim, ``ranks`` all that hold a piece. ``matrix``: the sizes of the
-    axes, where they are not those of the others.
+    ``nbytes`` is the size of the full tensor. ``split`` has the axes that cut each dim, ``ranks`` all ranks
+    that hold a piece. ``matrix`` has the axes and their sizes if they differ from the strategy's grid.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Holding:
 
 
 def holdings(strategy: Strategy) -> tuple[Holding, ...]:
-    """In the order of the strategy."""
+    """Returns one ``Holding`` per tensor, in the order of the strategy."""
     places = {(e.layout.grid, e.layout.at) for e in strategy.entries.values()}
     ranks = {place: _ranks(*place) for place in places}
 
@@ -55,7 +55,7 @@ def holdings(strategy: Strategy) -> tuple[Holding, ...]:
 
 
 def inspect(strategy: Strategy) -> str:
-    """``holdings`` as a table, below what they add up to."""
+    """Returns ``holdings`` as a table below a line of totals."""
     rows = holdings(strategy)
     total = bytes_text(sum(row.nbytes for row in rows))
     grid = _axes(strategy.grid.axes) or "no axes"
@@ -84,7 +84,7 @@ def _cells(row: Holding) -> list[str]:
 
 
 def _ranks(grid: Grid, at: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[int, ...]:
-    """Those at the pinned coordinates, ascending."""
+    """Returns the ranks at the pinned coordinates ``at``, ascending."""
     pinned = dict(at)
     axes = [axis for axis, _ in grid.axes]
     places = product(*(pinned.get(axis, range(n)) for axis, n in grid.axes))

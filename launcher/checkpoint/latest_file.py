@@ -1,6 +1,7 @@
-"""The file ``latest`` beside checkpoints: which of them is the newest, and which of a higher step are older.
+"""The file ``latest`` beside checkpoints: it names the newest one, and the older ones of a higher step.
 
-A line a checkpoint, and last the SHA-256 of the lines above it; where checkpoints are encrypted, their MAC.
+The file has one line per checkpoint. Its last line is the SHA-256 of the lines above it or, if the
+checkpoints are encrypted, their MAC.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from launcher.plan.values.trust import Trust
 
 LATEST = "latest"
 STEP = re.compile(r"step-(\d+)")
-LONGEST = 1 << 20  # bytes
+LONGEST = 1 << 20  # the most bytes of the file
 _INFO = b"launcher checkpoint latest"
 _OLDER = re.compile(rf"older ({STEP.pattern}) ([0-9a-f]{{64}})")
 _LAST = re.compile(r"(sha256|hmac-sha256) ([0-9a-f]{64})")
@@ -31,9 +32,11 @@ _CURE = "without this file the checkpoint of the highest step is the newest"
 
 @dataclass(frozen=True)
 class Latest:
-    """``older``: the checkpoints of a higher step than ``name``, by ``identity``; a run begun anew has some.
+    """The content of the file ``latest``.
 
-    ``digest`` covers ``text``; ``None``: as launchers wrote it before, the name alone. ``mac``: it is one.
+    ``name`` is the newest checkpoint. ``older`` maps the name of each older checkpoint of a higher step,
+    which a run that began anew left behind, to its ``identity``. ``digest`` covers ``text``; it is ``None``
+    in a file of an earlier launcher, which contains the name alone. ``mac``: the digest is a MAC.
     """
 
     name: str
@@ -44,12 +47,15 @@ class Latest:
 
 
 def identity(manifest: Manifest) -> str:
-    """Tells a checkpoint from every other, also from one of the same step."""
+    """Returns a digest that differs for every checkpoint, even for two of the same step."""
     return hashlib.sha256(canonical(manifest)).hexdigest()
 
 
 def write(checkpoints: Path, name: str, older: Mapping[str, str], place: str | None) -> None:
-    """``place`` says where the key is that the checkpoints are encrypted with."""
+    """Writes the file ``latest`` of the folder ``checkpoints``.
+
+    ``place`` says where the key is that the checkpoints are encrypted with; ``None``: they are not encrypted.
+    """
     text = "".join([f"{name}\n", *(f"older {other} {found}\n" for other, found in older.items())])
     key = None if place is None else load_key(place)
     last = f"sha256 {_sha256(text)}" if key is None else f"hmac-sha256 {_mac(text, key)}"
@@ -57,7 +63,7 @@ def write(checkpoints: Path, name: str, older: Mapping[str, str], place: str | N
 
 
 def read(checkpoints: Path) -> Latest | None:
-    """``None``: there is none. Raises ``ValueError`` when it cannot have been written so."""
+    """Reads the file ``latest``; ``None`` if it does not exist. Raises ``ValueError`` if it is malformed."""
     path = checkpoints / LATEST
     try:
         lines = read_bytes(path, LONGEST).decode().split("\n")
@@ -66,7 +72,7 @@ def read(checkpoints: Path) -> Latest | None:
     except UnicodeDecodeError:
         lines = []
 
-    # the last line ends too
+    # the last line ends with a newline too
     if not lines or lines.pop() or not lines or not STEP.fullmatch(lines[0]):
         raise damaged(path)
     if len(lines) == 1:
@@ -82,13 +88,14 @@ def read(checkpoints: Path) -> Latest | None:
 
 
 def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
-    """Raises ``ValueError`` when it is damaged or, of encrypted checkpoints, nobody vouches whom we trust.
+    """Raises ``ValueError`` if the file is damaged or its MAC is not authentic.
 
+    If the checkpoints are encrypted, the file must have a MAC made with a key that ``trust`` accepts.
     ``folder`` is the newest checkpoint, ``newest`` its manifest.
     """
     path = folder.parent / LATEST
     if found.mac:
-        opened(folder, newest, trust)  # it says better that the key is another
+        opened(folder, newest, trust)  # raises the clearer error if the key is the wrong one
         macs = [_mac(found.text, key) for key in _keys(path, newest, trust)]
         if not any(hmac.compare_digest(mac, str(found.digest)) for mac in macs):
             raise ValueError(
@@ -103,7 +110,7 @@ def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
 
 
 def _keys(path: Path, newest: Manifest, trust: Trust) -> list[bytes]:
-    """Those that there are; raises ``ValueError`` when there is none."""
+    """Returns the keys that can be loaded; raises ``ValueError`` if none can."""
     keys = []
     wrong = []
     for place in places(newest.key, trust):

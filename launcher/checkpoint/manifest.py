@@ -1,4 +1,4 @@
-"""What a complete checkpoint folder consists of: the manifest, which is written last."""
+"""The manifest of a checkpoint folder: it lists all other files and is written last."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FORMAT, VERSION = "launcher.checkpoint", 2
 UNDIGESTED = 1
 """The version before manifests had a digest of themselves.
 
-Such checkpoints are read: what is wrong with their tensors and texts is noticed all the same, what is wrong
-with the manifest not always.
+Such checkpoints can still be read. Damage to their tensors and text files is always noticed, damage to the
+manifest not always.
 """
 NAME = "manifest.json"
 FILE_OF: Mapping[Kind, str] = {
@@ -29,17 +29,18 @@ FILE_OF: Mapping[Kind, str] = {
     "buffer": "model.safetensors",
     "optim": "optimizer.safetensors",
 }
-EXTRA = "extra.safetensors"  # tensors of one rank, outside every layout
+EXTRA = "extra.safetensors"  # tensors that belong to one rank and to no layout
 _FILE = re.compile(r"rank_\d+/(model|optimizer|extra)\.safetensors|strategy/stage\d+\.json|state\.json")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """``strategy`` is the digest of the strategy; ``files`` are by path within the folder.
+    """The content of a manifest.
 
-    ``key``: where the key of the tensor files is; ``None``: they are not encrypted. ``digest``: of all the
-    rest, as ``digested`` makes it; ``mac``: of the rest and the digest, as ``manifest_mac.mac`` makes it with
-    that key.
+    ``world`` is the number of ranks, ``strategy`` the digest of the strategy; ``files`` are keyed by their
+    path within the folder. ``key`` says where the key of the tensor files is; ``None``: they are not
+    encrypted. ``digest`` covers all other fields except ``mac`` (see ``digested``); ``mac`` covers all of
+    them, the digest included (see ``manifest_mac.mac``).
     """
 
     world: int
@@ -56,18 +57,21 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def stated(manifest: Manifest) -> dict[str, Any]:
-    """What the file says, in its order."""
+    """Returns the JSON object that the file contains, its keys in the file's order."""
     files = {path: _set_fields(vars(manifest.files[path])) for path in sorted(manifest.files)}
     return {"format": FORMAT, "version": manifest.version, **_set_fields(vars(manifest)), "files": files}
 
 
 def canonical(manifest: Manifest) -> bytes:
-    """What it says, the same bytes for the same value."""
+    """Returns the manifest as canonical JSON: equal manifests give equal bytes."""
     return json.dumps(stated(manifest), sort_keys=True, separators=(",", ":")).encode()
 
 
 def digested(manifest: Manifest) -> Manifest:
-    """With the SHA-256 of all that it says; the MAC covers the digest too."""
+    """Returns ``manifest`` with its digest, the SHA-256 of all other fields except the MAC.
+
+    The MAC covers the digest too.
+    """
     bare = canonical(replace(manifest, digest=None, mac=None))
     return replace(manifest, digest=hashlib.sha256(bare).hexdigest())
 
@@ -77,14 +81,17 @@ def _set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ``ValueError`` unless the folder is complete: the manifest is there, each file has its size."""
+    """Returns the manifest of a complete folder.
+
+    Raises ``ValueError`` unless the manifest exists and each file that it lists exists at the listed size.
+    """
     manifest = parse_manifest(folder)
     check_files(folder, manifest)
     return manifest
 
 
 def parse_manifest(folder: Path) -> Manifest:
-    """What it says; nothing else is looked at. Raises ``ValueError``."""
+    """Returns the manifest without looking at any other file. Raises ``ValueError``."""
     path = folder / NAME
     if not folder.is_dir():
         raise ValueError(f"{folder}: no checkpoint: no such folder")
@@ -98,7 +105,7 @@ def parse_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Raises ``ValueError`` unless each file is there at its size."""
+    """Raises ``ValueError`` unless each listed file exists at its listed size."""
     for name, record in manifest.files.items():
         file = folder / name
         if not file.is_file():
@@ -187,22 +194,25 @@ def _place(key: Any) -> str | None:
 
 
 def rank_file(rank: int, file: str) -> str:
-    """Its path within the folder."""
+    """Returns the path of a rank's file within the checkpoint folder."""
     return f"rank_{rank}/{file}"
 
 
 def text_record(path: Path) -> FileRecord:
-    """Its digest is one that nobody can make another text for: these files have no seal of their own."""
+    """Returns the record of a text file.
+
+    Its digest is cryptographic (SHA-256), because a text file has no authentication tag of its own.
+    """
     return record_of(read_bytes(path))
 
 
 def record_of(data: bytes) -> FileRecord:
-    """That of a file of text with these bytes."""
+    """Returns the record of a text file with these bytes."""
     return FileRecord(len(data), hashlib.sha256(data).hexdigest(), {})
 
 
 def stamp(rank: int, world: int, strategy: str) -> dict[str, str]:
-    """What each file says of itself, so that one in another's place is noticed."""
+    """Returns the metadata that identifies a tensor file, so that a misplaced file is noticed."""
     return {
         "format": "pt",
         "launcher.rank": str(rank),

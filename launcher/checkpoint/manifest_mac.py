@@ -1,4 +1,4 @@
-"""Whether the manifest of an encrypted checkpoint is as somebody with the key wrote it."""
+"""The MAC of the manifest of an encrypted checkpoint: it proves that a holder of the key wrote it."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class Opened:
 
 
 def authentic(manifest: Manifest, key: bytes) -> Manifest:
-    """With its MAC."""
+    """Returns ``manifest`` with its MAC."""
     return replace(manifest, mac=mac(manifest, key))
 
 
 def mac(manifest: Manifest, key: bytes) -> str:
-    """HMAC-SHA256 of everything else that it says, hexadecimal.
+    """Returns the HMAC-SHA256 of all other fields of the manifest, in hexadecimal.
 
-    It covers every file: tensor files by their salt, the others by their SHA-256. It covers no more than the
-    folder: a whole older checkpoint in the place of a newer one is as authentic as it was, and says its own
-    step.
+    It covers every file: tensor files by their salt, the others by their SHA-256. It covers nothing outside
+    the folder: a complete older checkpoint in the place of a newer one still passes, but its state has its
+    own step.
     """
     said = canonical(replace(manifest, mac=None))
     return hmac.new(derived(key, b"", INFO, 32), said, hashlib.sha256).hexdigest()
 
 
 def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
-    """The key, if the checkpoint is encrypted.
+    """Returns the key if the checkpoint is encrypted, else ``None``.
 
-    Raises ``ValueError`` unless those whom ``trust`` names vouch for it.
+    Raises ``ValueError`` unless the manifest is authentic under a key that ``trust`` accepts.
     """
     path = folder / NAME
     if manifest.key is None:
@@ -71,14 +71,17 @@ def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
 
 
 def unvouched(folder: Path, trust: Trust) -> str:
-    """What to say of a checkpoint that has been read, and that nobody vouches for although there is a key."""
+    """Returns a remark for messages if the checkpoint is plain but ``trust`` names a key, else ``""``."""
     if trust.key is None or parse_manifest(folder).key is not None:
         return ""
     return "; it is not encrypted, nothing vouches for what it holds"
 
 
 def places(named: str | None, trust: Trust) -> tuple[str, ...]:
-    """Where to look for the key; the place that the manifest names counts only if nobody else names one."""
+    """Returns the places to look for the key, in order.
+
+    The place ``named`` by the manifest is used only if neither ``trust`` nor the environment names one.
+    """
     given = tuple(place for place in (trust.key, os.environ.get(ANOTHER)) if place)
     if given:
         return given
@@ -86,7 +89,10 @@ def places(named: str | None, trust: Trust) -> tuple[str, ...]:
 
 
 def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
-    """The first that is not another key by what the files say, which nobody has vouched for yet."""
+    """Returns the first key whose id is in the first tensor file, which is not authenticated yet.
+
+    Raises ``ValueError`` if no place has such a key.
+    """
     files = sorted(folder / name for name in manifest.files if name.startswith("rank_"))
     found = []
     for place in places:

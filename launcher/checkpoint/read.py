@@ -1,4 +1,4 @@
-"""Shards of any layout, read from a checkpoint of any other."""
+"""Reads the shards of any layout from a checkpoint that was saved in another."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from launcher.plan.values.trust import ANYONE, Trust
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint folder; its tensors stay on disk. ``key`` opens them, if they are encrypted.
+    """A complete checkpoint folder; its tensors stay on disk.
 
-    ``place`` is where the key was found.
+    ``key`` decrypts the tensors if they are encrypted; ``place`` is where the key was found.
     """
 
     folder: Path
@@ -61,15 +61,18 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
-    """Raises ``ValueError`` when the folder is incomplete, its parts do not fit, or its key is another.
+    """Opens a checkpoint folder and checks everything but its tensor files.
 
-    Of an encrypted one nothing is believed before the manifest's MAC has been found right. ``trust`` says
-    whose key that must be; names, shapes, digests and state can be read without any, not changed.
+    If the checkpoint is encrypted, nothing in it is used before the manifest's MAC has been verified.
+    ``trust`` says which key the MAC must be made with. Names, shapes, digests and the state are not secret:
+    they can be read without the key, but not changed.
+
+    Raises ``ValueError`` if the folder is incomplete, its files do not belong together, or the key is wrong.
     """
     manifest = parse_manifest(folder)
     secret = opened(folder, manifest, trust)
 
-    # what belongs to it, file by file
+    # the files must exist and belong together
     check_files(folder, manifest)
     strategy = _strategy(folder, manifest)
     _check_listed(folder, manifest, strategy)
@@ -77,7 +80,7 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
     if secret is None:
         return Checkpoint(folder, manifest, strategy, state)
 
-    # an older one in its place is as authentic as it was, but says its own step
+    # an older checkpoint moved to this name is still authentic, but its state has its own step
     named = step_of(folder)
     saved = state.get("step")
     if named is not None and named != saved:
@@ -87,7 +90,10 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
 
 
 def best_checkpoint(checkpoints: Path, trust: Trust = ANYONE) -> Path:
-    """The checkpoint that ``checkpoint.best`` has kept, as the newest one says. Raises ``ValueError``."""
+    """Returns the checkpoint that ``checkpoint.best`` has kept, which the newest one's state records.
+
+    Raises ``ValueError`` if no best step is recorded, or its checkpoint no longer exists.
+    """
     newest = latest(checkpoints, trust)
     results = {} if newest is None else open_checkpoint(newest, trust).state.get("results")
     step = results.get("best_step") if isinstance(results, dict) else None
@@ -113,16 +119,16 @@ def _strategy(folder: Path, manifest: Manifest) -> Strategy:
 
 
 def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
-    """Raises ``ValueError`` unless the files of a checkpoint of this ``strategy`` are listed, and no other.
+    """Raises ``ValueError`` unless the manifest lists exactly the files of a checkpoint of this ``strategy``.
 
-    Random states are of every rank, or of none: a checkpoint that was transformed or imported has none.
+    Random states exist for every rank or for none: a checkpoint that was transformed or imported has none.
     """
     files = manifest.files
     of_a_rank = rank_files(strategy)
     if any(name.endswith(f"/{EXTRA}") for name in files):
         of_a_rank += (EXTRA,)
 
-    # every file that it should have; no list is made, for a manifest may claim any number of ranks
+    # every expected file; lazily, because an untrusted manifest may claim any number of ranks
     wanted = chain(
         (STATE,),
         (f"strategy/{strategy_file.stage_file(stage)}" for stage in range(strategy.stages)),
@@ -132,7 +138,7 @@ def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
     if absent is not None:
         raise ValueError(f"{folder / NAME}: it does not list {absent}, which this checkpoint should have")
 
-    # and no other
+    # and no other file
     if len(files) > 1 + strategy.stages + manifest.world * len(of_a_rank):
         odd = next(name for name in files if not _belongs(name, of_a_rank, manifest.world))
         raise ValueError(f"{folder / NAME}: it lists {odd}, which is no file of this checkpoint")
@@ -157,16 +163,16 @@ def _state(path: Path, record: FileRecord) -> Mapping[str, Any]:
 
 
 def read_box(checkpoint: Checkpoint, name: str, box: Box, *, verify: bool = True) -> Blob:
-    """The elements of ``box`` (global indices) of tensor ``name``, an alias too, in memory of their own."""
+    """Returns a copy of the elements of ``box`` (global indices) of tensor ``name``; it may be an alias."""
     return Reader(checkpoint, verify=verify).box(name, box)
 
 
 def read_rank(
     checkpoint: Checkpoint, dst: Strategy, rank: int, *, kinds: tuple[Kind, ...] = KINDS, verify: bool = True
 ) -> dict[str, Blob]:
-    """All that ``rank`` of ``dst`` holds, copies and empty pieces included.
+    """Returns every piece that ``rank`` of ``dst`` holds, replicas and empty pieces included.
 
-    ``each`` does it one tensor at a time.
+    ``each`` reads the same one tensor at a time.
     """
     return dict(each(checkpoint, dst, rank, kinds=kinds, verify=verify))
 
@@ -180,9 +186,9 @@ def each(
     verify: bool = True,
     only: Container[str] | None = None,
 ) -> Iterator[tuple[str, Blob]]:
-    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own.
+    """Yields the name and the piece of each tensor that ``rank`` of ``dst`` holds, each in its own memory.
 
-    Tensors of other ``kinds`` need not match. ``only``: names to read, if not all.
+    Tensors of other ``kinds`` need not match. ``only`` limits the names to read. Raises ``ValueError``.
     """
     if not 0 <= rank < dst.grid.size:
         raise ValueError(f"rank {rank} is not in the strategy's world of {dst.grid.size}")
@@ -197,7 +203,7 @@ def each(
 
 
 def read_extra(checkpoint: Checkpoint, rank: int) -> dict[str, Blob]:
-    """What ``rank`` saved outside the layouts; nothing if no rank saved any."""
+    """Returns the tensors that ``rank`` saved outside the layouts, by name; empty if no rank saved any."""
     file = rank_file(rank, EXTRA)
     if file not in checkpoint.manifest.files:
         return {}
@@ -214,7 +220,10 @@ def read_extra(checkpoint: Checkpoint, rank: int) -> dict[str, Blob]:
 
 @dataclass(frozen=True)
 class _SavedTensor:
-    """What one rank saved of tensor ``name``: the bytes of ``slot`` in ``file``, a path within the folder."""
+    """The piece of tensor ``name`` that one rank saved: the bytes of ``slot`` in ``file``.
+
+    ``file`` is a path within the checkpoint folder.
+    """
 
     file: str
     name: str
@@ -222,7 +231,7 @@ class _SavedTensor:
 
 
 class Reader:
-    """Reads boxes; what a rank saved of a tensor is verified the first time that some of it is used."""
+    """Reads boxes, and verifies each saved piece the first time that some of it is read."""
 
     def __init__(self, checkpoint: Checkpoint, *, verify: bool = True) -> None:
         self.checkpoint = checkpoint
@@ -236,10 +245,10 @@ class Reader:
         self._header = lru_cache(maxsize=None)(partial(file_header, checkpoint))
 
     def beside(self, helper: Executor | None = None) -> Reader:
-        """Another, for use at the same time; what either has verified is verified for both.
+        """Returns another reader, for concurrent use. What one of them has verified counts for both.
 
-        ``helper``, of one thread, verifies what is being read: only when the last chunk has been used is it
-        known to be as it was written.
+        ``helper``, an executor with one thread, verifies pieces while they are read: damage is raised only
+        after the last chunk.
         """
         new = Reader(self.checkpoint, verify=self._verify)
         new._verified = self._verified
@@ -248,7 +257,7 @@ class Reader:
         return new
 
     def check_headers(self) -> None:
-        """Look at every file, before anything is done with any."""
+        """Checks the header of every file, before any tensor is read. Raises ``ValueError``."""
         files = rank_files(self.checkpoint.strategy)
         for rank in range(self.checkpoint.manifest.world):
             for file in files:
@@ -266,13 +275,13 @@ class Reader:
         return Blob.of(spec.dtype, spec.shape, data)
 
     def chunks(self, name: str, box: Box) -> Iterator[memoryview]:
-        """The bytes of a box, in order. All chunks share one buffer: use each before the next."""
+        """Yields the bytes of a box, in order. All chunks share one buffer: use each before the next."""
         dtype = self.checkpoint.strategy.entries[name].dtype
         yield from gathered(box, dtype, lambda part, out: self._fill(name, part, out))
         self._settle()
 
     def _fill(self, name: str, box: Box, out: npt.NDArray[Any]) -> None:
-        """Put what the ranks saved of ``box`` into ``out``."""
+        """Copies the elements of ``box`` into ``out`` from the pieces that the ranks saved."""
         entry = self.checkpoint.strategy.entries[name]
         kind = FILE_OF[entry.kind]
         for shard, both in overlapping_shards(entry.layout, box):
@@ -293,7 +302,7 @@ class Reader:
             self._under_way[tensor] = self._helper.submit(self._check, tensor, self._helpers_window)
 
     def _settle(self) -> None:
-        """Raises ``ValueError`` for what the helper has found damaged."""
+        """Waits for the helper's checks; raises ``ValueError`` if a piece is damaged."""
         under_way, self._under_way = self._under_way, {}
         for check in under_way.values():
             check.result()
@@ -307,7 +316,7 @@ class Reader:
 
 
 def check_digest(checkpoint: Checkpoint, file: str, name: str, found: str) -> None:
-    """Raises ``ValueError`` unless the manifest says the same of tensor ``name`` in ``file``."""
+    """Raises ``ValueError`` unless ``found`` is the manifest's digest of tensor ``name`` in ``file``."""
     wanted = checkpoint.manifest.files[file].tensors[name]
     if found != wanted:
         told = f"its digest is {found}, the manifest says {wanted}"
@@ -315,7 +324,10 @@ def check_digest(checkpoint: Checkpoint, file: str, name: str, found: str) -> No
 
 
 def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
-    """Raises ``ValueError`` unless the file is in its place and is what the strategy and the manifest say."""
+    """Reads the header of one rank's ``file``.
+
+    Raises ``ValueError`` unless the file belongs to this rank and matches the strategy and the manifest.
+    """
     manifest = checkpoint.manifest
     path = checkpoint.folder / rank_file(rank, file)
     record = manifest.files.get(rank_file(rank, file))
@@ -323,7 +335,7 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
         raise ValueError(f"{path}: it is not in the manifest, the strategy needs it")
     header = read_header(path, checkpoint.key)
 
-    # whose file it is, as it says itself
+    # the file's metadata must name this rank, world and strategy
     mark = stamp(rank, manifest.world, manifest.strategy)
     said = header.metadata
     if said != mark and said.keys() == mark.keys():
@@ -331,7 +343,7 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
         told = "; ".join(f"{key.removeprefix('launcher.')} {said[key]}, not {mark[key]}" for key in odd)
         raise ValueError(f"{path}: a file from another place: it says {told}")
 
-    # and whether it is the one that the manifest was written with
+    # it must be the file that the manifest was written with
     if said != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
         raise ValueError(f"{path}: its header is not the one that the manifest was written with")
     if checkpoint.key is not None and salt_of(path) != record.salt:

@@ -1,4 +1,4 @@
-"""Checkpoint folders: made complete in one step, found again, thinned out."""
+"""Checkpoint folders: committing a new one atomically, finding the newest, deleting old ones."""
 
 from __future__ import annotations
 
@@ -31,32 +31,39 @@ from launcher.untrusted.links import LINK
 
 STATE = "state.json"
 TRAINING = "training"
-"""The key in ``state.json`` of what tells a training from others in the same folder."""
+"""The key in ``state.json`` of the value that tells one training from another in the same folder."""
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
-    """``step-000100``, the final name."""
+    """Returns the final folder of a step, such as ``step-000100``."""
     return checkpoints / f"step-{step:06d}"
 
 
 def step_of(folder: Path) -> int | None:
-    """The step that its name says, if it says one."""
+    """Returns the step in the folder's name, or ``None``. Links are resolved first."""
     match = STEP.fullmatch(os.path.basename(os.path.realpath(folder)))
     return None if match is None else int(match[1])
 
 
 def partial(final: Path) -> Path:
-    """Where the ranks write before ``final`` exists."""
+    """Returns the folder that the ranks write to before ``final`` exists."""
     return final.with_name(f"{final.name}.partial")
 
 
 def commit(
     partial_folder: Path, final_folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]
 ) -> None:
-    """Make what the ranks wrote the newest checkpoint: called by one rank, after all have returned.
+    """Makes the files that the ranks wrote the newest checkpoint.
 
-    ``state`` is anything JSON can say. A checkpoint of the same name is replaced; that of another training
-    is renamed (``replaced-step-000100``). Until the last line a reader of ``latest`` finds the one before.
+    One rank calls this after ``write_rank`` has returned on all. A checkpoint of the same name is replaced if
+    it is of the same training, else renamed (``replaced-step-000100``). A reader of ``latest`` gets the
+    previous checkpoint until the last line.
+
+    Args:
+        partial_folder: The folder that the ranks wrote to, ``partial(final_folder)``.
+        final_folder: The checkpoint's folder, as ``step_folder`` names it.
+        records: The record of every rank.
+        state: Any value that JSON can represent.
     """
     seal(partial_folder, records, state)
     if complete(final_folder) and not _same_training(final_folder, state):
@@ -66,11 +73,11 @@ def commit(
 
 
 def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) -> None:
-    """Write what describes the whole, the manifest last; files of an earlier, interrupted attempt go."""
+    """Writes the state and, last, the manifest; deletes the files of an earlier, interrupted attempt."""
     _check_records(folder, records)
     first = records[0]
 
-    # what it says of itself, then what it consists of and nothing else
+    # the state, then the list of files; any other file is deleted
     write_text(folder / STATE, json.dumps(dict(state), indent=1, sort_keys=True) + "\n")
     files = {path: record for r in records for path, record in r.files.items()}
     files[STATE] = text_record(folder / STATE)
@@ -80,20 +87,20 @@ def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) 
         if size != record.size:
             raise ValueError(f"{folder}: {path} has {size} bytes, its rank wrote {record.size}")
 
-    # the manifest, which whoever has the key vouches for
+    # the manifest, with a MAC if the checkpoint is encrypted
     manifest = digested(Manifest(first.world, first.strategy, files, first.key))
     if first.key is not None:
         key = load_key(first.key)
         _check_keys(folder, key, records)
         manifest = authentic(manifest, key)
 
-    # last of all: with it the folder is complete
+    # last: the manifest makes the folder complete
     sync(folder)
     write_manifest(folder, manifest)
 
 
 def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
-    """Raises ``ValueError`` unless there is one of each rank, all under one strategy, with the same files."""
+    """Raises ``ValueError`` unless there is one record per rank, of one strategy and with the same files."""
     first = records[0]
     ranks = sorted(r.rank for r in records)
     if ranks != list(range(first.world)) or len({(r.world, r.strategy, r.key) for r in records}) > 1:
@@ -107,7 +114,7 @@ def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
 
 
 def _check_keys(folder: Path, key: bytes, records: Sequence[RankRecord]) -> None:
-    """One place on two machines may hold two keys."""
+    """Raises ``ValueError`` if a rank used another key: one place may hold different keys on two machines."""
     for record in records:
         for path in (p for p in record.files if p.startswith("rank_")):
             check_key(folder / path, key)
@@ -118,11 +125,14 @@ def _has_extra(record: RankRecord) -> bool:
 
 
 def point(folder: Path, key: str | None) -> None:
-    """Have ``latest`` name ``folder`` as the newest checkpoint; ``key``: where that of encrypted ones is."""
+    """Makes ``latest`` name ``folder`` as the newest checkpoint.
+
+    ``key`` says where the key of encrypted checkpoints is.
+    """
     home = folder.parent
     own = step_of(folder)
 
-    # the checkpoints of a higher step: a run that began anew has left them behind
+    # checkpoints of a higher step are older: a run that began anew left them behind
     older = {}
     for path in _steps(home):
         if own is None or int(path.name.removeprefix("step-")) <= own:
@@ -134,11 +144,13 @@ def point(folder: Path, key: str | None) -> None:
 
 
 def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
-    """The newest complete checkpoint, ``None`` if there is none.
+    """Returns the newest complete checkpoint, or ``None`` if there is none.
 
-    That is the one of the highest step, but for those that the file ``latest`` says are older than the one it
-    names. Raises ``ValueError`` when that file is damaged or, of encrypted checkpoints, unless those whom
-    ``trust`` names vouch for it. An older file in its place does no harm: what it does not know of is newer.
+    The newest checkpoint is the one of the highest step, except those that the file ``latest`` lists as older
+    than the one it names. An outdated file does no harm: a checkpoint that it does not list counts as newer.
+
+    Raises ``ValueError`` if that file is damaged or, for encrypted checkpoints, is not authentic under a key
+    that ``trust`` accepts.
     """
     complete_ones = _complete_steps(checkpoints)
     highest = next(complete_ones, None)
@@ -148,7 +160,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     if said is None:
         return highest[0]
 
-    # with a digest the file also says which checkpoints of a higher step are older; before it did not
+    # a file with a digest also lists the older checkpoints of a higher step; one without has a name alone
     newest = highest
     if said.digest is not None:
         candidates = chain((highest,), complete_ones)
@@ -165,13 +177,17 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
 
 
 def older(newest: Path) -> list[Path]:
-    """Complete checkpoints beside ``newest`` of a lower step, the highest first."""
+    """Returns the complete checkpoints beside ``newest`` that have a lower step, the highest step first."""
     step = step_of(newest) or 0
     return [path for path, _ in _complete_steps(newest.parent) if (step_of(path) or 0) < step]
 
 
 def passed_over(newest: Path) -> list[str]:
-    """Why checkpoints that should be newer than ``newest`` are not whole; a killed run leaves none such."""
+    """Returns why checkpoints of a higher step than ``newest`` are incomplete, one text each.
+
+    A killed run leaves no such checkpoint. It is also reported if ``latest`` names a folder that does not
+    exist.
+    """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     found = [why for why in map(_flaw, above) if why]
     said = latest_file.read(newest.parent)
@@ -189,7 +205,7 @@ def _flaw(folder: Path) -> str:
 
 
 def encrypted(folder: Path) -> str | None:
-    """Where the key of a complete checkpoint is, as its manifest says; ``None`` if it is not encrypted."""
+    """Returns where the manifest says the key is; ``None`` if the folder is incomplete or not encrypted."""
     manifest = _complete(folder)
     return None if manifest is None else manifest.key
 
@@ -206,10 +222,11 @@ def _complete(folder: Path) -> Manifest | None:
 
 
 def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, ...]:
-    """Delete complete checkpoints beyond the newest ``keep``; returns those deleted.
+    """Deletes complete checkpoints beyond the newest ``keep``; returns the deleted ones.
 
-    The last committed one stays, and that of the step ``best``, and those of another training, which
-    ``checkpoint.resume=never`` leaves in the folder.
+    The last committed one is kept, and so are the one of step ``best`` and those of another training, which
+    ``checkpoint.resume=never`` leaves in the folder. Raises ``ValueError`` if ``keep`` is less than 1 or
+    ``checkpoints`` is a link.
     """
     if keep < 1:
         raise ValueError(f"keep: {keep} would delete the checkpoint just written; keep at least 1")
@@ -217,10 +234,10 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
     if checkpoints.is_symlink():
         raise ValueError(f"{checkpoints}: {LINK}")
 
-    # what killed runs have left
+    # delete what killed runs have left behind
     for trash in checkpoints.glob("step-*.trash"):
         clear(trash)
-    for torn in checkpoints.glob(f".{LATEST}.*"):  # of a run that was killed while it renamed
+    for torn in checkpoints.glob(f".{LATEST}.*"):  # from a run that was killed before it renamed the file
         torn.unlink()
 
     last = _pointed(checkpoints)
@@ -234,7 +251,7 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
 
 
 def _same_training(folder: Path, state: Mapping[str, Any]) -> bool:
-    """Whether a complete checkpoint is of the same training as ``state``; false where nobody can tell."""
+    """Whether a complete checkpoint is of the same training as ``state``; false if it cannot be read."""
     try:
         return bool(_read_state(folder).get(TRAINING) == state.get(TRAINING))
     except (ValueError, OSError):
@@ -249,13 +266,13 @@ def _read_state(folder: Path) -> dict[str, Any]:
 
 
 def _free_name(folder: Path) -> Path:
-    """What a checkpoint is called once another training has saved the same step."""
+    """Returns an unused name for a checkpoint whose step another training has saved too."""
     names = (f"replaced-{folder.name}{suffix}" for suffix in chain([""], (f"-{n}" for n in count(2))))
     return next(path for path in map(folder.with_name, names) if not os.path.lexists(path))
 
 
 def _complete_steps(checkpoints: Path) -> Iterator[tuple[Path, Manifest]]:
-    """Highest step first."""
+    """Yields the complete checkpoints with their manifests, the highest step first."""
     for path in _steps(checkpoints):
         manifest = _complete(path)
         if manifest is not None:
@@ -263,7 +280,7 @@ def _complete_steps(checkpoints: Path) -> Iterator[tuple[Path, Manifest]]:
 
 
 def _steps(checkpoints: Path) -> list[Path]:
-    """Highest step first."""
+    """Returns the folders that are named after a step, the highest step first."""
     if not checkpoints.is_dir():
         return []
     matches = ((STEP.fullmatch(path.name), path) for path in checkpoints.iterdir())
@@ -272,7 +289,7 @@ def _steps(checkpoints: Path) -> list[Path]:
 
 
 def _pointed(checkpoints: Path) -> Path | None:
-    """What was committed last; nobody is asked to vouch for it."""
+    """Returns the checkpoint that was committed last, without verifying a MAC."""
     said = latest_file.read(checkpoints)
     if said is not None and complete(checkpoints / said.name):
         return checkpoints / said.name
@@ -280,7 +297,7 @@ def _pointed(checkpoints: Path) -> Path | None:
 
 
 def _sweep(folder: Path, keep: set[str]) -> None:
-    """Delete all other files, and folders that are empty then."""
+    """Deletes all files except ``keep`` (paths within ``folder``), and the folders that are then empty."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):

@@ -1,4 +1,4 @@
-"""Rows as aligned text."""
+"""Formats rows as a text table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns as wide as needed, those listed in ``right`` flush right, no trailing spaces.
+    """Returns ``rows`` as aligned text without trailing spaces; columns in ``right`` are right-aligned.
 
     >>> print(table(["name", "bytes"], [["a.weight", "12"], ["b", "4096"]], right=[1]))
     name      bytes

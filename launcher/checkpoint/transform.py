@@ -1,4 +1,4 @@
-"""A checkpoint in one layout, written again in another, in memory that does not grow with it."""
+"""Rewrites a checkpoint in another layout, in memory that does not grow with the model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from launcher.plan.values.trust import ANYONE, Trust
 
 @dataclass(frozen=True)
 class Report:
-    """``bytes_read`` counts tensor bytes.
+    """What a function of this package has written.
 
-    ``peak`` is the bytes kept in memory at once, whatever the model's size. ``left`` are the tensors that
-    were left out, where that was asked for.
+    ``bytes_read`` counts tensor bytes. ``peak`` is the most bytes kept in memory at once, whatever the size
+    of the model. ``left`` are the tensors that were left out, where the caller permitted that.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class Report:
 
 
 PEAK = 5 * CHUNK
-"""A worker's: a buffer to gather in, the stretch of source files mapped in, the one being verified."""
+"""Bytes that a worker keeps in memory: its buffer, and the source ranges mapped to read and to verify."""
 
 
 def transform(
@@ -47,16 +47,25 @@ def transform(
     workers: int = 1,
     trust: Trust = ANYONE,
 ) -> Report:
-    """Write the checkpoint ``src`` as ``dst``, laid out by ``target``.
+    """Writes the checkpoint ``src`` to ``dst`` in the layout ``target``.
 
-    Parameters, buffers, optimizer states and the state go along; random states of single ranks stay behind,
-    they fit one layout only. An encrypted source gives an encrypted ``dst``: ``key`` says where the key is,
-    if not where the source's is; ``trust`` says who must vouch for the source.
+    Parameters, buffers, optimizer states and the state are copied. Random states of single ranks are not:
+    they fit one layout only. If the source is encrypted, ``dst`` is encrypted too. Names, shapes and dtypes
+    of every file are checked before the first byte is written. ``dst`` appears when it is complete.
 
-    Names, shapes and dtypes of every file are checked before the first byte is written; ``workers`` ranks are
-    written at a time, each with a thread beside it that verifies what is read, all with one that syncs what
-    has been written; ``dst`` appears when complete. Raises ``ValueError`` for a source that is incomplete,
-    damaged or of other tensors, ``FileExistsError`` for a destination that is not empty.
+    Args:
+        src: The checkpoint to read.
+        dst: The folder to write.
+        target: The layout to write.
+        overwrite: Replace a checkpoint at ``dst``.
+        key: Where the key to encrypt ``dst`` with is; by default, where the source's key is.
+        workers: How many ranks are written at a time. Each has a thread that verifies what is read; one
+            thread for all of them syncs what has been written.
+        trust: Who must vouch for ``src``.
+
+    Raises:
+        ValueError: The source is incomplete, damaged or has other tensors than ``target``.
+        FileExistsError: The destination is not empty.
     """
     check_places(src, dst, overwrite)
     reader = Reader(open_checkpoint(src, trust))
@@ -73,7 +82,7 @@ def transform(
                 record = writer.write(lambda name, box: own.chunks(names[name], box))
             return record, own.bytes_read
 
-        # threads: all that takes time (copies, digests, writes, syncs) lets go of the interpreter
+        # threads suffice: all slow work (copies, digests, writes, syncs) releases the interpreter lock
         with ThreadPoolExecutor(workers) as pool:
             done = list(pool.map(write, range(target.grid.size)))
         behind.wait()
@@ -93,5 +102,5 @@ def check_places(src: Path, dst: Path, overwrite: bool) -> None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """By its manifest alone; it may be damaged."""
+    """Whether the folder has a manifest. The checkpoint may still be damaged."""
     return (folder / NAME).is_file()

@@ -1,4 +1,4 @@
-"""Checkpoints of any program, rewritten in another layout: as one of ours, or as one file a rank."""
+"""Rewrites a checkpoint of any program in another layout, as one of ours or as one file per rank."""
 
 from __future__ import annotations
 
@@ -32,19 +32,22 @@ from launcher.plan.values.layout import Layout
 from launcher.plan.values.trust import ANYONE, Trust
 
 STRATEGY = "strategy.json"
-"""How the rank files beside it are laid out."""
+"""The file beside rank files that describes their layout."""
 
 
 @dataclass(frozen=True)
 class RankFormat:
-    """One file a rank, ``rank_<k>/<prefix><k>.<suffix>``; with ``_part<stage>`` of a source of one stage."""
+    """How rank files are named: ``rank_<k>/<prefix><k>.<suffix>``.
+
+    ``_part<stage>`` is added to the prefix if the source is one pipeline stage alone.
+    """
 
     suffix: Literal["safetensors", "ckpt"]
     prefix: str
 
 
 def is_foreign(path: Path, strategy: str | None) -> bool:
-    """Whether ``path`` is what ``foreign`` reads. A checkpoint of ours that was never finished is not."""
+    """Whether ``foreign`` can read ``path``; false for an unfinished checkpoint of ours."""
     if is_checkpoint(path) or not path.exists():
         return False
     if strategy is None and any(path.glob("rank_*/model.safetensors")):
@@ -66,9 +69,9 @@ def to_checkpoint(
     key: str | None = None,
     workers: int = 1,
 ) -> Report:
-    """What ``foreign`` reads of ``src`` as the checkpoint ``dst`` of step 0. Raises as ``transform`` does.
+    """Writes a foreign checkpoint ``src`` as our checkpoint ``dst`` of step 0. Raises as ``transform`` does.
 
-    ``left`` of the report are the entries that are no tensors.
+    The report's ``left`` are the entries of ``src`` that are not tensors.
     """
     check_apart(src, dst)
     found, target = aimed(src, to, strategy)
@@ -80,7 +83,10 @@ def to_checkpoint(
 def aimed(
     src: Path, to: StrategyInput | Layouts, strategy: str | None, *, verify: bool = True
 ) -> tuple[Foreign, Strategy]:
-    """What is at ``src``, and the layout asked for, with whole copies of what the strategies do not list."""
+    """Opens ``src`` and returns it with the requested layout.
+
+    Tensors that the strategies do not list are in the layout as full tensors on every rank.
+    """
     stage = None
     if not callable(to) and strategy is not None and src.is_dir():
         files = {rank: open_source(path, verify=False).specs for rank, path in rank_paths(src).items()}
@@ -93,7 +99,7 @@ def aimed(
     target = laid_out(to, found.strategy)
     match(found.strategy, target)
 
-    # what the strategies do not list, whole on every rank
+    # tensors that the strategies do not list are full on every rank
     specs = found.whole().specs if found.loose else {}
     loose = {
         n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype)
@@ -113,7 +119,10 @@ def to_rank_files(
     workers: int = 1,
     trust: Trust = ANYONE,
 ) -> Report:
-    """As MindSpore's ``transform_checkpoints``, from ``src`` of any kind; the layout is beside the files."""
+    """Writes one file per rank, as MindSpore's ``transform_checkpoints`` does, from a ``src`` of any kind.
+
+    The layout is written to ``strategy.json`` beside the rank folders.
+    """
     check_rank_places(src, dst, overwrite)
     made = writer(src, to, strategy, trust=trust)
     after = made.after
@@ -130,7 +139,10 @@ def writer(
     trust: Trust = ANYONE,
     verify: bool = True,
 ) -> RankConversion:
-    """What makes the file of a rank; everything is checked, checksums of others' files only if ``verify``."""
+    """Returns the conversion that writes the file of each rank.
+
+    Everything is checked first; checksums of foreign files only if ``verify``.
+    """
     if not is_foreign(src, strategy):
         if strategy is not None:
             raise ValueError(
@@ -140,7 +152,7 @@ def writer(
     if src.is_dir() and form_of(src) == "mindspore":
         return of_rank_folders(src, _given(strategy), to, verify=verify)
 
-    # whole tensors, of which each rank gets its pieces
+    # the source has full tensors; each rank reads its pieces of them
     found = foreign(src, _path(strategy), verify=verify)
     after = laid_out(to, found.strategy)
     names = match(found.strategy, after)
@@ -164,7 +176,7 @@ def check_rank_places(src: Path, dst: Path, overwrite: bool) -> None:
 
 
 def check_free_for_ranks(dst: Path, overwrite: bool) -> None:
-    """The same without knowing the source."""
+    """Raises as ``check_rank_places`` does for ``dst`` alone."""
     check_destination(dst, overwrite, lambda path: any(path.glob("rank_*")), "folder of rank files")
 
 

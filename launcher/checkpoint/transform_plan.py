@@ -1,4 +1,4 @@
-"""What a transform will read, before anything is written."""
+"""Plans a transform: which rank of the destination reads what from which file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from launcher.plan.values.trust import ANYONE, Trust
 
 @dataclass(frozen=True)
 class Source:
-    """What ``rank`` of the destination takes from one file of the source, by its path within the folder."""
+    """What ``rank`` of the destination reads from one file of the source.
+
+    ``file`` is a path within the source's folder; ``tensors`` is how many tensors are read from it.
+    """
 
     rank: int
     file: str
@@ -38,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Span:
-    """``nbytes`` of tensor ``name`` of the source, all between bytes ``start`` and ``stop`` of the file."""
+    """``nbytes`` of the source's tensor ``name``, all between bytes ``start`` and ``stop`` of ``file``."""
 
     file: str
     name: str
@@ -49,10 +52,11 @@ class Span:
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """``nbytes`` are read, and written; verifying reads them once more.
+    """What a transform will read and write.
 
-    ``peak`` is the bytes kept in memory at once. ``sources`` are by rank, then by file; ``names`` are the
-    source's by the destination's.
+    ``nbytes`` are read and written; verifying reads the source once more. ``peak`` is the most bytes kept in
+    memory at once. ``sources`` are ordered by rank, then by file; ``names`` maps each name in the destination
+    to that in the source.
     """
 
     checkpoint: Checkpoint
@@ -63,7 +67,7 @@ class TransformPlan:
     peak: int
 
     def spans(self, rank: int) -> Iterator[Span]:
-        """Which bytes of which file ``rank`` of the destination reads, tensor by tensor."""
+        """Yields the bytes that ``rank`` of the destination reads, one span per tensor and file."""
         header = lru_cache(maxsize=None)(partial(file_header, self.checkpoint))
         boxes = {n: box for of_file in saved_boxes(self.target, rank).values() for n, box in of_file.items()}
         for name, box in boxes.items():
@@ -72,7 +76,7 @@ class TransformPlan:
             size = ITEMSIZE[entry.dtype]
             file = FILE_OF[entry.kind]
 
-            # from the first to the last element in each piece that the source has of it
+            # from the first to the last element of each of the source's pieces that is needed
             for piece, both in overlapping_shards(entry.layout, box):
                 base = header(piece.rank, file).entries[source].start
                 first, last = _ends(both.within(piece.box), piece.box.shape)
@@ -85,7 +89,7 @@ class TransformPlan:
                 )
 
     def text(self, limit: int = 50) -> str:
-        """For people; the table has at most ``limit`` rows."""
+        """Returns a readable summary; its table has at most ``limit`` rows."""
         before = _counted(self.checkpoint.strategy.grid.size, "rank")
         after = _counted(self.target.grid.size, "rank")
         size, peak = bytes_text(self.nbytes), bytes_text(self.peak)
@@ -99,7 +103,7 @@ class TransformPlan:
         return head + table(["rank", "reads", "tensors", "bytes"], rows, right=[0, 2, 3]) + "\n" + rest
 
     def detail(self, limit: int = 50) -> str:
-        """Tensor by tensor, the stretch of its file that each rank looks at; at most ``limit`` rows."""
+        """Returns a table of every rank's ``spans``, at most ``limit`` rows."""
         every = ((rank, span) for rank in range(self.target.grid.size) for span in self.spans(rank))
         rows = [
             [str(rank), s.file, s.name, str(s.start), str(s.stop), str(s.nbytes)]
@@ -111,9 +115,9 @@ class TransformPlan:
 
 
 def plan_transform(src: Path, target: Strategy, *, workers: int = 1, trust: Trust = ANYONE) -> TransformPlan:
-    """What ``transform`` to ``target`` will do.
+    """Returns what ``transform`` to ``target`` will do.
 
-    Everything is checked that is checked there; raises as it does.
+    It checks the source as ``transform`` does, and raises as that does.
     """
     checkpoint = open_checkpoint(src, trust)
     names = match(checkpoint.strategy, target)
@@ -124,7 +128,10 @@ def plan_transform(src: Path, target: Strategy, *, workers: int = 1, trust: Trus
 
 
 def sources(src: Strategy, dst: Strategy, names: Mapping[str, str]) -> tuple[Source, ...]:
-    """From the strategies alone; tensors that lie alike on both sides are worked out once."""
+    """Returns what each rank of ``dst`` reads from each file of ``src``, ordered by rank.
+
+    It needs the strategies alone. Tensors with equal layouts on both sides are computed once.
+    """
     count: Counter[tuple[Layout, Layout, str]] = Counter()
     width: Counter[tuple[Layout, Layout, str]] = Counter()
     for name, theirs in names.items():
@@ -142,13 +149,17 @@ def sources(src: Strategy, dst: Strategy, names: Mapping[str, str]) -> tuple[Sou
 
 
 def _summed(world: int, groups: list[tuple[Layout, Layout, int, int]], file: str) -> list[Source]:
-    """Each group is two layouts, how many tensors lie so, and the bytes of one element of each."""
+    """Returns the sources of one kind of ``file``, summed over ``groups`` of tensors.
+
+    A group is the source layout, the destination layout, how many tensors have both, and the sum of the sizes
+    in bytes of one element of each. ``world`` is the number of the source's ranks.
+    """
     pairs = [overlaps(a, b) for a, b, _, _ in groups]
     keys = np.concatenate([p.dst * world + p.src for p in pairs])
     sizes = np.concatenate([p.elements * width for p, (_, _, _, width) in zip(pairs, groups, strict=True)])
     counts = np.concatenate([np.full(len(p.src), n) for p, (_, _, n, _) in zip(pairs, groups, strict=True)])
 
-    # added up for each pair of ranks
+    # sum for each pair of a source and a destination rank
     some, inverse = np.unique(keys, return_inverse=True)
     nbytes = np.zeros_like(some)
     tensors = np.zeros_like(some)
@@ -159,7 +170,7 @@ def _summed(world: int, groups: list[tuple[Layout, Layout, int, int]], file: str
 
 
 def _ends(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Row-major positions of the first and the last element of ``box`` in a tensor of ``shape``."""
+    """Returns the row-major positions of the first and last element of ``box`` in a tensor of ``shape``."""
     first = last = 0
     for lo, hi, n in zip(box.lo, box.hi, shape, strict=True):
         first, last = first * n + lo, last * n + hi - 1

@@ -1,4 +1,4 @@
-"""Whether a checkpoint on disk is still what was written."""
+"""Verifies that a checkpoint on disk is what was written."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from launcher.plan.values.trust import ANYONE, Trust
 
 
 def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:
-    """Every complaint, each naming its file; none when all is well. Reads the whole checkpoint.
+    """Reads the whole checkpoint and returns every problem, each naming its file; empty if there is none.
 
-    ``trust`` says who must vouch for it.
+    ``trust`` says who must vouch for the checkpoint.
     """
     try:
         checkpoint = open_checkpoint(folder, trust)
@@ -29,7 +29,7 @@ def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:
 
 
 def damaged(folder: Path, trust: Trust, part: int, parts: int) -> list[str]:
-    """The complaints about every ``parts``-th file of tensors, from the ``part``-th on; 0 is the first."""
+    """Returns the problems of every ``parts``-th tensor file, starting with file number ``part`` (from 0)."""
     try:
         checkpoint = open_checkpoint(folder, trust)
     except (ValueError, OSError) as error:
@@ -49,7 +49,7 @@ def _strays(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
-    """Tensors whose shards do not make the whole."""
+    """Yields the tensors whose shards do not tile the full tensor."""
     for name, entry in checkpoint.strategy.entries.items():
         found = untiled(entry.layout.shape, [shard.box for shard in saved_shards(entry.layout)])
         if found:

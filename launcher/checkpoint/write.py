@@ -1,4 +1,4 @@
-"""One rank's files of a checkpoint."""
+"""Writes the files of one rank of a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 
 Chunks = Callable[[str, Box], Iterable[memoryview]]
-"""The bytes of a box of the tensor of this name, in order; a chunk may be reused after."""
+"""Returns the bytes of a box of the named tensor, in order; the next chunk may overwrite a chunk."""
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What ``rank`` wrote, for ``commit``; ``strategy`` is a digest, ``files`` are by path within the folder.
+    """What ``rank`` wrote, for ``commit``.
 
-    ``key`` says where the key is that the files are encrypted with.
+    ``strategy`` is the digest of the strategy; ``files`` are keyed by their path within the folder. ``key``
+    says where the key is that the files are encrypted with; ``None``: they are not encrypted.
     """
 
     rank: int
@@ -48,11 +49,21 @@ def write_rank(
     extra: Mapping[str, Blob] | None = None,
     key: str | None = None,
 ) -> RankRecord:
-    """Save this rank's share of what it holds: ``tensors`` are its pieces by first name, copies included.
+    """Saves this rank's share of a checkpoint: the pieces that no lower rank saves.
 
-    ``extra`` (random states, say) belongs to no layout and comes back to the same rank only.
-    ``folder`` is ``partial(final)``; ``commit`` makes it a checkpoint once every rank has returned.
-    Everything is checked first.
+    Everything is checked before anything is written. ``commit`` makes the folder a checkpoint once every rank
+    has returned.
+
+    Args:
+        folder: ``partial(final)`` of the checkpoint.
+        rank: This rank.
+        strategy: The layouts of all tensors.
+        tensors: All pieces that this rank holds, by first name, replicas included.
+        extra: Tensors outside every layout, such as random states; only the same rank reads them back.
+        key: Where the key to encrypt the files with is; ``None`` writes plain files.
+
+    Raises:
+        ValueError: ``tensors`` are not the pieces that ``strategy`` gives to ``rank``.
     """
     writer = RankWriter(folder, rank, strategy, key)
     writer.check({name: blob.spec for name, blob in tensors.items()})
@@ -60,7 +71,7 @@ def write_rank(
 
 
 def in_memory(tensors: Mapping[str, Blob]) -> Chunks:
-    """The chunks of boxes that are in memory already, each as the blob of its name."""
+    """Returns the chunks of pieces that are in memory: ``tensors`` has the blob of each name."""
     return lambda name, _: sliced(tensors[name].data)
 
 
@@ -68,8 +79,8 @@ def in_memory(tensors: Mapping[str, Blob]) -> Chunks:
 class RankWriter:
     """Writes the files of one ``rank`` of ``strategy`` into ``folder``, which is ``partial(final)``.
 
-    ``key`` says where the key is to encrypt them with. They are on the disk when ``write`` returns, or, with
-    ``behind``, when that is done.
+    ``key`` says where the key to encrypt them with is. The files are synced to disk when ``write`` returns
+    or, with ``behind``, when that has done its work.
     """
 
     folder: Path
@@ -80,11 +91,14 @@ class RankWriter:
 
     @cached_property
     def boxes(self) -> dict[str, dict[str, Box]]:
-        """What this rank saves, by file."""
+        """The boxes that this rank saves: by file, then by name."""
         return saved_boxes(self.strategy, self.rank)
 
     def check(self, tensors: Mapping[str, TensorSpec]) -> None:
-        """Raises ``ValueError`` unless they are what the rank holds, copies included, by first name."""
+        """Raises ``ValueError`` unless ``tensors`` are all pieces that the rank holds, by first name.
+
+        Replicas are included.
+        """
         if not 0 <= self.rank < self.strategy.grid.size:
             raise ValueError(f"rank {self.rank} is not in the strategy's world of {self.strategy.grid.size}")
         found = [*_flaws(self.rank, self.strategy, tensors)]
@@ -92,7 +106,10 @@ class RankWriter:
             raise ValueError(f"rank {self.rank} cannot be saved:\n" + "\n".join(f"  {f}" for f in found))
 
     def write(self, chunks: Chunks, extra: Mapping[str, Blob] | None = None) -> RankRecord:
-        """Nothing is checked here; what was written goes when it fails. ``extra`` is as in ``write_rank``."""
+        """Writes the files without checking ``chunks``; on failure what was written is deleted.
+
+        ``extra`` is as in ``write_rank``.
+        """
         home = self.folder / f"rank_{self.rank}"
         do = now if self.behind is None else self.behind.do
         with _gone_if_it_fails(home):
@@ -101,7 +118,7 @@ class RankWriter:
             stream = partial(write_stream, metadata=mark, key=secret, behind=self.behind)
             files: dict[str, FileRecord] = {}
 
-            # what the strategy puts here, one file for each kind
+            # the pieces that this rank saves, in one file per kind
             every = {name: box for boxes in self.boxes.values() for name, box in boxes.items()}
             for file, boxes in self.boxes.items():
                 specs = {
@@ -111,14 +128,14 @@ class RankWriter:
                 done = stream(home / file, specs, lambda name: chunks(name, every[name]))
                 files[rank_file(self.rank, file)] = done
 
-            # what belongs to this rank alone
+            # the tensors that belong to this rank alone
             alone = extra or {}
             if alone:
                 specs = {name: blob.spec for name, blob in alone.items()}
                 done = stream(home / EXTRA, specs, lambda name: sliced(alone[name].data))
                 files[rank_file(self.rank, EXTRA)] = done
 
-            # the names of these files, after the files
+            # sync the folder's entries after the files themselves
             do(partial(sync, home))
 
             # the strategy, once for all ranks
@@ -130,7 +147,7 @@ class RankWriter:
 
 @contextmanager
 def _gone_if_it_fails(folder: Path) -> Iterator[None]:
-    """Around what fills ``folder``."""
+    """Makes ``folder`` for the block to fill; deletes it if the block raises."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
@@ -142,7 +159,7 @@ def _gone_if_it_fails(folder: Path) -> Iterator[None]:
 def saved_boxes(
     strategy: Strategy, rank: int, files: Collection[str] | None = None
 ) -> dict[str, dict[str, Box]]:
-    """What each of these ``files`` of ``rank`` holds, of all that it has unless some are named."""
+    """Returns the boxes that ``rank`` saves, by file, then by name; ``files`` limits the files to return."""
     homes = []
     for grid, of_grid in strategy.homes.items():
         where = grid.coords(rank)
@@ -161,13 +178,16 @@ def saved_boxes(
 
 
 def rank_files(strategy: Strategy) -> tuple[str, ...]:
-    """The file of a kind is there on every rank, or on none if no tensor is of it; the model's always is."""
+    """Returns the tensor files that every rank has.
+
+    Every rank has the file of a kind if any tensor is of that kind; the model's file always exists.
+    """
     return tuple(dict.fromkeys(FILE_OF[kind] for kind in ("param", *strategy.kinds)))
 
 
 def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
-    """Why ``tensors`` are not what ``rank`` holds."""
-    # names that only one side has
+    """Yields the reasons why ``tensors`` are not what ``rank`` holds."""
+    # names that only the strategy or only the argument has
     held = strategy.held(rank)
     absent = sorted(held.keys() - tensors.keys())
     if absent:

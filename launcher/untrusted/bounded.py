@@ -1,4 +1,4 @@
-"""Bounds of time and memory around what a stranger's text has this process do."""
+"""Limits on the time and memory that processing untrusted text may take."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from types import FrameType
 
 
 class TooLong(Exception):
-    """The time is up."""
+    """The block ran longer than its time limit."""
 
 
 @contextmanager
 def bounded(seconds: float, nbytes: int) -> Iterator[None]:
-    """The block may take so long, and so much more memory than there is now.
+    """Limits the block to ``seconds`` and to ``nbytes`` of memory beyond what the process has now.
 
-    Raises ``TooLong`` and ``MemoryError``. Time is bounded in the main thread, between operations of Python:
-    one that takes long by itself must be refused otherwise.
+    Raises ``TooLong`` or ``MemoryError``. Time is limited in the main thread only, and only between Python
+    operations: a single operation that takes too long must be refused by other means.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = _address_space() + nbytes

@@ -1,4 +1,4 @@
-"""Files that somebody else may have made: regular, of bounded size and depth, opened so that none blocks."""
+"""Reads untrusted files: only regular ones, of bounded size and nesting, opened without blocking."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO, NoReturn
 
 TEXT = 32 << 20
-"""Bytes of a file that lists tensors or settings: twice what the largest published model needs.
+"""The most bytes of a file that lists tensors or settings: twice what the largest published model needs.
 
-That is Kimi K2 with its 140 000 tensors: 100 to 140 bytes each in the index and in the 61 headers.
+That model is Kimi K2 with 140 000 tensors: each takes 100 to 140 bytes in the index and in the 61 headers.
 """
-DIMS = 64  # of a tensor, as torch and numpy have it
+DIMS = 64  # the most dims that a tensor may have, the limit of torch and numpy
 DEPTH = 64
-"""Levels of JSON; none of the formats that are read has more than ten."""
+"""The most levels that JSON may nest; no format that is read here has more than ten."""
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -32,7 +32,7 @@ _BRIEF.maxlong = _BRIEF.maxstring
 
 
 class RefusedFile(OSError, ValueError):
-    """A file that is not read: ``filename`` says which, ``strerror`` why."""
+    """Raised for a file that is not read: ``filename`` is its path, ``strerror`` the reason."""
 
     def __init__(self, path: object, why: str) -> None:
         super().__init__(errno.EINVAL, why, str(path))
@@ -45,7 +45,7 @@ class RefusedFile(OSError, ValueError):
 
 
 def irregular(path: str | os.PathLike[str]) -> str | None:
-    """What there is at ``path`` instead of a file or a folder, in words; ``None`` where that is not so."""
+    """Describes what is at ``path`` if it is a pipe, a socket or a device; ``None`` for anything else."""
     try:
         return _kind(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -53,24 +53,24 @@ def irregular(path: str | os.PathLike[str]) -> str | None:
 
 
 def stands(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a file, or what is refused in the place of one when it is opened."""
+    """Whether ``path`` is a file, or a pipe, socket or device, which ``opened`` refuses."""
     return os.path.isfile(path) or irregular(path) is not None
 
 
 def check(path: str | os.PathLike[str], most: int | None = None) -> None:
-    """Raises as ``opened`` does."""
+    """Opens the file and closes it again; raises as ``opened`` does."""
     opened(path, most).close()
 
 
 def opened(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
-    """For reading.
+    """Opens a file for reading.
 
-    Raises ``OSError``: also for what is no regular file, and for one of more than ``most`` bytes.
+    Raises ``OSError``, also if it is not a regular file or has more than ``most`` bytes.
     """
-    _check_kind(path, os.stat(path).st_mode)  # first: to open a device can do something to it
+    _check_kind(path, os.stat(path).st_mode)  # before opening it: opening a device can have side effects
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        status = os.fstat(fd)  # again: it may be another since
+        status = os.fstat(fd)  # again: the file may have been replaced since
         _check_kind(path, status.st_mode)
         if most is not None and status.st_size > most:
             raise RefusedFile(path, f"{status.st_size} bytes; at most {most} are read")
@@ -81,11 +81,11 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = TEXT) -> bytes:
-    """All of it. Raises as ``opened`` does."""
+    """Returns the content of the file. Raises as ``opened`` does."""
     with opened(path, most) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1)
-        while len(data) > size:  # those below /proc say that they have none, others grow
+        while len(data) > size:  # files below /proc report size 0, others may grow while they are read
             if len(data) > most:
                 raise RefusedFile(path, f"more than {most} bytes, which are all that is read")
             size = 2 * len(data)
@@ -94,20 +94,20 @@ def read_bytes(path: str | os.PathLike[str], most: int = TEXT) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], most: int = TEXT) -> str:
-    """Raises as ``opened`` does, and ``UnicodeDecodeError``."""
+    """Returns the file's text. Raises as ``opened`` does, and ``UnicodeDecodeError``."""
     return read_bytes(path, most).decode()
 
 
 def read_json(path: str | os.PathLike[str], most: int = TEXT, *, unique: bool = False) -> Any:
-    """What the file says. Raises as ``opened`` and ``parsed`` do."""
+    """Returns the file's JSON as a value. Raises as ``opened`` and ``parsed`` do."""
     return parsed(read_text(path, most), unique=unique)
 
 
 def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> Any:
-    """What JSON says.
+    """Parses JSON.
 
-    Raises ``ValueError``: ``JSONDecodeError`` or ``UnicodeDecodeError`` for what is none, and for what is
-    nested too deeply; another with ``unique`` for a key that is listed twice, with ``finite`` for NaN.
+    Raises ``JSONDecodeError`` or ``UnicodeDecodeError`` if ``text`` is not JSON or is nested too deeply, and
+    ``ValueError`` for a repeated key if ``unique``, for NaN or an infinity if ``finite``.
     """
     pairs = _once if unique else None
     constant = _none if finite else None
@@ -120,7 +120,7 @@ def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> 
             raise
         raise json.JSONDecodeError("a number of more digits than Python reads", "", 0) from None
 
-    # level by level: what Python can parse, a later reader may not be able to walk
+    # level by level: the parser may accept a nesting that is too deep for code that walks the value later
     level = [value] if _nests(value) else []
     for _ in range(DEPTH):
         if not level:
@@ -130,7 +130,7 @@ def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> 
 
 
 def brief(value: Any) -> str:
-    """A value of a file as a message has it, however long or deep it is."""
+    """Returns the ``repr`` of a value from a file, shortened so that it fits in a message."""
     return _BRIEF.repr(value)
 
 

@@ -1,4 +1,4 @@
-"""Files that are written below a folder that somebody else may have made, and never through a link."""
+"""Writes files below an untrusted folder, never through a symbolic link."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LINK = "a link, which is not followed: what it leads to may be somebody's; remov
 
 
 def open_below(folder: Path, name: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """A descriptor of the file ``name`` of ``folder``, which may itself be reached through links.
+    """Opens the file ``name`` of ``folder`` and returns its descriptor. ``folder`` itself may be a link.
 
-    Raises ``RefusedFile`` for a link in the place of the file, or on the way from ``folder`` to it.
+    Raises ``RefusedFile`` if the file, or a folder between ``folder`` and it, is a link.
     """
     path = Path(name)
     *above, last = path.parts
@@ -42,7 +42,7 @@ def _opened(path: Path, name: str, flags: int, folder: int, mode: int = 0o666) -
 
 
 def links(folder: Path) -> Iterator[Path]:
-    """Links in ``folder`` and below; it itself, if it is one."""
+    """Yields the links in ``folder`` and below; only ``folder`` itself if it is a link."""
     if folder.is_symlink():
         yield folder
         return

@@ -1,4 +1,4 @@
-"""Pickles of bounded cost: plain data, whose tuples and keys are small, made by the reader in Python."""
+"""Reads untrusted pickles of plain data at bounded cost, with Python's own (not the C) unpickler."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from io import BytesIO
 from typing import Any, ClassVar
 
 TUPLE = 1000
-"""Values in a tuple and in the tuples in it, each as often as reached: so Python hashes and compares."""
+"""The most values in a tuple; nested ones count each time they occur, as hashing and comparing visit them."""
 MADE = 5
-"""Bytes of a stream for each thing that it makes or marks for later, at least: real ones have six or more."""
-SMALL = 1 << 60  # whole numbers below it cannot be made to collide in a dictionary
+"""The fewest bytes of a stream per object that it makes or memoizes; real streams have six or more."""
+SMALL = 1 << 60  # integers below it cannot be chosen so that they collide in a dictionary
 
 _OPCODES = [
     # the stream, the stack and the memo
@@ -26,25 +26,25 @@ _OPCODES = [
     pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3,
     pickle.EMPTY_LIST, pickle.LIST, pickle.APPEND, pickle.APPENDS,
     pickle.EMPTY_DICT, pickle.DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_SET, pickle.ADDITEMS,
-    # names, and what is made of them
+    # names, and the objects that are made from them
     pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD, pickle.BINPERSID,
 ]  # fmt: skip
-"""What data needs, without those that ask for memory in advance or look things up elsewhere."""
+"""The opcodes that data needs; none of them allocates memory in advance or looks things up elsewhere."""
 
 
 _DISPATCH: dict[int, Any] = pickle._Unpickler.dispatch
 
 
 class RefusedPickle(ValueError):
-    """It asks for something that is not plain data, or for more than its size can need."""
+    """Raised for a pickle that is not plain data, or that makes more objects than its size can need."""
 
 
 class Bounded(pickle._Unpickler):
-    """Time and memory are those of the stream's length.
+    """An unpickler whose time and memory are linear in the length of the stream.
 
-    A subclass says in ``find_class`` which names there are, in ``keys`` of which types a key may be besides
-    small numbers. The reader is that in Python: its memo is a mapping, which no number in the stream makes
-    large.
+    A subclass lists the names that it allows in ``find_class``, and in ``keys`` the types that a key may have
+    besides small integers. The base is Python's own unpickler: its memo is a mapping, so a large index in the
+    stream does not make it large.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {code[0]: _DISPATCH[code[0]] for code in _OPCODES}
@@ -157,7 +157,7 @@ class Bounded(pickle._Unpickler):
 
 
 def _small(value: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Raises ``RefusedPickle`` for one that is long when all tuples in it are written out, or deep."""
+    """Returns ``value``; raises ``RefusedPickle`` if it and the tuples in it have too many values."""
     left = TUPLE
     found = list(value[: TUPLE + 1])
     while found:

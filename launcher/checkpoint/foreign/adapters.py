@@ -1,4 +1,4 @@
-"""Low-rank adapters in a checkpoint: added to the weights that they are beside, or as a folder of PEFT."""
+"""Exports the low-rank adapters of a checkpoint, added to their weights or as a PEFT folder."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from launcher.plan.values.trust import ANYONE, Trust
 A, B = ".lora_A", ".lora_B"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""Of names in PEFT's files, before those of the model."""
+"""The prefix that PEFT's files put before the model's names."""
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """Those of a run: ``scale`` is what their products count, alpha over rank.
+    """The settings of a run's adapters. ``scale``, the factor of their products, is alpha over rank.
 
-    ``wide``: the dtype that weights kept in half precision are written in, where adapters are added.
+    ``wide`` is the dtype in which half-precision weights are written when adapters are added to them.
     """
 
     rank: int
@@ -47,17 +47,17 @@ class Adapters:
 
 
 def modules(strategy: Strategy) -> tuple[str, ...]:
-    """First names of the modules that have one."""
+    """Returns the first names of the modules that have an adapter."""
     return tuple(n.removesuffix(A) for n in strategy.only("param").entries if n.endswith(A))
 
 
 def bases(strategy: Strategy) -> dict[str, str]:
-    """The module of each weight that an adapter is beside, by the first name of the weight."""
+    """Returns the module of each weight that has an adapter, by the first name of the weight."""
     return {strategy.named[f"{module}.weight"]: module for module in modules(strategy)}
 
 
 def merged(strategy: Strategy, adapters: Adapters) -> dict[str, Entry]:
-    """Parameters and buffers that are left when adapters are added to their weights, as they are written."""
+    """Returns the parameters and buffers without the adapters, with the dtypes that they are written in."""
     beside = {f"{module}{end}" for module in modules(strategy) for end in (A, B)}
     entries = strategy.only("param", "buffer").entries
     return {n: replace(e, dtype=_written(e, adapters)) for n, e in entries.items() if n not in beside}
@@ -74,10 +74,10 @@ def chunks(
     read_from: Mapping[str, str],
     part: Box | None = None,
 ) -> Iterator[memoryview]:
-    """All bytes of a tensor, or of ``part`` of it, in order, with its adapter added where it has one.
+    """Yields all bytes of a tensor, or of ``part`` of it, in order; its adapter, if it has one, is added.
 
-    ``adapters``: ``None`` where none are to be added; else bytes are in the dtypes of ``merged``.
-    ``read_from``: where each is, as ``sources`` has it.
+    If ``adapters`` is ``None``, none are added; otherwise bytes are in the dtypes that ``merged`` returns.
+    ``read_from`` is what ``sources`` returns.
     """
     strategy = reader.checkpoint.strategy
     entry = strategy.entries[name]
@@ -115,9 +115,10 @@ def write_peft(
     averaged: bool = False,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
-    """The adapters of ``src`` alone, as ``PeftModel.from_pretrained`` reads them; ``base``: of what model.
+    """Writes the adapters of ``src`` alone, as ``PeftModel.from_pretrained`` reads them.
 
-    ``averaged``: their moving averages. ``judge``: as of ``write_hf``.
+    ``base`` is the model that they belong to. ``averaged`` writes their moving averages. ``judge`` is as in
+    ``write_hf``. Raises as ``transform`` does.
     """
     check_apart(src, folder)
     check_peft(folder, overwrite)
@@ -139,7 +140,7 @@ def write_peft(
 
 
 def theirs(name: str) -> str:
-    """What PEFT calls it, who keeps each of the two in a linear module of its own.
+    """Returns PEFT's name of an adapter's matrix: PEFT has a linear module for each of the two.
 
     >>> theirs("layers.0.attn.q.lora_A")
     'base_model.model.layers.0.attn.q.lora_A.weight'
@@ -148,12 +149,12 @@ def theirs(name: str) -> str:
 
 
 def ours(name: str) -> str:
-    """The name that ``theirs`` was given."""
+    """Returns our name for PEFT's: the inverse of ``theirs``."""
     return name.removeprefix(PREFIX).removesuffix(".weight")
 
 
 def check_peft(folder: Path, overwrite: bool) -> None:
-    """Raises ``FileExistsError`` where something else is in the place."""
+    """Raises ``FileExistsError`` unless ``folder`` is free or, with ``overwrite``, has adapters alone."""
     own = {CONFIG, WEIGHTS}
     check_destination(
         folder, overwrite, lambda at: all(p.name in own for p in at.iterdir()), "folder of adapters alone"
@@ -161,7 +162,7 @@ def check_peft(folder: Path, overwrite: bool) -> None:
 
 
 def config(adapters: Adapters, names: tuple[str, ...], base: str | None) -> str:
-    """``adapter_config.json``: PEFT has defaults for all that is not said."""
+    """Returns the content of ``adapter_config.json``; PEFT has defaults for all other keys."""
     alpha = int(adapters.alpha) if adapters.alpha == int(adapters.alpha) else adapters.alpha
     data: Mapping[str, object] = {
         "peft_type": "LORA",

@@ -1,4 +1,4 @@
-"""Tensors as another floating dtype, where the two programs keep their weights in different ones."""
+"""Casts tensors to another floating-point dtype if two programs keep their weights in different ones."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
 
 WIDTHS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
-"""Binary digits that a number of each dtype keeps.
+"""The bits of precision of each dtype that can be cast.
 
-Others are no plain numbers: fp8 comes with scales of its own.
+Other dtypes cannot be cast by value alone: fp8 tensors come with separate scales.
 """
 INTO = ("float32", "float64")
 
 
 def exact(src: str, dst: str) -> bool:
-    """Whether every number of ``src`` is one of ``dst``."""
+    """Whether a cast from ``src`` to ``dst`` keeps every bit of precision."""
     return WIDTHS[src] <= WIDTHS[dst]
 
 
 def differing(specs: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec]) -> dict[str, str]:
-    """The new dtype of each tensor that has another than ``wanted`` and can be cast; no other is named."""
+    """Returns the new dtype of each tensor whose dtype is not that in ``wanted`` but can be cast to it."""
     return {
         name: wanted[name].dtype
         for name, spec in specs.items()
@@ -38,15 +38,16 @@ def differing(specs: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec])
 
 
 def castable(src: str, dst: str) -> bool:
-    """Whether ``Cast`` can make the one of the other."""
+    """Whether tensors of dtype ``src`` may be cast to ``dst`` when they are imported."""
     return src in WIDTHS and dst in INTO
 
 
 @dataclass(frozen=True)
 class Cast:
-    """``source``, with those tensors that ``into`` names in that dtype: to the nearest number, ties to even.
+    """The tensors of ``source``, those in ``into`` cast to the dtype that it gives.
 
-    ``fill`` raises ``ValueError`` for a number that is too large for its new dtype.
+    Values are rounded to nearest, ties to even. ``fill`` raises ``ValueError`` for a number that is too large
+    for its new dtype.
     """
 
     source: FullTensors
@@ -61,20 +62,20 @@ class Cast:
             self.source.fill(name, part, out)
             return
 
-        # the old numbers
+        # the source's values
         spec = self.source.specs[name]
         raw = np.empty(part.shape, f"u{ITEMSIZE[spec.dtype]}")
         self.source.fill(name, part, raw)
         old = numbers(raw, spec.dtype)
 
-        # the new ones
+        # the values in the new dtype
         out[...] = _rounded(f"{name}: {described(spec)}", old, self.into[name]).view(out.dtype)
 
 
 def cast_chunks(name: str, parts: Iterable[memoryview], src: str, dst: str) -> Iterator[memoryview]:
-    """The bytes of a tensor of dtype ``src`` as ``dst``: to the nearest numbers, ties to even.
+    """Yields the bytes of a tensor of dtype ``src`` cast to ``dst``: rounded to nearest, ties to even.
 
-    Raises ``ValueError`` for a number that is too large.
+    Raises ``ValueError`` naming ``name`` for a number that is too large.
     """
     for part in parts:
         if src == dst:
@@ -85,8 +86,8 @@ def cast_chunks(name: str, parts: Iterable[memoryview], src: str, dst: str) -> I
 
 
 def _rounded(what: str, old: npt.NDArray[Any], dst: str) -> npt.NDArray[Any]:
-    """The nearest numbers of ``dst``, of bfloat16 their bits. Raises ``ValueError``, about ``what``."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is looked for; NaN stays NaN
+    """Returns the nearest numbers of ``dst``, as bits for bfloat16. Raises ``ValueError`` naming ``what``."""
+    with np.errstate(over="ignore", invalid="ignore"):  # overflow is checked below; NaN stays NaN
         new = old.astype("float32" if dst == "bfloat16" else dst)
     infinite = np.isinf(new)
     if dst == "bfloat16":
@@ -100,9 +101,9 @@ def _rounded(what: str, old: npt.NDArray[Any], dst: str) -> npt.NDArray[Any]:
 
 
 def numbers(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    """Those of ``dtype`` that lie in ``raw``, unsigned ones as wide.
+    """Returns the numbers of ``dtype`` whose bits are in ``raw``, unsigned integers of the same size.
 
-    bfloat16, which numpy does not know, is the upper half of a float32.
+    numpy has no bfloat16; it is returned as float32, whose upper half it is.
     """
     if dtype != "bfloat16":
         return raw.view(dtype)

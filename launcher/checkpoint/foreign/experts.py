@@ -1,4 +1,4 @@
-"""Experts that a folder of transformers has one by one, and its models in one tensor a layer."""
+"""Joins and splits experts: transformers saves them one by one, and its models have one tensor per layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.plan.values.layout import Box
 
 @dataclass(frozen=True)
 class Form:
-    """Of a family: the module around its experts in a folder, and their matrices there."""
+    """How a family of models names, in a folder, the module around its experts and their matrices."""
 
     block: str
     gate: str
@@ -32,17 +32,17 @@ FORMS = {
     "mixtral": Form("block_sparse_moe", "w1", "w3", "w2"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"), SEVERAL),
 }
-"""By the ``model_type`` of those that transformers 5 saves so."""
+"""The forms by ``model_type``, for the models whose experts transformers 5 saves one by one."""
 OURS = re.compile(r"(?P<layer>.*)\.mlp\.(?P<what>experts\.gate_up_proj|experts\.down_proj|gate\.weight)")
 
 Pieces = Mapping[str, Box]
-"""The tensors of a folder that one of the model is made of, and where in it each is."""
+"""The tensors of a folder that make up one tensor of the model, each with its box in that tensor."""
 
 
 def pieces(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
-    """Of the tensor ``name`` of the model; nothing where a folder has it as it is.
+    """Returns the pieces of the model's tensor ``name``; empty if a folder has the tensor unchanged.
 
-    The rows of ``gate_up_proj`` are those of the gate and then those of ``up``, of each expert.
+    In ``gate_up_proj`` the rows of each expert are those of the gate, then those of ``up``.
 
     >>> found = pieces(FORMS["mixtral"], "layers.0.mlp.experts.down_proj", (2, 4, 8))
     >>> [*found][1], found["layers.0.block_sparse_moe.experts.1.w2.weight"]
@@ -65,7 +65,7 @@ def pieces(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
 
 
 def split(model_type: object, specs: Mapping[str, TensorSpec]) -> dict[str, Pieces]:
-    """Of each tensor of a model of this type what a folder has in its place, where that is something else."""
+    """Returns, for a model of this type, the pieces of each tensor that a folder does not have unchanged."""
     form = FORMS.get(str(model_type))
     if form is None:
         return {}
@@ -75,7 +75,7 @@ def split(model_type: object, specs: Mapping[str, TensorSpec]) -> dict[str, Piec
 
 @dataclass(frozen=True)
 class Joined:
-    """The tensors of ``source``, those of a ``split`` in place of the pieces that are there whole."""
+    """The tensors of ``source``, but with the tensors ``whole`` in place of the pieces that make them up."""
 
     source: FullTensors
     whole: Mapping[str, TensorSpec]
@@ -93,12 +93,12 @@ class Joined:
             both = part & box
             if both is not None:
                 there, here = both.within(box), both.within(part)
-                matrix = Box(there.lo[-2:], there.hi[-2:])  # of one expert
+                matrix = Box(there.lo[-2:], there.hi[-2:])  # the box in one expert's matrix
                 self.source.fill(piece, matrix, out[slices(here)].reshape(matrix.shape))
 
 
 def joined(source: FullTensors, model_type: object, ours: Mapping[str, TensorSpec]) -> FullTensors:
-    """``source`` as the model ``ours`` has it, as far as its pieces are those of a ``split`` of it."""
+    """Returns ``source`` with experts joined as in the model ``ours``, if it has all pieces of a tensor."""
     specs = source.specs
     found = {n: parts for n, parts in split(model_type, ours).items() if _fits(specs, parts)}
     if not found:
@@ -108,7 +108,7 @@ def joined(source: FullTensors, model_type: object, ours: Mapping[str, TensorSpe
 
 
 def _fits(specs: Mapping[str, TensorSpec], parts: Pieces) -> bool:
-    """Whether every piece is there, in its shape, all in one dtype."""
+    """Whether every piece exists in its shape, and all have one dtype."""
     if any(piece not in specs for piece in parts):
         return False
     shapes = all(specs[piece].shape == box.shape[-2:] for piece, box in parts.items())

@@ -1,4 +1,4 @@
-"""Hugging Face folders, read: one safetensors file, or several with an index."""
+"""Reads Hugging Face folders: one safetensors file, or several with an index."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ OPEN = 64  # shards mapped at once
 
 
 class HfFolder(Mapping[str, Blob]):
-    """Every tensor by name, those that the table left out excepted; bytes are read when they are looked at.
+    """Every tensor by name, except those that the table leaves out. Bytes are read from disk on first access.
 
-    ``unmatched`` are the names in the folder that no row of the table is about.
+    ``unmatched`` are the names in the folder that no row of the table matches.
     """
 
     def __init__(self, headers: Mapping[Path, Header], table: Table | None, *, strict: bool) -> None:
@@ -51,17 +51,17 @@ class HfFolder(Mapping[str, Blob]):
 
 
 def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> HfFolder:
-    """The folder ``path``, or one safetensors file. ``names`` turns its names into ours, as ``renamed`` does.
+    """Opens the folder ``path``, or one safetensors file. ``names`` maps its names to ours, see ``renamed``.
 
-    Every header is read and checked. Raises ``ValueError`` naming the file; with ``strict``
-    also for unmatched names.
+    Every header is read and checked. Raises ``ValueError`` naming the file, with ``strict`` also for
+    unmatched names.
     """
     if stands(path):
         return HfFolder({path: read_header(path)}, names, strict=strict)
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder")
 
-    # one file, or several and their index
+    # one file, or several with an index
     one = path / ONE
     index = path / INDEX
     if stands(one) and stands(index):
@@ -79,13 +79,13 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
 
 
 def model_type(folder: Path) -> object:
-    """What its ``config.json`` says. Raises as ``read_json``."""
+    """Returns ``model_type`` of the folder's ``config.json``. Raises as ``read_json`` does."""
     data = read_json(folder / CONFIG, unique=True)
     return data.get("model_type") if isinstance(data, dict) else None
 
 
 def named_dtype(folder: Path) -> str | None:
-    """The dtype that its ``config.json`` names, under the key of today or of before."""
+    """Returns the dtype in the folder's ``config.json``: ``dtype`` or, in older ones, ``torch_dtype``."""
     data = read_json(folder / CONFIG, unique=True)
     inner = data.get("text_config") if isinstance(data, dict) else None
     of = [part for part in (data, inner) if isinstance(part, dict)]

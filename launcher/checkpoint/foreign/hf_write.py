@@ -1,4 +1,4 @@
-"""Hugging Face folders, written from a checkpoint of any layout."""
+"""Writes Hugging Face folders from a checkpoint of any layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launcher.plan.values.trust import ANYONE, Trust
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
          "TIB": 1 << 40}  # fmt: skip
 NONE: Mapping[str, str] = {}
-METADATA = {"format": "pt"}  # what transformers asks for
+METADATA = {"format": "pt"}  # transformers requires it
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", re.IGNORECASE)
 _MODEL = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
@@ -49,19 +49,28 @@ def write_hf(
     dtype_of: Callable[[str, str], str] | None = None,
     judge: Callable[[Path], None] | None = None,
 ) -> Report:
-    """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
+    """Writes the parameters and buffers of the checkpoint ``src``; ``folder`` appears when it is complete.
 
-    ``names`` turns our names into theirs, as ``renamed`` does; with ``strict`` each must be matched, else
-    ``Report`` lists those left out. A tied tensor is there once, under its first name. ``max_shard_size`` is
-    in bytes, or text (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config,
-    tokenizer) are copied along, ``texts`` are written by their names. ``trust`` says who must vouch for
-    ``src``. ``averaged``: moving averages of weights in their place; ``adapters`` are added to the weights
-    that they are beside. ``split_as``: a ``model_type`` whose experts are written one by one, as ``split``
-    has it. ``dtype_of`` says what a tensor is written in, by its name in the folder and the dtype that it
-    has: numbers are rounded once. ``judge`` sees the folder first; what it raises leaves none. Raises as
-    ``transform`` does.
+    A tied tensor is written once, under its first name. Raises as ``transform`` does.
+
+    Args:
+        src: The checkpoint.
+        folder: The folder to write.
+        names: Maps our names to the folder's, see ``renamed``.
+        max_shard_size: In bytes, or as text (``500MB``, ``2GiB``). A larger tensor gets its own shard.
+        strict: Each name must match a row of ``names``; otherwise ``Report`` lists those that are left out.
+        overwrite: Replace a folder that has a model alone.
+        beside: Files to copy into the folder (config, tokenizer).
+        texts: Further files to write, by name.
+        trust: Who must vouch for ``src``.
+        averaged: Write the moving averages of weights instead of the weights.
+        adapters: Adapters to add to the weights that they belong to.
+        split_as: A ``model_type`` whose experts are written one by one, see ``split``.
+        dtype_of: The dtype to write a tensor in, given its name in the folder and its dtype. Values are
+            rounded once.
+        judge: Called with the complete folder before it gets its final name. If it raises, no folder is left.
     """
-    # everything is checked first
+    # check everything first
     limit = size_in_bytes(max_shard_size)
     check_apart(src, folder)
     check_beside(beside)
@@ -103,15 +112,18 @@ def write_hf(
 def _pieces(
     name: str, theirs: str, parts: Mapping[str, Pieces]
 ) -> Iterator[tuple[str, tuple[str, Box | None]]]:
-    """What is written of the tensor ``name``: by its name there, which part of it; ``None`` all."""
+    """Yields what is written of our tensor ``name``.
+
+    Each item is a name in the folder, our name, and the box to write, ``None`` for the full tensor.
+    """
     if theirs not in parts:
         yield theirs, (name, None)
     for piece, box in parts.get(theirs, {}).items():
-        yield piece, (name, box if len(box.lo) == 3 else None)  # of a matrix the name alone is another
+        yield piece, (name, box if len(box.lo) == 3 else None)  # a matrix is only renamed
 
 
 def _spec(spec: TensorSpec, part: Box | None) -> TensorSpec:
-    """Of what is written: of an expert a matrix."""
+    """Returns the spec of what is written: a part is one expert's matrix."""
     return spec if part is None else TensorSpec(part.shape[-2:], spec.dtype)
 
 
@@ -123,7 +135,7 @@ def _write_beside(new: Path, beside: Sequence[Path], texts: Mapping[str, str]) -
 
 
 def check_folder(folder: Path, beside: Sequence[Path], overwrite: bool) -> None:
-    """Raises as ``write_hf`` does, whatever its source."""
+    """Raises as ``write_hf`` does for a ``folder`` that it cannot write, whatever the source."""
     along = {path.name for path in beside}
     check_destination(
         folder,
@@ -134,7 +146,7 @@ def check_folder(folder: Path, beside: Sequence[Path], overwrite: bool) -> None:
 
 
 def check_beside(beside: Sequence[Path]) -> None:
-    """Raises ``ValueError`` for a file that is not there, or cannot have its name beside the model."""
+    """Raises ``ValueError`` for a file that does not exist, or whose name another file of the folder has."""
     seen = set()
     for path in beside:
         if not path.is_file():
@@ -147,9 +159,9 @@ def check_beside(beside: Sequence[Path]) -> None:
 
 
 def to_theirs(src: object, ours: Iterable[str], names: Table | None, *, strict: bool = True) -> Renamed:
-    """What ``names`` makes of our names in ``src``.
+    """Returns the names that our names in ``src`` have by the table ``names``.
 
-    Raises ``ValueError`` also when it leaves all of them out.
+    Raises as ``renamed`` does, and ``ValueError`` if the table leaves out all of them.
     """
     new = renamed(ours, names, strict=strict)
     if not new.names:
@@ -158,9 +170,10 @@ def to_theirs(src: object, ours: Iterable[str], names: Table | None, *, strict: 
 
 
 def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, TensorSpec]]:
-    """In order: a new one where the next tensor would pass ``limit`` bytes.
+    """Distributes tensors to shards, in order.
 
-    At least one, which may be empty.
+    A new shard starts if the next tensor would pass ``limit`` bytes. There is at least one shard, which may
+    be empty.
     """
     out: list[dict[str, TensorSpec]] = [{}]
     size = 0
@@ -174,14 +187,14 @@ def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, Tensor
 
 
 def named(parts: Sequence[dict[str, TensorSpec]]) -> dict[str, dict[str, TensorSpec]]:
-    """By file name, as transformers calls them."""
+    """Returns the shards by the file names that transformers uses."""
     if len(parts) == 1:
         return {ONE: parts[0]}
     return {f"model-{i:05d}-of-{len(parts):05d}.safetensors": part for i, part in enumerate(parts, 1)}
 
 
 def index(parts: Mapping[str, Mapping[str, TensorSpec]]) -> str:
-    """``model.safetensors.index.json``, as transformers writes it."""
+    """Returns the content of ``model.safetensors.index.json``, as transformers writes it."""
     total = sum(spec.nbytes for part in parts.values() for spec in part.values())
     weights = {name: file for file, part in parts.items() for name in part}
     data = {"metadata": {"total_size": total}, "weight_map": weights}
@@ -189,7 +202,7 @@ def index(parts: Mapping[str, Mapping[str, TensorSpec]]) -> str:
 
 
 def size_in_bytes(size: int | str) -> int:
-    """As transformers reads it: ``MB`` is a million bytes, ``MiB`` is 2**20.
+    """Parses a size as transformers does: ``MB`` is a million bytes, ``MiB`` is 2**20.
 
     >>> size_in_bytes("1.5KB"), size_in_bytes("1KiB"), size_in_bytes(7)
     (1500, 1024, 7)

@@ -1,4 +1,4 @@
-"""Full tensors, cut into a checkpoint of any layout."""
+"""Writes full tensors as a checkpoint of any layout."""
 
 from __future__ import annotations
 
@@ -32,12 +32,18 @@ def import_full(
     overwrite: bool = False,
     key: str | None = None,
 ) -> Report:
-    """Write the tensors of ``src`` as the checkpoint ``dst``, laid out by ``target``.
+    """Writes the tensors of ``src`` as the checkpoint ``dst``.
 
-    ``state`` is what it says of itself, anything JSON can say. ``src`` is ``read_full`` or ``read_hf`` of a
-    file, or blobs in memory. A tied tensor may come under any of its names, under several if they are equal.
-    ``key`` says where the key is to encrypt with. Everything is checked before the first byte is written.
-    Raises as ``transform`` does.
+    Everything is checked before the first byte is written. Raises as ``transform`` does.
+
+    Args:
+        src: The result of ``read_full`` or ``read_hf``, or blobs in memory. It may have a tied tensor under
+            any of its names, or under several if the values are equal.
+        dst: The folder to write.
+        target: The layout to write.
+        state: The checkpoint's state: any value that JSON can represent.
+        overwrite: Replace a checkpoint at ``dst``.
+        key: Where the key to encrypt ``dst`` with is; ``None`` writes plain files.
     """
     return import_whole(Blobs(src), dst, target, state, overwrite=overwrite, key=key)
 
@@ -52,9 +58,10 @@ def import_whole(
     key: str | None = None,
     beside: Sequence[FullTensors] = (),
 ) -> Report:
-    """As ``import_full``, of tensors wherever they are: each rank's file is cut straight from them.
+    """Does the same as ``import_full`` for any source; each rank's file is cut directly from its tensors.
 
-    ``beside`` are the same for more threads: as many ranks more are written at a time.
+    ``beside`` are further objects for the same source, each for one more thread: as many more ranks are
+    written at a time.
     """
     check_destination(dst, overwrite, is_checkpoint, "checkpoint")
     specs = src.specs
@@ -64,7 +71,7 @@ def import_whole(
     def cut(source: FullTensors, name: str, box: Box) -> Iterator[memoryview]:
         return gathered(box, specs[names[name]].dtype, partial(source.fill, names[name]))
 
-    # each thread has a source of its own
+    # a source serves one thread at a time
     free = SimpleQueue[FullTensors]()
     for source in (src, *beside):
         free.put(source)
@@ -89,7 +96,7 @@ def import_whole(
 
 
 def held(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, Blob]]:
-    """Each tensor that ``rank`` of ``target`` holds, its piece of it, in memory of its own.
+    """Yields the name and the piece of each tensor that ``rank`` of ``target`` holds, each in its own memory.
 
     Raises ``ValueError`` as ``import_full`` does.
     """
@@ -106,7 +113,7 @@ def held(src: FullTensors, target: Strategy, rank: int) -> Iterator[tuple[str, B
 
 
 def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
-    """For each entry of ``target`` the name in ``src``."""
+    """Returns for each entry of ``target`` the name in ``src``."""
     given = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
     if unequal := [*unequal_ties(src, target)]:
         text = "in the destination, but the source has other values for it"
@@ -123,7 +130,7 @@ def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) 
 
 
 def unequal_ties(src: FullTensors, target: Strategy) -> Iterator[tuple[str, str]]:
-    """Pairs of names of one tensor in ``target`` under which ``src`` has different values.
+    """Yields pairs of names of one tensor of ``target`` under which ``src`` has different values.
 
     Files are read up to the first difference.
     """

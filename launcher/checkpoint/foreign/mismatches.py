@@ -1,4 +1,4 @@
-"""What keeps another program's tensors from becoming a model's: names, shapes, dtypes, with the way out."""
+"""Finds the mismatches between another program's tensors and a model: names, shapes, dtypes, with cures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from launcher.plan.values.facts import TensorSpec
 
 SHOWN = 6
 TRIED = 10_000
-"""Names that are tried as a Llama's: no Llama has more."""
+"""The most names that are tried as a Llama's: no Llama has more."""
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """The tensors of ``src``, renamed by the table ``names``, for the model ``target``.
+    """An import of the tensors of ``src`` into the model ``target``, renamed by the table ``names``.
 
-    ``key`` is that of the step whose settings are to blame.
+    ``key`` is the settings key of the step that imports. ``new`` is the result of renaming.
     """
 
     key: str
@@ -35,13 +35,13 @@ class _Attempt:
 
     @cached_property
     def gaps(self) -> list[str]:
-        """The tensors of the model that nothing is there for."""
+        """The model's tensors that the source does not have."""
         given = {*self.new.names.values()}
         return [n for n, e in self.target.entries.items() if not {n, *e.aliases} & given]
 
     @cached_property
     def are_ours(self) -> bool:
-        """Whether it is the table that is in the way."""
+        """Whether the source has the model's own names, so that the table is the mistake."""
         olds = {*self.new.names, *self.new.unmatched, *self.new.dropped}
         return bool(self.gaps) and all({n, *e.aliases} & olds for n, e in self.target.entries.items())
 
@@ -53,7 +53,7 @@ class _Attempt:
 
     @property
     def way(self) -> str:
-        """What to do about the names, in words."""
+        """A sentence on how to make the names match."""
         if self.are_ours:
             return "these are the model's own names, which need no table"
         if self.is_llama:
@@ -62,13 +62,13 @@ class _Attempt:
 
     @property
     def override(self) -> str:
-        """What brings them together, if a table of ours does, or none."""
+        """The override that makes the names match, if one of our tables or no table does; else empty."""
         if self.are_ours:
             return f"{self.key}.names=null"
         return f"{self.key}.names=llama" if self.is_llama else ""
 
     def row(self, name: str) -> str:
-        """The key of a row; of a table that the user did not write, of the table."""
+        """Returns the settings key of a row, or of the table if it is not the user's."""
         return f"{self.key}.names.{name}" if isinstance(self.names, Mapping) else f"{self.key}.names"
 
 
@@ -81,17 +81,17 @@ def strange(
     *,
     strict: bool,
 ) -> list[Problem]:
-    """All that keeps the tensors ``specs`` of ``src`` from becoming ``target`` under the table ``names``.
+    """Returns the problems of importing the tensors ``specs`` of ``src`` into the model ``target``.
 
-    ``key`` is that of the step whose settings are to blame, ``target`` the model; of a tied tensor any name
-    will do.
+    ``key`` is the settings key of the step that imports, ``names`` its table. A tied tensor may have any of
+    its names. Names that match no row, or that the model does not have, are problems only if ``strict``.
     """
     try:
         new = attempted(specs, to_ours(names))
     except ValueError as error:
         return [Problem(f"{key}.names", str(error).removeprefix("names: "))]
 
-    # names first: rows that do nothing are told only when something else is wrong
+    # names first; unused rows are reported only if there is another problem
     attempt = _Attempt(key, src, names=names, target=target, new=new)
     problems = [*_doubled(attempt)]
     if strict:
@@ -146,7 +146,7 @@ def _missing(attempt: _Attempt) -> Iterator[Problem]:
 
 
 def _idle(attempt: _Attempt) -> Iterator[Problem]:
-    """Rows that should have done something. Alone they do no harm: a table may be made for several models."""
+    """Yields rows that match no tensor. Alone they are no problem: a table may serve several models."""
     if not isinstance(attempt.names, Mapping):
         return
     used = {*attempt.new.rows.values()}
@@ -170,6 +170,6 @@ def _unlike(attempt: _Attempt, specs: Mapping[str, TensorSpec]) -> Iterator[Prob
 
 
 def few(names: Collection[str], between: str = ", ") -> str:
-    """The first of them, and how many more."""
+    """Returns the first names as text, and how many more there are."""
     first = between.join(printable(name) for name in [*names][:SHOWN])
     return first if len(names) <= SHOWN else f"{first} and {len(names) - SHOWN} more"

@@ -1,4 +1,4 @@
-"""Other programs' checkpoints as whole tensors by name: Hugging Face, MindSpore, torch DCP."""
+"""Reads other programs' checkpoints as full tensors by name: Hugging Face, MindSpore, torch DCP."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ FileState = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class Incoming:
-    """``tensors`` by new name, which stay on disk.
+    """The tensors of another program's checkpoint.
 
-    ``left`` are the old names that no row is about, ``others`` are entries that are no tensors.
+    ``tensors`` are keyed by their new names and stay on disk. ``left`` are the old names that no row of the
+    table matches; ``others`` are entries that are not tensors.
     """
 
     tensors: FullTensors
@@ -46,9 +47,9 @@ class Incoming:
 
 
 def form_of(path: Path) -> ForeignForm:
-    """Told by what is there.
+    """Returns the format of ``path``, by the files that exist.
 
-    Raises ``ValueError`` naming ``path`` when it is nothing that can be imported.
+    Raises ``ValueError`` naming ``path`` if it is nothing that can be imported.
     """
     if kind := irregular(path):
         raise ValueError(f"{path}: {kind}")
@@ -57,13 +58,13 @@ def form_of(path: Path) -> ForeignForm:
             raise ValueError(f"{path}: neither a .safetensors nor a .ckpt file")
         return "hf" if path.suffix == ".safetensors" else "mindspore"
 
-    # a folder, by the files that each form must have
+    # a folder: each format has files of a certain name
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or folder")
     if is_checkpoint(path):
         raise ValueError(f"{path}: a checkpoint of ours, which needs no import; give it as checkpoint.resume")
     if stands(path / ONE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
-        return "hf"  # of pickles alone its reader says what to do
+        return "hf"  # if there are only pickles, its reader raises with the way out
     if stands(path / METADATA):
         return "dcp"
     if any(path.glob("rank_*")):
@@ -74,10 +75,10 @@ def form_of(path: Path) -> ForeignForm:
 
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
-    """The tensors that ``read_incoming`` finds, by old name, from heads alone. Raises as it does.
+    """Returns the specs of ``read_incoming``'s tensors, by old name, from headers alone. Raises as it does.
 
-    Files that have not changed are read once: a request is judged again for each cure that it is shown, and a
-    head with 200,000 names takes seconds.
+    Unchanged files are read once: a request is checked again for each cure that is tried, and a header with
+    200,000 names takes seconds to read.
     """
     files = (*_files(path), *(() if strategy is None else _files(strategy)))
     return dict(_outline(path, strategy, files))
@@ -89,10 +90,10 @@ def _outline(path: Path, strategy: Path | None, files: tuple[FileState, ...]) ->
 
 
 def _files(path: Path) -> Iterator[FileState]:
-    """Every file at ``path`` or below: its name, its inode, its size and when it was written."""
+    """Yields name, inode, size and modification time of every file at ``path`` or below."""
     there = [path] if not path.is_dir() else [p for p in sorted(path.rglob("*")) if p.is_file()]
     for file in there:
-        with suppress(OSError):  # whoever reads it says why it cannot be read
+        with suppress(OSError):  # the reader of the file raises the error
             about = file.stat()
             yield str(file), about.st_ino, about.st_size, about.st_mtime_ns
 
@@ -100,9 +101,10 @@ def _files(path: Path) -> Iterator[FileState]:
 def read_incoming(
     path: Path, names: Table | None = None, *, strategy: Path | None = None, strict: bool = True
 ) -> Incoming:
-    """The tensors of ``path``, each whole, however it is cut or chunked there.
+    """Opens ``path`` as full tensors, however they are cut or chunked there.
 
-    ``strategy`` is MindSpore's for rank folders. Raises ``ValueError`` naming the file.
+    ``names`` maps its names to ours, see ``renamed``. ``strategy`` is MindSpore's strategy file, for rank
+    folders. Raises ``ValueError`` naming the file.
     """
     found = foreign(path, strategy)
     source = found.whole()
@@ -113,9 +115,10 @@ def read_incoming(
 
 @dataclass(frozen=True)
 class Foreign:
-    """``whole`` gives all tensors, each time for one thread; ``strategy`` is how they lie in the files.
+    """Another program's checkpoint.
 
-    ``loose`` are those that it does not list, of one element each; ``others`` entries that are no tensors.
+    ``whole`` returns all full tensors, for use by one thread; ``strategy`` is their layout in the files.
+    ``loose`` are tensors of one element that it does not list; ``others`` are entries that are not tensors.
     """
 
     whole: Callable[[], FullTensors]
@@ -125,7 +128,10 @@ class Foreign:
 
 
 def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) -> Foreign:
-    """Everything checked. ``verify``: False where heads alone shall be read."""
+    """Opens ``path`` and checks everything; without ``verify`` only headers are read.
+
+    Raises ``ValueError`` naming the file.
+    """
     form = form_of(path)
     if strategy is not None and not (form == "mindspore" and path.is_dir()):
         raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")
@@ -136,7 +142,7 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
         folder = read_dcp(path)
         return _of_whole(folder.apart, folder.others)
 
-    # MindSpore's: pieces that a strategy brings together, or one file of whole tensors
+    # MindSpore's: pieces that a strategy joins, or one file of full tensors
     if strategy is not None:
         files, whole = whole_tensors(path, strategy, verify=verify)
         return Foreign(whole, files.strategy, tuple(files.loose), tuple(files.texts))
@@ -155,7 +161,7 @@ def _of_whole(whole: Callable[[], FullTensors], others: tuple[str, ...] = ()) ->
 
 
 def _one_file(path: Path, verify: bool) -> RankSource:
-    """Of rank folders that need no strategy: those of data-parallel ranks, which are copies."""
+    """Returns the file of rank 0 of rank folders without a strategy: all data-parallel ranks have copies."""
     files = {rank: open_source(file, verify=verify) for rank, file in rank_paths(path).items()}
     return full_copy(f"{path}: no strategy file", files, verify=verify)
 

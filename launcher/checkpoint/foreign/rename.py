@@ -1,4 +1,4 @@
-"""Names of tensors as another program has them."""
+"""Renames tensors by a table of names or patterns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Table = Mapping[str, str | None]
 
 @dataclass(frozen=True)
 class Renamed:
-    """``names`` are by old name; ``dropped`` the table leaves out, ``unmatched`` no row of it is about.
+    """The result of renaming.
 
-    ``rows`` are the keys of the rows that decided, by old name.
+    ``names`` maps old names to new ones. The table leaves out ``dropped``; no row matches ``unmatched``.
+    ``rows`` maps each old name to the key of the row that it matched.
     """
 
     names: Mapping[str, str]
@@ -23,7 +24,7 @@ class Renamed:
 
     @property
     def doubled(self) -> dict[str, tuple[str, ...]]:
-        """The old names of each new name that has several."""
+        """The old names of each new name that several old names get."""
         olds: dict[str, list[str]] = {}
         for old, new in self.names.items():
             olds.setdefault(new, []).append(old)
@@ -31,14 +32,14 @@ class Renamed:
 
 
 def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -> Renamed:
-    """The first row that matches decides. Without a table every name stays.
+    """Renames tensors by the first row of ``table`` that matches each. Without a table every name stays.
 
-    Raises ``ValueError`` for a bad table, for two names that become one, with ``strict`` for unmatched names
-    too.
+    A key that starts with ``^`` is a regular expression for the full name; its value may use ``\\1``. Any
+    other key is a module's name, which is replaced at the start of a name: the key ``""`` matches all
+    modules, the value ``""`` removes the key. A value of ``None`` leaves the tensor out.
 
-    A key that starts with ``^`` is a regular expression for the whole name, its value may use ``\\1``. Any
-    other is a module, whose name is replaced in front of what follows: ``""`` is all modules, as a value it
-    takes the key away. A value of ``None`` leaves the tensor out.
+    Raises ``ValueError`` for a bad table or for two names that become one, with ``strict`` also for unmatched
+    names.
 
     >>> table = {"rotary": None, r"^model\\.layers\\.(\\d+)\\.(.+)": r"layers.\\1.\\2", "model": ""}
     >>> new = renamed(["model.layers.3.w", "model.norm.w", "rotary.freq", "lm_head.w"], table, strict=False)
@@ -58,7 +59,7 @@ def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -
 
 
 def attempted(names: Iterable[str], table: Table | None) -> Renamed:
-    """As ``renamed``, which raises for two names that become one: here that is for the caller to see."""
+    """Renames as ``renamed`` does, but raises only for a bad table: the caller checks the result."""
     rows = {"": ""} if table is None else table
     patterns = {key: _pattern(key) for key in rows}
 
@@ -81,7 +82,7 @@ def attempted(names: Iterable[str], table: Table | None) -> Renamed:
 
 
 def both(olds: Sequence[str], new: str) -> str:
-    """What to say of several names that become one."""
+    """Returns a message for several names that become one."""
     word = "both" if len(olds) == 2 else "all"
     return f"{', '.join(olds[:-1])} and {olds[-1]} would {word} be {new}"
 

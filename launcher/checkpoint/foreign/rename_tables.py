@@ -1,4 +1,4 @@
-"""Tables of names for models of our own as Hugging Face has them."""
+"""Tables that map between our models' tensor names and Hugging Face's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FROM_LLAMA: Table = {
     r"^model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.(.+)": r"layers.\1.mlp.\2.\3",
     r"^model\.layers\.(\d+)\.input_layernorm\.(.+)": r"layers.\1.attn_norm.\2",
     r"^model\.layers\.(\d+)\.post_attention_layernorm\.(.+)": r"layers.\1.mlp_norm.\2",
-    r"^model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": None,  # of old folders; ours works it out
+    r"^model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": None,  # in old folders; our model computes it
     "model.norm": "norm",
     "lm_head": "head",
 }
@@ -31,7 +31,7 @@ TO_LLAMA: Table = {
 
 
 def to_ours(names: NameTable) -> Table | None:
-    """The table that ``names`` asks for, from another program's names to ours."""
+    """Returns the table that ``names`` selects, from another program's names to ours."""
     return FROM_LLAMA if names == "llama" else names
 
 

@@ -1,4 +1,4 @@
-"""How a layout cuts each dim, worked out once for all ranks."""
+"""The bounds at which a layout cuts each dim, computed once for all ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class DimBounds:
-    """The parts of one dim that are not empty, in order.
+    """The non-empty parts of one dim, in order.
 
-    Each has elements ``lo`` to ``hi``; ``rank`` is what it adds to the rank that saves it.
+    A part has the elements from ``lo`` up to ``hi``; ``rank`` is what it adds to the number of the rank that
+    saves a shard.
     """
 
     lo: Ints
@@ -29,11 +30,11 @@ class DimBounds:
 
     @cached_property
     def listed(self) -> tuple[list[int], list[int], list[int]]:
-        """``lo``, ``hi``, ``rank`` as plain numbers."""
+        """The arrays ``lo``, ``hi`` and ``rank`` as lists of Python integers."""
         return self.lo.tolist(), self.hi.tolist(), self.rank.tolist()
 
     def overlapping(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
-        """(lo, hi, rank) of the parts that have elements from ``lo`` to ``hi``."""
+        """Returns (lo, hi, rank) of the parts that overlap the elements from ``lo`` up to ``hi``."""
         starts, stops, ranks = self.listed
         first = max(bisect_right(starts, lo) - 1, 0)
         last = bisect_right(starts, hi - 1)
@@ -42,7 +43,7 @@ class DimBounds:
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """The shard at parts ``i, j, ..`` of the dims is saved by rank ``base`` plus what each part adds."""
+    """Maps shards to ranks: the shard at some parts is saved by ``base`` plus the ``rank`` of each part."""
 
     base: int
     dims: tuple[DimBounds, ...]
@@ -59,7 +60,7 @@ def geometry(layout: Layout) -> Geometry:
 
 
 def first(layout: Layout) -> dict[str, int]:
-    """The lowest coordinates that hold the tensor."""
+    """Returns the lowest coordinates that hold the tensor, by axis."""
     at = dict(layout.at)
     return {axis: min(at.get(axis, (0,))) for axis, _ in layout.grid.axes}
 
@@ -72,7 +73,10 @@ def _strides(grid: Grid) -> dict[str, int]:
 
 @lru_cache(maxsize=8192)
 def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
-    """``axes`` are (size, stride in ranks), outermost first; cut as ``Layout.box`` cuts."""
+    """Cuts a dim of ``n`` elements as ``Layout.box`` does.
+
+    ``axes`` are (size, stride in ranks), outermost first.
+    """
     lo = np.array([0])
     hi = np.array([n])
     rank = np.array([0])
@@ -82,7 +86,7 @@ def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
         starts = lo[:, None] + chunk * at
         stops = starts + chunk
 
-        # those behind the end are empty
+        # parts past the end are empty
         ends = hi[:, None]
         lo = np.minimum(starts, ends).ravel()
         hi = np.minimum(stops, ends).ravel()

@@ -1,4 +1,4 @@
-"""Which ranks hold which part of a tensor, said in one way only, whatever the axes of the grid are called."""
+"""A canonical form of a layout, which does not depend on how the axes of the grid are named."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from math import prod
 from launcher.plan.values.layout import Layout
 
 RankStride = tuple[int, int]
-"""How far apart in rank two neighbours are, and how many there are."""
+"""The distance between neighbouring ranks, and how many ranks there are."""
 
 
 def meaning(layout: Layout) -> list[object]:
-    """For each dim the spans of ranks that cut it, outermost first; then those whose coordinates are pinned.
+    """Returns for each dim the spans of ranks that cut it, outermost first, then the pinned spans.
 
-    Two layouts with equal ones put the same parts on the same ranks. Axes of one rank are left out, and
-    neighbours that count on are one span, where a dim divides evenly: ragged, two cuts are not one.
+    Two layouts with equal results put the same parts on the same ranks. Axes of one rank are left out.
+    Adjacent spans whose ranks are consecutive are joined if the dim divides evenly; if it does not, cutting
+    twice differs from cutting once.
 
     >>> from launcher.plan.values.grid import Grid
     >>> a = Layout(Grid.of(pp=2, dp=2, tp=2), (8,), (("dp", "tp"),), (("pp", (1,)),))

@@ -1,4 +1,4 @@
-"""Strategies that follow from something else: a plan, another strategy, a target in a job's words."""
+"""Derives strategies from a plan, from another strategy, or from the target that a job requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from launcher.plan.settings.steps import unmergeable
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.optimizer_state import factor
 
-LARGE = 64 * 1024  # bytes; as parallel.hsdp.threshold
+LARGE = 64 * 1024  # bytes; the default of parallel.hsdp.threshold
 REPLICAS = ("dp_replicate", "dp_shard")
 
 
 def of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
-    """Every parameter and persistent buffer, or the parameters that are trained."""
+    """Returns the layouts of every parameter and persistent buffer, or of trainable parameters only."""
     entries = {
         p.name: Entry(p.layout, p.spec.dtype, "buffer" if p.buffer else "param", p.names[1:])
         for p in plan.params
@@ -29,9 +29,10 @@ def of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
 
 
 def taken(plan: Plan, source: Collection[str]) -> Strategy:
-    """What a run of ``plan`` takes of a ``source`` that has tensors of these names.
+    """Returns the tensors that a run of ``plan`` loads from a ``source`` with tensors of these names.
 
-    That is all but the adapters where it has none: they begin as they do at step 0.
+    These are all tensors, but without the adapters if the source has none: they are then initialized as at
+    step 0.
     """
     everything = of_plan(plan)
     adapters = {p.name for p in plan.params if p.role == "adapter"}
@@ -41,12 +42,12 @@ def taken(plan: Plan, source: Collection[str]) -> Strategy:
 
 
 def followed(target: Strategy, src: Strategy) -> Strategy:
-    """``target`` with the tensors of ``src`` that a strategy may leave out.
+    """Returns ``target`` with the tensors of ``src`` that a strategy may leave out.
 
-    Those are parameters that are not trained and buffers: each is full on the ranks of the stages that have
-    the other tensors of its module. Optimizer states are where their parameter is; one of another shape than
-    its parameter (a step counter) is full on every rank that holds the parameter, unless it is a row or a
-    column of it.
+    Parameters that are not trained, and buffers, are full on all ranks of the stages that have the other
+    tensors of their module. An optimizer state has the layout of its parameter. If its shape differs from the
+    parameter's (a step counter), it is full on every rank that holds the parameter, unless it is a row or a
+    column factor, which is cut as the parameter is.
     """
     entries = {**target.entries, **_untrained(target, src)}
     for name, entry in src.entries.items():
@@ -67,10 +68,10 @@ def followed(target: Strategy, src: Strategy) -> Strategy:
 
 
 def _untrained(target: Strategy, src: Strategy) -> dict[str, Entry]:
-    """The entries of ``src`` that ``target`` leaves out as a strategy of trainable parameters does.
+    """Returns the entries of ``src`` that ``target`` leaves out, as a strategy of trainable parameters does.
 
-    None where ``target`` has names of its own, or leaves out a parameter that has optimizer states: it is
-    then not the strategy of this model.
+    Empty if ``target`` has names that ``src`` has not, or leaves out a parameter that has optimizer states:
+    it is then not the strategy of this model.
     """
     left = {
         name: entry
@@ -83,7 +84,7 @@ def _untrained(target: Strategy, src: Strategy) -> dict[str, Entry]:
     if not target.named.keys() <= src.named.keys() or trained & left.keys():
         return {}
 
-    # the stages that have tensors below a module
+    # the stages that have tensors of each module
     below: dict[str, set[int]] = {}
     for name, entry in target.entries.items() if left else ():
         for module in _modules(name):
@@ -99,7 +100,7 @@ def _untrained(target: Strategy, src: Strategy) -> dict[str, Entry]:
 
 
 def _modules(name: str) -> list[str]:
-    """The modules around a tensor, from the innermost to the model itself, which is ``""``.
+    """Returns the modules around a tensor, from the innermost to the model itself, which is ``""``.
 
     >>> _modules("net.bn.running_mean")
     ['net.bn', 'net', '']
@@ -109,9 +110,10 @@ def _modules(name: str) -> list[str]:
 
 
 def sources(src: object, strategy: Strategy, averaged: bool) -> dict[str, str]:
-    """Each parameter and buffer of ``src``, and the tensor to read: ``averaged``, that of a moving average.
+    """Returns the name of each parameter and buffer, with the name of the tensor to read for it.
 
-    What is not trained has none, and is what it is. Raises ``ValueError`` where nothing has one.
+    If ``averaged``, that is its moving average, or itself if it is not trained and so has none. Raises
+    ``ValueError`` naming ``src`` if no tensor has a moving average.
     """
     own = {name: name for name in strategy.only("param", "buffer").entries}
     if not averaged:
@@ -123,12 +125,12 @@ def sources(src: object, strategy: Strategy, averaged: bool) -> dict[str, str]:
 
 
 def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, tp: int = 1) -> Strategy:
-    """The tensors of ``src`` over ``stages`` pipeline stages, each with ``nproc // stages`` ranks.
+    """Lays the tensors of ``src`` out over ``stages`` pipeline stages, each of ``nproc // stages`` ranks.
 
-    Stages are merged, never cut (that takes the model): source stage ``s`` goes to ``s * stages // source
-    stages``, a tied tensor to each of its stages. Dim 0 is cut over ``shard_size`` ranks for the tensors that
-    the source cut anywhere; if it cut none, for parameters and optimizer states of at least 64 KB. Dims that
-    the source cuts for tensor parallelism are cut over ``tp`` ranks. Raises ``RequestError``.
+    Stages are merged, never cut, because cutting one requires the model: source stage ``s`` goes to stage
+    ``s * stages // source stages``, a tied tensor to each of its stages. ``shard_size`` ranks cut dim 0 of
+    the tensors that the source cuts anywhere; if it cuts none, of parameters and optimizer states of at least
+    64 KiB. ``tp`` ranks cut the dims that the source cuts for tensor parallelism. Raises ``RequestError``.
     """
     layout = {"nproc": nproc, "stages": stages, "shard_size": shard_size, "tp": tp}
     found = list(unmergeable("steps.transform", src.stages, **layout))
@@ -146,7 +148,10 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, 
 
 
 def _entry(entry: Entry, grid: Grid, before: int, cut: bool) -> Entry:
-    """``before`` are the stages of the source; ``cut`` says whether it cut any tensor."""
+    """Lays one tensor out over ``grid``.
+
+    ``before`` is the number of the source's stages; ``cut`` says whether the source cuts any tensor.
+    """
     wanted = entry.kind != "buffer" and entry.spec.nbytes >= LARGE
     if cut:
         wanted = bool(entry.layout.axes)
@@ -154,7 +159,7 @@ def _entry(entry: Entry, grid: Grid, before: int, cut: bool) -> Entry:
     at = tuple(sorted({s * grid[STAGE] // before for s in stages(entry.layout)}))
     moved = relaid(entry, grid, axes, ((STAGE, at),))
 
-    # the dim of an operator, over tp
+    # tp cuts the dim that an operator cuts
     dim = _operator_dim(entry) if grid["tp"] > 1 else None
     if dim is None:
         return moved
@@ -163,10 +168,11 @@ def _entry(entry: Entry, grid: Grid, before: int, cut: bool) -> Entry:
 
 
 def _operator_dim(entry: Entry) -> int | None:
-    """The dim that is cut for an operator, not for data-parallel ranks to share: of several the last."""
+    """Returns the last dim that is cut for tensor parallelism rather than for data-parallel sharding."""
     cut = [d for d, axes in enumerate(entry.layout.split) if any(a not in (STAGE, *REPLICAS) for a in axes)]
     return next((d for d in reversed(cut) if _ways(entry, d) > 1), None)
 
 
 def _ways(entry: Entry, dim: int) -> int:
+    """Returns the number of parts that tensor parallelism cuts ``dim`` into."""
     return prod(entry.layout.grid[a] for a in entry.layout.split[dim] if a not in (STAGE, *REPLICAS))

@@ -1,4 +1,4 @@
-"""Which ranks' saved shards of two layouts have elements in common, for all ranks at once."""
+"""The overlaps between the saved shards of two layouts, for all ranks at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.plan.values.layout import Layout
 
 @dataclass(frozen=True, eq=False)
 class Overlaps:
-    """One row a pair of ranks: ``elements`` of what ``dst`` saves are in what ``src`` saved."""
+    """One row per pair of ranks: ``elements`` is how many elements their saved shards have in common."""
 
     src: Ints
     dst: Ints
@@ -22,9 +22,12 @@ class Overlaps:
 
 @lru_cache(maxsize=1024)
 def overlaps(src: Layout, dst: Layout) -> Overlaps:
-    """The dims are cut independently of each other: pairs are found per dim, then multiplied out."""
+    """Returns the overlaps of two layouts of one tensor.
+
+    Dims are cut independently of each other, so overlaps are computed per dim and then multiplied out.
+    """
     assert src.shape == dst.shape, (src, dst)
-    if 0 in src.shape:  # saved once, as itself
+    if 0 in src.shape:  # a tensor without elements is saved once, by one rank
         ranks = [np.array([layout.grid.rank(**first(layout))]) for layout in (src, dst)]
         return Overlaps(ranks[0], ranks[1], np.array([0]))
 
@@ -37,7 +40,7 @@ def overlaps(src: Layout, dst: Layout) -> Overlaps:
 
 
 def _along(src: DimBounds, dst: DimBounds) -> Overlaps:
-    """Of one dim: every stretch that no cut of either side divides."""
+    """Returns the overlaps along one dim: every interval that neither side cuts further."""
     starts = np.union1d(src.lo, dst.lo)
     stops = np.append(starts[1:], src.hi[-1])
     return Overlaps(_holder(src, starts), _holder(dst, starts), stops - starts)

@@ -1,4 +1,4 @@
-"""Which shard of a tensor is saved by which rank, and which shards a box is made of."""
+"""The shard of a tensor that each rank saves, and the shards that a box is read from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.plan.values.layout import Box, Layout
 
 @dataclass(frozen=True)
 class SavedShard:
-    """A box as ``rank`` saved it: the lowest of the ranks that hold it. Readers look nowhere else."""
+    """A box that ``rank`` saved, the lowest of the ranks that hold it. Readers read it from there only."""
 
     rank: int
     box: Box
@@ -24,16 +24,19 @@ def whole(shape: tuple[int, ...]) -> Box:
 
 
 def home(layout: Layout) -> tuple[tuple[str, int], ...]:
-    """Where a rank must be, on these axes, to save a shard: at the lowest coordinates, off the axes that cut.
+    """Returns the coordinates of the ranks that save a shard: the lowest, on each axis that cuts no dim.
 
-    A tensor without elements is saved once, by the lowest of all holders.
+    A tensor without elements is saved once, by the lowest of all ranks that hold it.
     """
     cutting = () if 0 in layout.shape else layout.axes
     return tuple((axis, at) for axis, at in first(layout).items() if axis not in cutting)
 
 
 def saved(layout: Layout, rank: int) -> Box | None:
-    """What ``rank`` must save; ``None`` when it holds nothing, an empty shard or a copy of a lower rank's."""
+    """Returns the box that ``rank`` saves.
+
+    It is ``None`` if the rank holds nothing, an empty shard, or a copy of a lower rank's.
+    """
     where = layout.grid.coords(rank)
     if any(where[axis] != at for axis, at in home(layout)):
         return None
@@ -41,13 +44,13 @@ def saved(layout: Layout, rank: int) -> Box | None:
 
 
 def saved_at_home(layout: Layout, rank: int) -> Box | None:
-    """As ``saved``, for a rank that is where ``home`` says."""
+    """Returns the same as ``saved``, for a rank that has the coordinates that ``home`` returns."""
     box = layout.box(rank)
     return box if box is not None and (0 in layout.shape or not box.empty) else None
 
 
 def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
-    """Every saved shard, by rank. They tile the tensor."""
+    """Returns every saved shard, ordered by rank. They tile the tensor."""
     if 0 not in layout.shape:
         return tuple(piece for piece, _ in overlapping_shards(layout, whole(layout.shape)))
     lowest = layout.grid.rank(**first(layout))
@@ -57,7 +60,10 @@ def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
 
 
 def overlapping_shards(layout: Layout, want: Box) -> tuple[tuple[SavedShard, Box], ...]:
-    """The saved shards that overlap ``want``, each with the overlap, by rank; none when ``want`` is empty."""
+    """Returns the saved shards that overlap ``want``, each with the overlap, ordered by rank.
+
+    The result is empty if ``want`` is empty.
+    """
     at = geometry(layout)
     dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, want.lo, want.hi, strict=True))
     out = []
@@ -70,7 +76,7 @@ def overlapping_shards(layout: Layout, want: Box) -> tuple[tuple[SavedShard, Box
 
 
 def slabs(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
-    """``box`` cut into boxes of at most ``limit`` bytes, each one run of its bytes, in order.
+    """Cuts ``box`` into boxes of at most ``limit`` bytes, in order; each is a contiguous range of its bytes.
 
     >>> [b.shape for b in slabs(Box((0, 0), (5, 4)), 1, 8)]
     [(2, 4), (2, 4), (1, 4)]
@@ -82,7 +88,7 @@ def slabs(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
         yield box
         return
 
-    # the dim along which a slab has several rows, each with all of the dims after it
+    # the dim along which a slab has several rows; a row spans all dims after it
     assert itemsize <= limit, (itemsize, limit)
     dim = next(d for d in range(len(shape)) if prod(shape[d + 1 :]) * itemsize <= limit)
     step = limit // (prod(shape[dim + 1 :]) * itemsize)

@@ -19,12 +19,12 @@ from launcher.plan.values.layout import Layout
 Kind = Literal["param", "buffer", "optim"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STAGE = "pp"  # the axis whose coordinates are pipeline stages
-RANKS = 1 << 20  # of the largest grid: a file that claims more would be worked on for ever
+RANKS = 1 << 20  # ranks of the largest grid: an untrusted file that claims more would take forever
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor; ``aliases`` are the further names under which a tied one is known."""
+    """One tensor of a checkpoint; ``aliases`` are the further names of a tied tensor."""
 
     layout: Layout
     dtype: str
@@ -38,10 +38,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Strategy:
-    """``entries`` are by first name, in definition order. Raises ``ValueError`` with every flaw found.
+    """The layouts of all tensors of a checkpoint. Raises ``ValueError`` with every flaw.
 
-    A layout may be over a grid of its own, a device matrix: of the same ranks, with the same stages. That of
-    the strategy is that of the others.
+    ``entries`` are keyed by first name, in definition order. ``grid`` is the grid of most layouts; a layout
+    may instead have another one, a device matrix, over the same ranks and with the same stages.
     """
 
     grid: Grid
@@ -54,12 +54,12 @@ class Strategy:
 
     @cached_property
     def named(self) -> Mapping[str, str]:
-        """Every name, first or alias, with the first name of its tensor."""
+        """Maps every name, aliases included, to the first name of its tensor."""
         return {n: first for first, entry in self.entries.items() for n in (first, *entry.aliases)}
 
     @cached_property
     def homes(self) -> Mapping[Grid, Mapping[tuple[tuple[str, int], ...], list[str]]]:
-        """First names by grid and ``home`` of their layouts: of these, each rank has few to look through."""
+        """The first names by grid, then by ``home`` of their layouts, so that a rank looks at few of them."""
         out: dict[Grid, dict[tuple[tuple[str, int], ...], list[str]]] = {}
         for name, entry in self.entries.items():
             of_grid = out.setdefault(entry.layout.grid, {})
@@ -68,13 +68,13 @@ class Strategy:
 
     @cached_property
     def matrices(self) -> tuple[Grid, ...]:
-        """Grids that layouts have of their own."""
+        """The grids of layouts that differ from the strategy's grid."""
         found = dict.fromkeys(entry.layout.grid for entry in self.entries.values())
         return tuple(grid for grid in found if grid != self.grid)
 
     @cached_property
     def digest(self) -> str:
-        """The same for the same layouts, in whatever order they are listed."""
+        """A digest that is equal for equal layouts, whatever their order."""
         rows = {name: row(entry) for name, entry in self.entries.items()}
         for name, entry in self.entries.items():
             if entry.layout.grid != self.grid:
@@ -83,10 +83,10 @@ class Strategy:
 
     @cached_property
     def meaning(self) -> str:
-        """A digest, equal for strategies that put the same parts of the same tensors on the same ranks.
+        """A digest that is equal if two strategies put the same parts of the same tensors on the same ranks.
 
-        It does not tell names of axes, further names of a tied tensor, or what a tensor is for: other forms
-        of a strategy do not say these.
+        It does not depend on the names of axes, on aliases, or on the kinds of tensors, because other formats
+        of a strategy do not contain these.
         """
         rows = {n: [e.dtype, list(e.layout.shape), meaning(e.layout)] for n, e in self.entries.items()}
         return xxhash.xxh3_128_hexdigest(json.dumps([self.grid.size, rows], sort_keys=True).encode())
@@ -97,21 +97,21 @@ class Strategy:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """Those that any tensor is of."""
+        """The kinds of which there is a tensor."""
         found = {entry.kind for entry in self.entries.values()}
         return tuple(kind for kind in KINDS if kind in found)
 
     def only(self, *kinds: Kind) -> Strategy:
-        """The entries of these kinds."""
+        """Returns the strategy with only the entries of these kinds."""
         return replace(self, entries={n: e for n, e in self.entries.items() if e.kind in kinds})
 
     def held(self, rank: int) -> dict[str, Entry]:
-        """What ``rank`` has in memory, copies and empty pieces included."""
+        """Returns the entries that ``rank`` has in memory, replicas and empty pieces included."""
         return {n: e for n, e in self.entries.items() if e.layout.holds(rank)}
 
 
 def row(entry: Entry) -> dict[str, Any]:
-    """The entry in JSON's types, without the grid that it is laid out over."""
+    """Returns the entry as a JSON object, without the grid of its layout."""
     return {
         "dtype": entry.dtype,
         "shape": list(entry.layout.shape),
@@ -123,13 +123,13 @@ def row(entry: Entry) -> dict[str, Any]:
 
 
 def stages(layout: Layout) -> tuple[int, ...]:
-    """The pipeline stages that hold the tensor: stage 0 where the grid has none."""
+    """Returns the pipeline stages that hold the tensor; stage 0 if the grid has no stages."""
     count = layout.grid.sizes.get(STAGE, 1)
     return tuple(dict(layout.at).get(STAGE, range(count)))
 
 
 def single(strategy: Strategy) -> Strategy:
-    """The same tensors, whole, on one rank."""
+    """Returns the strategy of the same tensors as full tensors on one rank."""
     grid = Grid(tuple((axis, 1) for axis, _ in strategy.grid.axes))
     return Strategy(grid, {name: relaid(entry, grid, (), ()) for name, entry in strategy.entries.items()})
 
@@ -137,16 +137,17 @@ def single(strategy: Strategy) -> Strategy:
 def relaid(
     entry: Entry, grid: Grid, axes: tuple[str, ...], at: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> Entry:
-    """``entry`` on ``grid``, its dim 0 cut by ``axes``."""
+    """Returns ``entry`` laid out over ``grid``: ``axes`` cut its dim 0, ``at`` pins coordinates."""
     shape = entry.layout.shape
     split = (axes, *((),) * (len(shape) - 1)) if shape else ()
     return replace(entry, layout=Layout(grid, shape, split, at))
 
 
 def match(src: Strategy, dst: Strategy) -> dict[str, str]:
-    """For each entry of ``dst`` the name of that of ``src`` it is made from, through aliases where needed.
+    """Returns for each entry of ``dst`` the first name of the entry of ``src`` that it is read from.
 
-    Raises ``ValueError`` with every name that only one side has, and every dtype or shape that differs.
+    Entries match if they have a name in common, aliases included. Raises ``ValueError`` with every name that
+    only one side has, and every dtype or shape that differs.
     """
     out = {}
     found = []
@@ -159,7 +160,7 @@ def match(src: Strategy, dst: Strategy) -> dict[str, str]:
             out[name] = firsts[0]
             found += _differences(name, src.entries[firsts[0]].spec, entry.spec)
 
-    # what only one side has
+    # names that only one side has
     lost = sorted(src.entries.keys() - {src.named[n] for n in dst.named if n in src.named})
     if lost:
         found.append(f"only in the source: {', '.join(lost)}")
@@ -213,7 +214,7 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
             yield f"laid out over {over}, the strategy over {dict(grid.axes)}: not the same ranks and stages"
             return
 
-    # what it is
+    # its dtype, kind and rank
     if entry.dtype not in ITEMSIZE:
         yield f"dtype {entry.dtype} is not known; known are {', '.join(ITEMSIZE)}"
     if entry.kind not in KINDS:
@@ -221,7 +222,7 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
     if len(layout.split) != len(layout.shape):
         yield f"split has {len(layout.split)} dims, shape {list(layout.shape)} has {len(layout.shape)}"
 
-    # where it is
+    # its axes and coordinates
     for axis in sorted({*layout.axes, *pinned} - sizes.keys()):
         yield f"axis {axis} is not in the grid {dict(layout.grid.axes)}"
     for axis in sorted({a for a in layout.axes if layout.axes.count(a) > 1 or a in pinned}):
@@ -233,7 +234,7 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
 
 
 def _stages_at(grid: Grid) -> tuple[int, int]:
-    """How many ranks apart neighbouring stages are, and how many there are."""
+    """Returns how many ranks apart neighbouring stages are, and the number of stages."""
     apart = grid.size
     for axis, n in grid.axes:
         apart //= n

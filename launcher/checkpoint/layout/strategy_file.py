@@ -1,4 +1,4 @@
-"""Strategies as JSON files, one a pipeline stage, one tensor a line."""
+"""Reads and writes strategies as JSON files, one per pipeline stage, with one tensor per line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from launcher.untrusted.files import brief
 
 FORMAT, VERSION = "launcher.strategy", 2
 ONE_GRID = 1
-"""The version of files whose layouts are all over one grid: any launcher reads them."""
-TOLD = 20  # missing stages that a message lists
+"""The version of files whose layouts all have one grid; every launcher reads it."""
+TOLD = 20  # the most missing stages that a message lists
 
 
 @dataclass(frozen=True)
 class StageStrategy:
-    """What one file says: the tensors that ``stages`` hold. ``origin`` is the file, for messages."""
+    """The content of one file: the tensors that ``stages`` hold. ``origin`` is the file, for messages."""
 
     origin: str
     stages: tuple[int, ...]
@@ -32,12 +32,12 @@ class StageStrategy:
 
 
 def stage_file(stage: int) -> str:
-    """The file of one stage."""
+    """Returns the name of the file of one stage."""
     return f"stage{stage}.json"
 
 
 def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
-    """Write ``stage<S>.json`` for every stage; a tied tensor is in the file of each stage that holds it."""
+    """Writes ``stage<S>.json`` for every stage; a tied tensor is in the file of each stage that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     files = tuple(folder / stage_file(s) for s in range(strategy.stages))
     for stage, path in enumerate(files):
@@ -47,7 +47,7 @@ def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
 
 
 def load(path: Path) -> Strategy:
-    """A merged file, or a folder with one file a stage. Raises ``ValueError`` unless every stage is there."""
+    """Reads a merged file, or a folder with one file per stage. Raises ``ValueError`` if one is missing."""
     if not path.is_dir():
         return merge([read(path)])
     files = sorted(path.glob("*.json"))
@@ -57,16 +57,17 @@ def load(path: Path) -> Strategy:
 
 
 def merge(parts: Sequence[StageStrategy]) -> Strategy:
-    """One strategy out of the parts.
+    """Merges the files of stages into one strategy.
 
-    Raises ``ValueError`` where two disagree, or a stage or a tied copy is missing.
+    Raises ``ValueError`` if two files disagree, a stage is missing, or a tensor is missing from the file of
+    one of its stages.
     """
     assert parts
     first = parts[0]
     entries: dict[str, Entry] = {}
     origin: dict[str, str] = {}
 
-    # each tensor as the first file has it, with which all others must agree
+    # take each tensor from the first file that has it; all others must agree
     for part in parts:
         if part.strategy.grid != first.strategy.grid:
             axes = [dict(p.strategy.grid.axes) for p in (first, part)]
@@ -82,7 +83,7 @@ def merge(parts: Sequence[StageStrategy]) -> Strategy:
                 )
             origin.setdefault(name, part.origin)
 
-    # and every stage with all that it holds
+    # every stage must exist, with all tensors that it holds
     _check_stages(parts, first.strategy.stages)
     strategy = Strategy(first.strategy.grid, entries)
     for part in parts:
@@ -93,7 +94,10 @@ def merge(parts: Sequence[StageStrategy]) -> Strategy:
 
 
 def text(strategy: Strategy, of: tuple[int, ...]) -> str:
-    """The file, one tensor a line: a change of one layout is a change of one line."""
+    """Returns the content of the file of the stages ``of``.
+
+    It has one tensor per line, so that a change of one layout changes one line.
+    """
     version = VERSION if strategy.matrices else ONE_GRID
     head = {"format": FORMAT, "version": version, "stages": of, "grid": dict(strategy.grid.axes)}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
@@ -104,13 +108,13 @@ def text(strategy: Strategy, of: tuple[int, ...]) -> str:
 
 
 def _row(entry: Entry, common: Grid) -> dict[str, Any]:
-    """With the grid where it is not that of the file, outermost axis first."""
+    """Returns the entry as a JSON object, with its grid (outermost axis first) if that is not the file's."""
     own = entry.layout.grid
     return row(entry) if own == common else {**row(entry), "grid": dict(own.axes)}
 
 
 def read(path: Path) -> StageStrategy:
-    """Raises ``ValueError`` naming the file when it is not one of ours."""
+    """Reads one strategy file. Raises ``ValueError`` naming the file if it is not one of ours."""
     return _parse(str(path), parsed(path, read_bytes(path), "not a strategy file: "))
 
 
@@ -161,7 +165,11 @@ def _whole(value: Any) -> int:
 
 
 def _check_stages(parts: Sequence[StageStrategy], count: int) -> None:
-    """First of all: from here on there are no more stages than the files list, whatever number they claim."""
+    """Raises ``ValueError`` if a stage is missing.
+
+    It runs before any other loop over stages: afterwards there are no more stages than the files list,
+    whatever number they claim.
+    """
     given = {stage for part in parts for stage in part.stages}
     missing = list(islice((stage for stage in range(count) if stage not in given), TOLD + 1))
     if missing:
@@ -179,7 +187,7 @@ def _check_home(part: StageStrategy) -> None:
 
 
 def _check_listed(part: StageStrategy, strategy: Strategy, origin: dict[str, str]) -> None:
-    """A tensor at several stages must be in the file of each: else one of them would come out without it."""
+    """Raises ``ValueError`` if a tensor of several stages is missing from the file of one of them."""
     for name, entry in strategy.entries.items():
         here = sorted({*part.stages} & {*stages(entry.layout)})
         if here and name not in part.strategy.entries:

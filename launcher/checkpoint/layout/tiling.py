@@ -1,4 +1,4 @@
-"""Whether boxes make a whole tensor: each element in one of them."""
+"""Checks that boxes tile a full tensor: that each element is in exactly one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 from launcher.plan.values.layout import Box
 
 STEPS = 32
-"""Looks at each piece, at most: a grid takes two for each dim, slabs that all end elsewhere any number."""
+"""The most visits per piece: a grid takes two per dim, slabs that end at different places any number."""
 
 
 class _Uneven(Exception):
@@ -17,7 +17,7 @@ class _Uneven(Exception):
 
 
 def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
-    """What is wrong; ``None`` when nothing is.
+    """Returns why ``boxes`` do not tile a tensor of ``shape``; ``None`` if they do.
 
     >>> untiled((4,), [Box((0,), (2,)), Box((2,), (4,))]), untiled((4,), [Box((0,), (2,)), Box((1,), (3,))])
     (None, 'its pieces at [0] and [1] overlap')
@@ -35,17 +35,17 @@ def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     if both:
         return f"its pieces at {list(both[0].lo)} and {list(both[1].lo)} overlap"
 
-    # without overlap they are the whole if they are as many elements
+    # boxes that do not overlap tile the tensor if they have as many elements as it
     if sum(prod(box.shape) for box in full) != prod(shape):
         return f"its pieces do not add up to {list(shape)}"
     return None
 
 
 def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box] | None:
-    """Two boxes that share an element.
+    """Returns two boxes that share an element, or ``None``.
 
-    The edges along ``dim`` make slabs; in each, the boxes are compared along the dims after it. ``left`` is
-    how many looks there still may be, more raise ``_Uneven``.
+    The edges along ``dim`` make slabs; within each slab, boxes are compared along the dims after it. ``left``
+    holds how many visits of boxes remain; beyond that ``_Uneven`` is raised.
     """
     left[0] -= len(boxes)
     if len(boxes) < 2:
@@ -61,11 +61,11 @@ def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box]
     for box in boxes:
         starts[box.lo[dim]].append(box)
 
-    # the boxes of each slab; where none begins, those of the slab before have been compared
+    # the boxes of each slab; if none starts there, all of them were compared in the previous slab
     open_boxes: list[Box] = []
     for a, _ in pairwise(edges):
         open_boxes = [box for box in open_boxes if box.hi[dim] > a] + starts[a]
-        left[0] -= len(open_boxes) // 8  # these looks are short
+        left[0] -= len(open_boxes) // 8  # these visits are cheap
         found = _overlap(open_boxes, dim + 1, left) if starts[a] else None
         if found:
             return found

@@ -1,4 +1,4 @@
-"""Functions with MindSpore's names and arguments, for files with one strategy and one folder a rank."""
+"""Functions with MindSpore's names and arguments that transform checkpoints of one folder per rank."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PathLike = str | os.PathLike[str] | None
 
 
 def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
-    """The layout of each parameter in a strategy file, ours or MindSpore's of either form.
+    """Returns the layout of each parameter in a strategy file: ours, or MindSpore's in either format.
 
-    MindSpore's protobuf form leaves shapes out: theirs are then the smallest that can be cut so. Raises
-    ``TypeError`` for something that is no path, ``ValueError`` for what is no strategy file.
+    MindSpore's protobuf format has no shapes; each shape is then the smallest that the layout can cut. Raises
+    ``TypeError`` if the argument is not a path, ``ValueError`` if it is not a strategy file.
     """
     found = open_strategy("strategy_filename", strategy_filename)
     if found is None:
@@ -43,11 +43,11 @@ def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
 def rank_list_for_transform(
     rank_id: int, src_strategy_file: PathLike = None, dst_strategy_file: PathLike = None
 ) -> list[int]:
-    """The source ranks whose files ``rank_id`` of the destination needs, descending.
+    """Returns the source ranks whose files ``rank_id`` of the destination needs, in descending order.
 
-    A strategy of ``None`` is a full checkpoint: rank 0 has it, and other ranks have copies. Raises
-    ``TypeError`` for arguments of other types, ``ValueError`` for a strategy that cannot be read, a rank
-    outside the destination, or strategies that do not fit.
+    A strategy of ``None`` means a full checkpoint: rank 0 has it, and other ranks have copies. Raises
+    ``TypeError`` for an argument of the wrong type, ``ValueError`` for a strategy that cannot be read, a rank
+    outside the destination, or strategies that do not fit together.
     """
     _check_type("rank_id", rank_id, int)
     before = open_strategy("src_strategy_file", src_strategy_file)
@@ -72,12 +72,13 @@ def transform_checkpoint_by_rank(
     src_strategy_file: PathLike = None,
     dst_strategy_file: PathLike = None,
 ) -> None:
-    """Write the file of ``rank_id`` of the destination, from source files by rank.
+    """Writes the file of ``rank_id`` of the destination.
 
-    Those of ``rank_list_for_transform`` are needed, more may be there. Raises as it does; ``ValueError`` also
-    for a source file that is missing or does not fit.
+    ``checkpoint_files_map`` has the source's files by rank. It must have those of the ranks that
+    ``rank_list_for_transform`` returns, and may have more. Raises as that function does, and ``ValueError``
+    if a source file is missing or does not fit.
     """
-    # the arguments, as MindSpore looks at them
+    # check the arguments in MindSpore's order
     _check_type("rank_id", rank_id, int)
     if not isinstance(checkpoint_files_map, dict):
         raise TypeError(f"checkpoint_files_map: expected a dict, got {type(checkpoint_files_map).__name__}")
@@ -88,7 +89,7 @@ def transform_checkpoint_by_rank(
     src = open_strategy("src_strategy_file", src_strategy_file)
     dst = open_strategy("dst_strategy_file", dst_strategy_file)
 
-    # the file, under its name when it is whole
+    # write the file; it gets its final name once it is complete
     transform = file_transform(paths, src, dst, rank_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.stem}.partial{path.suffix}")
@@ -110,20 +111,28 @@ def transform_checkpoints(
     process_num: int = 1,
     output_format: str = "ckpt",
 ) -> None:
-    """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank.
+    """Writes ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank of the destination.
 
-    The destination appears when complete. ``output_format`` is ``ckpt`` or ``safetensors``, whatever the
-    source is.
+    Everything is checked before anything is written, and the destination appears when it is complete. A
+    strategy of trainable parameters does not list other tensors, such as the statistics of BatchNorm. These
+    are copied: all ranks that have one must have the same values.
 
-    The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. Without
-    ``src_strategy_file`` every rank has a full checkpoint, all of them equal. Tensors that a strategy does
-    not list, as one of trainable parameters leaves out the statistics of BatchNorm, are copied: all ranks
-    that have one must have the same numbers. The source may be a checkpoint of ours, which brings its
-    strategy along. ``process_num`` ranks are written at a time, by threads; one more syncs them. Everything
-    is checked first. Raises ``TypeError`` and ``ValueError`` as the functions above, ``NotADirectoryError``
-    for a source or destination that is no folder, ``FileExistsError`` for one not empty.
+    Args:
+        src_checkpoints_dir: A folder of ``rank_<k>`` folders, or a checkpoint of ours, which contains its
+            strategy. If a rank's folder has several files, the one of the highest step is read.
+        dst_checkpoints_dir: The folder to write; absent or empty.
+        ckpt_prefix: The start of the names of the files to write.
+        src_strategy_file: The source's strategy; ``None``: every rank has the same full checkpoint.
+        dst_strategy_file: The destination's strategy; ``None``: one full checkpoint.
+        process_num: How many ranks are written at a time, by threads; one more thread syncs their files.
+        output_format: ``ckpt`` or ``safetensors``, whatever the format of the source.
+
+    Raises:
+        TypeError, ValueError: As the functions above.
+        NotADirectoryError: The source or the destination is not a folder.
+        FileExistsError: The destination is not empty.
     """
-    # the arguments, as MindSpore looks at them
+    # check the arguments in MindSpore's order
     source = _folder("src_checkpoints_dir", src_checkpoints_dir)
     target = _folder("dst_checkpoints_dir", dst_checkpoints_dir)
     _check_prefix(ckpt_prefix)
@@ -132,7 +141,7 @@ def transform_checkpoints(
     src = open_strategy("src_strategy_file", src_strategy_file)
     dst = open_strategy("dst_strategy_file", dst_strategy_file)
 
-    # the source, then where it goes
+    # check the source, then the destination
     read = of_checkpoint if is_checkpoint(source) else of_rank_folders
     made = read(source, src, dst)
     if target.exists() and not target.is_dir():

@@ -1,4 +1,4 @@
-"""Tensors of files as torch's parameters, put into a live ``torch.nn.Module``."""
+"""Makes torch parameters of the tensors of files, and loads them into a ``torch.nn.Module``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from launcher.plan.values.facts import TensorSpec
 
 
 def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
-    """A ``torch.nn.Parameter`` of its own memory; one that is not floating takes no gradient."""
-    torch = import_module("torch")  # here alone: all else in this folder works where there is none
+    """Returns a ``torch.nn.Parameter`` with its own memory.
+
+    It requires a gradient only if it is floating point or complex.
+    """
+    torch = import_module("torch")  # imported here alone: the rest of this folder works without torch
     data = bytearray()
     for chunk in chunks:
         data += chunk
@@ -26,13 +29,13 @@ def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
 
 
 def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
-    """Copy ``found`` into the tensors of ``net`` that have their names.
+    """Copies the tensors ``found`` into the tensors of ``net`` that have their names.
 
-    Unless ``strict``, a tensor of the net also takes one whose name ends in its own, behind a dot, and
-    numbers of another width are cast, floating to floating and whole to whole. ``strict`` wants the same
-    names and dtypes on both sides; what a training saves beside its parameters, counters and optimizer
-    states, needs no place in the net. Everything is checked first: raises ``ValueError`` with all that does
-    not fit.
+    If ``strict``, names and dtypes must be equal on both sides; only counters and optimizer states, which a
+    training saves beside its parameters, may be missing in the net. Otherwise a tensor of the net also takes
+    a tensor whose name ends in a dot and its own name, and values are cast to another width, floating point
+    to floating point and integers to integers. Everything is checked before anything is copied: raises
+    ``ValueError`` with all mismatches.
     """
     state = net.state_dict()
     wrong = []
@@ -41,7 +44,7 @@ def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
         wrong += [f"only in the files: {name}" for name in extra]
         wrong += [f"only in the net: {name}" for name in state if name not in found]
 
-    # the names of the net with those of the files
+    # which tensor of the files each tensor of the net takes
     names = {name: name for name in state if name in found}
     if not strict:
         missing = [name for name in state if name not in names]
@@ -59,7 +62,7 @@ def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
 
 
 def _of_training(name: str, found: Mapping[str, Any]) -> bool:
-    """Whether this is a counter, or a state of the optimizer for a parameter that the files have."""
+    """Whether ``name`` is a counter, or an optimizer state of a parameter that the files have."""
     ours = name.split(".", 2)
     if ours[0] == "optim" and ours[-1] in found:
         return True
@@ -67,9 +70,10 @@ def _of_training(name: str, found: Mapping[str, Any]) -> bool:
 
 
 def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Names of the net that are ``missing`` in the files, with those of ``others`` that end in them.
+    """Matches names of the net that are ``missing`` in the files with names in ``others`` that end in them.
 
-    Where several do, those with the one prefix that all can have are meant; states of optimizers never are.
+    If exactly one prefix fits all of them, it is used. Optimizer states are never matched. Returns the
+    matches, and a message for each name that is ambiguous.
     """
     weights = [n for n in others if kind_of(n, dict.fromkeys(others)) == "param"]
     found = {n: [w.removesuffix(n) for w in weights if w.endswith(f".{n}")] for n in missing}
@@ -99,7 +103,7 @@ def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
 
 
 def _fits(new: Any, dtype: Any) -> bool:
-    """Whole numbers stay what they are, and none that is finite becomes infinite."""
+    """Whether a cast keeps every integer and makes no finite number infinite."""
     cast = new.to(dtype)
     if _kind(new) == "int":
         return bool((cast.to(new.dtype) == new).all())
@@ -111,6 +115,6 @@ def _spec(tensor: Any) -> TensorSpec:
 
 
 def _kind(tensor: Any) -> str:
-    """What may be cast into each other; bool and complex numbers may not."""
+    """Returns the kind of a dtype, within which casts are allowed; ``""`` for bool and complex: no casts."""
     dtype = str(tensor.dtype).removeprefix("torch.").removeprefix("u").removeprefix("b")
     return next((kind for kind in ("float", "int") if dtype.startswith(kind)), "")

@@ -1,4 +1,4 @@
-"""One network's tensors, found in the several files of a folder."""
+"""Loads the tensors of one network from the several files of a folder."""
 
 from __future__ import annotations
 
@@ -23,15 +23,26 @@ def load_segmented_checkpoints(
     specify_prefix: Prefixes = None,
     choice_func: Callable[[str], bool] | None = None,
 ) -> dict[str, Any]:
-    """The tensors of every ``*.safetensors``, or every ``*.ckpt``, in the folder, by name.
+    """Returns the tensors of every ``*.safetensors``, or every ``*.ckpt``, in a folder, by name.
 
-    They are ``torch.nn.Parameter``; strings that were saved among them are ``str``. Left out are names that
-    start with one of ``filter_prefix`` or with none of ``specify_prefix``; where neither is given, those that
-    ``choice_func`` says False to. ``net``, a ``torch.nn.Module``, takes what it has a place for, by its name
-    or by the end of it, in the width that the net has; with ``strict_load`` names and dtypes must be those in
-    the files, which may have counters and optimizer states besides. ``dec_key`` opens ``.ckpt`` files
-    encrypted in ``dec_mode``. Raises ``TypeError`` for arguments of other types, ``ValueError`` for a folder
-    that is missing, empty, of two formats, of files that cannot be read, or with one name for two tensors.
+    Tensors are ``torch.nn.Parameter``; strings that were saved among them are ``str``.
+
+    Args:
+        ckpt_file_dir: The folder.
+        net: A ``torch.nn.Module`` to load the tensors into. It takes each tensor whose name is that of one of
+            its own or ends in it, cast to its own width.
+        strict_load: Names and dtypes of ``net`` must be those in the files; the files may also have counters
+            and optimizer states.
+        filter_prefix: Leave out names that start with one of these.
+        dec_key: The key of ``.ckpt`` files that are encrypted in ``dec_mode``.
+        dec_mode: The mode of their encryption.
+        specify_prefix: Leave out names that start with none of these.
+        choice_func: Leave out names for which it returns False. It is called only if no prefix is given.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: The folder is missing or empty, has files of two formats or files that cannot be read, has
+            two tensors of one name, no tensor is left, or the tensors do not fit ``net``.
     """
     if not isinstance(ckpt_file_dir, str):
         raise TypeError(f"ckpt_file_dir: expected str, got {type(ckpt_file_dir).__name__}")
@@ -41,7 +52,7 @@ def load_segmented_checkpoints(
     drop = _prefixes("filter_prefix", filter_prefix)
     keep = _prefixes("specify_prefix", specify_prefix)
 
-    # every file, of which each tensor may count once
+    # index every file; two files may have a tensor of one name only if it is the same tensor
     where: dict[str, RankSource] = {}
     texts: dict[str, str] = {}
     for source in (open_source(path, dec_key, mode) for path in _files(Path(ckpt_file_dir), dec_key)):
@@ -53,7 +64,7 @@ def load_segmented_checkpoints(
             if texts.setdefault(name, text) != text:
                 raise ValueError(f"{source.path}: the string {name} differs from that of another file")
 
-    # those that are asked for; what the caller's function says counts where no prefix is given
+    # the requested names; choice_func is called only if no prefix is given
     def wanted(name: str) -> bool:
         if choice_func is not None and not drop and not keep:
             return _choice(choice_func, name)
@@ -72,7 +83,7 @@ def load_segmented_checkpoints(
 
 
 def _same(first: RankSource, other: RankSource, name: str) -> bool:
-    """Segments repeat what belongs to all of them: counters of steps."""
+    """Whether two files have the same tensor ``name``: segments repeat shared ones, such as step counters."""
     if first is other:
         return True
     return first.specs[name] == other.specs[name] and b"".join(first.chunks(name)) == b"".join(

@@ -1,4 +1,4 @@
-"""The strategy files of all pipeline stages joined into one, ours or MindSpore's."""
+"""Merges the strategy files of all pipeline stages into one, in our format or MindSpore's."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from launcher.checkpoint.mindspore.strategy_input import is_ours
 from launcher.checkpoint.tensorfile.durable import write_text
 
 SUFFIX = {"protobuf": ".ckpt", "json": ".json"}
-"""What MindSpore tells the two forms apart by."""
+"""The suffixes by which MindSpore distinguishes its two formats."""
 
 
 def merge_pipeline_strategies(
     src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | os.PathLike[str]
 ) -> None:
-    """Join the strategy files in the folder ``src_strategy_dirs``, told apart by content; the form stays.
+    """Merges the strategy files in the folder ``src_strategy_dirs`` into one file of the same format.
 
-    Raises ``NotADirectoryError`` unless it is a folder, ``ValueError`` when it holds no strategy file, two
-    forms, or files that do not belong together.
+    The format is recognized by content. Raises ``TypeError`` for an argument that is not a path,
+    ``NotADirectoryError`` if the source is not a folder, ``ValueError`` if it has no strategy file, files of
+    two formats, or files that do not belong together.
     """
     merging(src_strategy_dirs, dst_strategy_file)()
 
@@ -29,7 +30,10 @@ def merge_pipeline_strategies(
 def merging(
     src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | os.PathLike[str]
 ) -> Callable[[], None]:
-    """What writes the file; all that ``merge_pipeline_strategies`` raises for is found before that."""
+    """Checks and merges the files; returns the function that writes the result.
+
+    It raises as ``merge_pipeline_strategies`` does, before the returned function is called.
+    """
     for key, value in (("src_strategy_dirs", src_strategy_dirs), ("dst_strategy_file", dst_strategy_file)):
         if not isinstance(value, str | os.PathLike):
             raise TypeError(f"{key}: expected a path, got {type(value).__name__}")
@@ -38,7 +42,7 @@ def merging(
     if not folder.is_dir():
         raise NotADirectoryError(f"src_strategy_dirs: {folder} is not a folder")
 
-    # the files, all of them ours or all MindSpore's
+    # all files must be ours, or all MindSpore's
     files = sorted(p for p in folder.iterdir() if p.suffix in SUFFIX.values() and p.is_file())
     if not files:
         raise ValueError(f"src_strategy_dirs: {folder} has no strategy files (.json or .ckpt)")
@@ -51,7 +55,7 @@ def merging(
     return _merging_ours(files, path) if ours else _merging_mindspores(files, path)
 
 
-merge_pipeline_strategys = merge_pipeline_strategies  # the name as MindSpore spells it
+merge_pipeline_strategys = merge_pipeline_strategies  # MindSpore's spelling of the name
 
 
 def _merging_ours(files: list[Path], path: Path) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""MindSpore's operator strategies as those of modules, and the other way."""
+"""Converts MindSpore's operator strategies to strategies of modules, and back."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ MAIN = (
     "MatMul", "BatchMatMul", "Dense", "Gather", "EmbeddingLookup", "Conv2D", "LayerNorm", "RmsNorm",
     "BatchNorm",
 )  # fmt: skip
-"""Primitives that a module is there for."""
+"""Primitives that can be the main operator of a module."""
 
 BESIDE = ("BiasAdd", "Add", "Cast", "Reshape", "Transpose")
-"""Those that follow it within its module."""
+"""Primitives that accompany the main operator within its module."""
 
 CALLED = {
     **dict.fromkeys(LINEARS, ("Dense", "MatMul")),
     "embedding": ("Embedding", "Gather"),
     "norm": ("LayerNorm", "LayerNorm"),
 }
-"""Cell and primitive of a kind of module."""
+"""MindSpore's cell and primitive for each kind of module."""
 
 _NUMBER = re.compile(r"-op\d+$")
 
 
 def strategies(file: NodeStrategies, setting: str, path: str) -> dict[str, FromFile]:
-    """Of each module that a node is in, by its name there; those of code between modules are empty.
+    """Returns the strategy of each module that has a node in ``file``, by the module's name there.
 
-    Raises ``ValueError`` where several operators of a module have strategies.
+    The strategy of a module that is only code around other modules is empty. ``setting`` and ``path`` say
+    where the file was named, for messages. Raises ``ValueError`` if several operators of one module have
+    strategies.
     """
     scopes: dict[str, dict[str, str]] = {}
     for node in dict.fromkeys((*file.slices, *file.layouts)):
@@ -54,13 +56,16 @@ def strategies(file: NodeStrategies, setting: str, path: str) -> dict[str, FromF
 
 
 def _module(scope: str) -> str:
-    """``Default/network-Net/layers-CellList/0-Block`` -> ``network.layers.0``."""
+    """Returns a scope's module: ``network.layers.0`` for ``Default/network-Net/layers-CellList/0-Block``."""
     parts = [part for part in scope.split("/") if part]
     return ".".join(part.rpartition("-")[0] or part for part in parts[parts[:1] == ["Default"] :])
 
 
 def _main(module: str, ops: Mapping[str, str], *, around: bool) -> str | None:
-    """The node that the module's strategy is; ``None`` of code that is around other modules."""
+    """Returns the node whose strategy is the module's; ``None`` if the module is code around other modules.
+
+    ``around`` says whether other modules are inside this one. Raises ``ValueError`` if the node is ambiguous.
+    """
     main = [node for node, op in ops.items() if op in MAIN]
     rest = [op for node, op in ops.items() if node not in main and op not in BESIDE]
     if len(main) == 1 and not rest:
@@ -74,7 +79,7 @@ def _main(module: str, ops: Mapping[str, str], *, around: bool) -> str | None:
 
 
 def _row(file: NodeStrategies, node: str) -> dict[str, Any]:
-    """As ``parallel.operators`` has it; empty for a node that nothing is said of."""
+    """Returns the strategy of ``node`` in the form of ``parallel.operators``; empty if the file has none."""
     maps = (*file.layouts.get(node, ()), *file.out_layouts.get(node, ()))
     row: dict[str, Any] = {}
     if maps:
@@ -83,7 +88,7 @@ def _row(file: NodeStrategies, node: str) -> dict[str, Any]:
             raise ValueError(f"{node}: its tensors are over {len(over)} device matrices; one is read")
         row["layout"] = {"device_matrix": list(maps[0].devices), "alias_name": list(maps[0].names)}
 
-    # each side in layouts, else in slices
+    # inputs and outputs as layouts if the file has them, else as slices
     sides = (("in", file.layouts, file.slices), ("out", file.out_layouts, file.out_slices))
     for side, layouts, slices in sides:
         if node in layouts:
@@ -94,7 +99,11 @@ def _row(file: NodeStrategies, node: str) -> dict[str, Any]:
 
 
 def of_flow(flow: Flow, dp: int, tp: int, stage_of: Callable[[str], int]) -> NodeStrategies:
-    """Every operator in layouts over data-parallel ranks and ``tp``; what was left open is as it came out."""
+    """Returns the strategy of every operator, as layouts over ``dp`` data-parallel ranks and ``tp``.
+
+    Inputs and outputs that the request does not set have the layouts that they were resolved to. ``stage_of``
+    maps a module to its stage.
+    """
     slices, layouts, out_layouts, keys = {}, {}, {}, {}
     for s in flow.spreads:
         o = s.operator
@@ -118,7 +127,10 @@ def _node_of(module: str, kind: str) -> str:
 
 
 def _inputs(s: Spread) -> Iterable[Axes]:
-    """As MindSpore's primitives take them: a table comes first, and a bias is another operator's."""
+    """Returns the layouts of the inputs that MindSpore's primitive takes, in its order.
+
+    An embedding's table comes first. The bias of a linear layer is left out: another primitive adds it.
+    """
     o = s.operator
     weights = [axes for name, axes in o.weights if o.kind not in LINEARS or name == "weight"]
     x = o.input or _activation(s.dims[0], s.takes)
@@ -126,7 +138,7 @@ def _inputs(s: Spread) -> Iterable[Axes]:
 
 
 def _activation(dims: int, cut: Cut) -> Axes:
-    """Samples over data-parallel ranks, and a dim over ``tp``."""
+    """Returns the layout of an activation: samples over data-parallel ranks, dim ``cut`` over ``tp``."""
     names: list[tuple[str, ...]] = [(DP,) if d == 0 else () for d in range(dims)]
     if cut is not None:
         names[cut] = (*names[cut], TP)
@@ -138,13 +150,14 @@ def _map(axes: Axes, dp: int, tp: int) -> TensorMap:
 
 
 PRIMITIVES = {"linear": "linear", "embedding": "embedding", "layer_norm": "norm"}
-"""What modules are that call these of torch's operators."""
+"""The kind of module, a key of ``CALLED``, that each of these torch operators stands for."""
 
 
 def of_sharding(sharding: Sharding, stage_of: Callable[[int], int]) -> NodeStrategies:
-    """Operators on parameters, and those that were written; ``stage_of``: of a virtual stage.
+    """Returns the strategies of operators that read parameters, and of those that the request sets.
 
-    The operator that a module is there for: code around other modules has no name of its own in this form.
+    Only the main operator of each module is included. Code around other modules is left out, because this
+    format has no name for it. ``stage_of`` maps the index of a virtual stage to its stage.
     """
     slices, layouts, out_layouts, keys = {}, {}, {}, {}
     for index, stage in enumerate(sharding.stages):

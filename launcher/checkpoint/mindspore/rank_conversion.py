@@ -1,4 +1,4 @@
-"""Rank files in one layout, and checkpoints of ours, rewritten as rank files in another."""
+"""Rewrites rank files, or a checkpoint of ours, as rank files in another layout."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.trust import ANYONE, Trust
 
 Layouts = Callable[[Strategy], Strategy]
-"""A layout that is worked out from that of the source."""
+"""Computes the layout of the destination from that of the source."""
 
 
 @dataclass(frozen=True)
 class RankFileTransform:
-    """What the source's ``files`` become: the layout ``after``; ``names`` are the source's by its names.
+    """A transform of rank files to the layout ``after``.
 
-    ``stage`` is the pipeline stage that the source is of, where it is one of several.
+    ``names`` maps each name in ``after`` to that in the source. ``stage`` is the source's pipeline stage if
+    the source is one stage of several.
     """
 
     files: RankFiles
@@ -59,19 +60,19 @@ class RankFileTransform:
     stage: int | None
 
     def tensors(self, rank: int) -> HeldTensors:
-        """What ``rank`` of the destination holds, for one thread."""
+        """Returns the tensors that ``rank`` of the destination holds, for use by one thread."""
         return self.files.held(self.after, self.names, rank)
 
     def write(self, rank: int, path: Path, behind: WriteBehind | None = None) -> None:
-        """The file of ``rank``."""
+        """Writes the file of ``rank`` of the destination to ``path``."""
         self.files.write(self.after, self.names, rank, path, behind=behind)
 
 
 @dataclass(frozen=True)
 class RankConversion:
-    """``write(rank, path, behind=...)`` makes the file of a rank of ``after``.
+    """A conversion of any source to rank files: ``write(rank, path, behind=...)`` writes a rank of ``after``.
 
-    ``stage`` is the one that the source is of, where it is one of several.
+    ``stage`` is the source's pipeline stage if the source is one stage of several.
     """
 
     after: Strategy
@@ -88,7 +89,11 @@ def write_ranks(
     workers: int,
     texts: Mapping[str, str] | None = None,
 ) -> int:
-    """Write ``target``, there when complete, and ``texts`` by file name; returns the rank files' bytes."""
+    """Writes the folder ``target``, which appears when it is complete; returns the size of all rank files.
+
+    ``texts`` are further files of the folder, by name. ``prefix`` and ``suffix`` are those of rank files;
+    ``workers`` ranks are written at a time.
+    """
     end = suffix if made.stage is None else f"_part{made.stage}{suffix}"
     with fresh(target) as new, WriteBehind() as behind, ThreadPoolExecutor(workers) as pool:
         ranks = range(made.after.grid.size)
@@ -99,7 +104,7 @@ def write_ranks(
         list(pool.map(partial(made.write, behind=behind), ranks, outputs))
         behind.wait()
 
-        # the names of the files, after the files
+        # sync the folders' entries after the files themselves
         for name, content in (texts or {}).items():
             write_text(new / name, content)
         for folder in (*homes, new):
@@ -110,9 +115,10 @@ def write_ranks(
 def whole_tensors(
     src_checkpoints_dir: Path, src_strategy_file: Path, *, verify: bool = True
 ) -> tuple[RankFiles, Callable[[], HeldTensors]]:
-    """What ``transform_checkpoints`` makes of these, without a strategy to go to; raises as it does.
+    """Opens rank files as full tensors; raises as ``transform_checkpoints`` does.
 
-    The second makes it, each time for one thread. ``verify``: False where heads alone shall be read.
+    Returns the files, and a function that returns the full tensors for use by one thread. Without ``verify``
+    only the files' headers are read.
     """
     src = open_strategy("src_strategy_file", src_strategy_file)
     transform = file_transform(rank_paths(src_checkpoints_dir), src, None, verify=verify)
@@ -122,7 +128,7 @@ def whole_tensors(
 def of_rank_folders(
     folder: Path, src: StrategyInput | None, dst: StrategyInput | Layouts | None, *, verify: bool = True
 ) -> RankConversion:
-    """Of ``rank_<k>`` folders as other programs write them."""
+    """Returns the conversion of ``rank_<k>`` folders that another program wrote."""
     transform = file_transform(rank_paths(folder), src, dst, verify=verify)
     return RankConversion(transform.after, transform.write, transform.stage)
 
@@ -130,7 +136,10 @@ def of_rank_folders(
 def of_checkpoint(
     folder: Path, src: StrategyInput | None, dst: StrategyInput | Layouts | None, trust: Trust = ANYONE
 ) -> RankConversion:
-    """Of a checkpoint of ours, which brings its strategy along."""
+    """Returns the conversion of a checkpoint of ours, which contains its strategy.
+
+    Raises ``ValueError`` if ``src`` is another strategy than the checkpoint's.
+    """
     checkpoint = open_checkpoint(folder, trust)
     before = checkpoint.strategy
     if src is not None and of_whole(src, whole_specs(before)).meaning != before.meaning:
@@ -150,7 +159,7 @@ def of_checkpoint(
 
 
 def laid_out(dst: StrategyInput | Layouts | None, before: Strategy) -> Strategy:
-    """The requested layout of all tensors of ``before``: full tensors on one rank where none is."""
+    """Returns the requested layout of all tensors of ``before``; for ``None``, full tensors on one rank."""
     if dst is None:
         return single(before)
     if isinstance(dst, Strategy | StrategyFile):
@@ -166,7 +175,15 @@ def file_transform(
     *,
     verify: bool = True,
 ) -> RankFileTransform:
-    """Everything checked, checksums if ``verify``; for one ``rank`` the files that it needs are enough."""
+    """Checks everything and returns the transform; checksums are checked if ``verify``.
+
+    Args:
+        paths: The source's files by rank. If ``rank`` is given, only those that it needs are required.
+        src: The source's strategy; ``None``: every rank has the same full checkpoint.
+        to: The destination's strategy, or how to compute it; ``None``: one full checkpoint.
+        rank: The only rank of the destination that will be written.
+        verify: Read files in full to check their checksums, and that copies of a tensor are equal.
+    """
     if src is None and to is None:
         raise ValueError(
             "src_strategy_file and dst_strategy_file are both None: there is no other layout to write"
@@ -175,16 +192,16 @@ def file_transform(
     files = {at: open_source(path, verify=verify) for at, path in paths.items()}
     slices = _slices(files)
 
-    # for one rank alone, only what its files are about
+    # for one rank, keep only the tensors that the given files have
     if rank is not None:
         _check_enough(src, dst, rank, files)
         src = only_names(src, slices.keys())
         dst = only_names(dst, slices.keys())
 
-    # how the source lies in its files
+    # the layout of the source
     stage = by_stage(src, dst, {at: file.specs for at, file in files.items()})
     if src is None:
-        # each rank of a data-parallel training has the full checkpoint: one is read
+        # every data-parallel rank has the same full checkpoint, so one of them is read
         files = {0: full_copy("src_strategy_file is None", files, verify=verify)}
         before = whole_strategy(files[0], listed(dst))
     else:
@@ -196,7 +213,7 @@ def file_transform(
         files = {at: file for at, file in files.items() if before.held(at)}
         dst = only_names(dst, listed(src))
 
-    # what the source strategy does not list has full copies on the ranks
+    # tensors that the source strategy does not list are full copies on their ranks
     replicated = unlisted({at: file.specs for at, file in files.items()}, before, listed(dst))
     before = Strategy(before.grid, {**before.entries, **replicated})
     after = laid_out(to if dst is None else dst, before)
@@ -209,7 +226,7 @@ def file_transform(
 def _check_ranks(
     files: Collection[int], before: Strategy, paths: Mapping[int, Path], *, all_needed: bool
 ) -> None:
-    """Raises ``ValueError`` for a folder of no rank of the source or, if ``all_needed``, a missing one."""
+    """Raises ``ValueError`` if a folder's rank is not in the source or, if ``all_needed``, one is missing."""
     world = before.grid.size
     outside = [at for at in files if not 0 <= at < world]
     if outside:
@@ -224,7 +241,7 @@ def _check_ranks(
 def _check_enough(
     src: StrategyInput | None, dst: StrategyInput | None, rank: int, files: Mapping[int, RankSource]
 ) -> None:
-    """Whether the ``files`` have all that ``rank`` of the destination is made from."""
+    """Raises ``ValueError`` unless the ``files`` have all that ``rank`` of the destination is made from."""
     if src is None:
         full = None if dst is None else on_paper(dst, None)[0]
         check_rank(rank, full)
@@ -236,9 +253,10 @@ def _check_enough(
 
 
 def sides(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Strategy]:
-    """Both layouts without a checkpoint, with the tensors that both list or that ``dst`` alone leaves out.
+    """Returns the layouts of source and destination from the strategies alone, without a checkpoint.
 
-    What ``src`` leaves out has full copies on its ranks.
+    They have the tensors that both list, and those that ``dst`` alone leaves out. Tensors that ``src`` leaves
+    out are dropped: they have full copies on its ranks.
     """
     before, after = on_paper(src, dst)
     if after is None:
@@ -254,12 +272,15 @@ def sides(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Stra
 
 
 def _slices(files: Mapping[int, RankSource]) -> dict[str, TensorSpec]:
-    """By name, as the first rank that has it has it; that others agree is checked against the strategy."""
+    """Returns each tensor's spec, by name, from the first rank that has it.
+
+    The specs of the other ranks are checked against the strategy later.
+    """
     return {name: spec for file in [*files.values()][::-1] for name, spec in file.specs.items()}
 
 
 def _stages(src: StrategyInput, stage: int | None, paths: Collection[int]) -> int | None:
-    """How many stages the pipeline of a source of one ``stage`` has, as far as the ranks' folders tell."""
+    """Returns the number of pipeline stages of a source that is one ``stage``, as far as its folders show."""
     if stage is None or not isinstance(src, StrategyFile) or not src.layouts:
         return None
     ranks_of_a_stage = next(iter(src.layouts.values())).ranks
@@ -268,7 +289,7 @@ def _stages(src: StrategyInput, stage: int | None, paths: Collection[int]) -> in
 
 
 def check_rank(rank: int, dst: Strategy | None) -> None:
-    """Raises ``ValueError`` unless ``dst`` has ``rank``; without a strategy it is one full checkpoint."""
+    """Raises ``ValueError`` unless ``dst`` has ``rank``; a ``dst`` of ``None`` has rank 0 alone."""
     world = 1 if dst is None else dst.grid.size
     if not 0 <= rank < world:
         raise ValueError(f"rank_id: {rank} is not in the destination's world of {world}")

@@ -1,4 +1,4 @@
-"""Plain files, one a rank, each with all that the rank holds: no manifest, no digests."""
+"""Rank files: one plain file per rank with all tensors that the rank holds, without manifest or digests."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from launcher.plan.values.layout import Box, Layout
 
 @dataclass(frozen=True)
 class HeldTensors:
-    """Tensors of one rank, put together from the files of several.
+    """The tensors of one rank, assembled from the files of several.
 
-    Regions count in indices of the full tensors.
+    Boxes are in indices of the full tensors.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -45,10 +45,10 @@ class HeldTensors:
 
 
 class RankFiles:
-    """The files of some ranks or of all, which fit the strategy that they were saved with.
+    """The files of some or all ranks, which fit the strategy that they were saved with.
 
-    ``loose`` are tensors of a single element that no strategy lists, equal wherever they are: step counters,
-    say.
+    ``loose`` are tensors of a single element that no strategy lists, such as step counters. They are equal on
+    all ranks that have them.
     """
 
     def __init__(
@@ -61,10 +61,15 @@ class RankFiles:
         replicated: Collection[str] = (),
         verify: bool = True,
     ) -> None:
-        """Names in ``known`` are never loose; ``own`` is False for a strategy made of the files themselves.
+        """Checks the files. Raises ``ValueError`` with every flaw of every file.
 
-        ``replicated`` are entries of ``strategy`` that its file does not list: unless ``verify`` is False,
-        every rank must have the same bytes of them. Raises ``ValueError`` with every flaw of every file.
+        Args:
+            files: The files by rank.
+            strategy: Their layout.
+            known: Names that are never loose.
+            own: False if ``strategy`` was derived from the files themselves.
+            replicated: Entries of ``strategy`` that its file does not list.
+            verify: Check that every rank has the same bytes of ``replicated`` entries.
         """
         self.files = files
         self.strategy = strategy
@@ -78,8 +83,8 @@ class RankFiles:
             raise ValueError("\n".join(found))
 
     def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> HeldTensors:
-        """What ``write`` writes, a region at a time."""
-        # from which file each region comes
+        """Returns the tensors that ``write`` writes, to be read a region at a time."""
+        # which file each region is read from
         chosen: dict[str, list[Take]] = {name: [] for name in dst.held(rank)}
         for take in takes(self.strategy, dst, names, rank, among=self.files):
             chosen[take.name].append(take)
@@ -90,7 +95,7 @@ class RankFiles:
         }
         specs |= {name: self.files[source].specs[name] for name, source in self.loose.items()}
 
-        # what is loose is the same in every file that has it
+        # loose tensors are equal in every file that has them
         window = Window()
         fills = {name: self._fill(window, names[name], found) for name, found in chosen.items()}
         fills |= {name: partial(self.files[source].fill, window, name) for name, source in self.loose.items()}
@@ -104,7 +109,10 @@ class RankFiles:
         path: Path,
         behind: WriteBehind | None = None,
     ) -> None:
-        """All that ``rank`` of ``dst`` holds, and what is loose; ``names`` as ``match`` has them."""
+        """Writes all tensors that ``rank`` of ``dst`` holds, and the loose ones, to ``path``.
+
+        ``names`` is what ``match`` returns.
+        """
         held = self.held(dst, names, rank)
         boxes = held_boxes(dst, rank)
 
@@ -130,7 +138,7 @@ class RankFiles:
         file = self.files[rank]
         boxes = held_boxes(self.strategy, rank)
 
-        # whose file it is, if it says so; a strategy that was made of the files has no digest of before
+        # the metadata, where it exists, must name this rank, world and strategy
         mark = stamp(rank, self.strategy.grid.size, self.strategy.meaning)
         good = {key: [None, mark[f"launcher.{key}"]] for key in ("rank", "world")}
         if self._own:
@@ -140,7 +148,7 @@ class RankFiles:
             if found not in values:
                 yield f"a file from another place: it says {key} {found}, not {mark[f'launcher.{key}']}"
 
-        # what is in it
+        # its tensors must be those of the strategy
         absent = [name for name in boxes if name not in file.specs]
         if absent:
             yield f"the strategy has it on rank {rank}, the file does not: {', '.join(absent)}"
@@ -175,12 +183,11 @@ def write_held(
     texts: Mapping[str, str] | None = None,
     behind: WriteBehind | None = None,
 ) -> None:
-    """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``.
+    """Writes a file of all tensors that ``rank`` of ``dst`` holds, replicas included, and of ``more``.
 
-    Its suffix says which format.
-
-    Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file. It is on the disk on return,
-    a safetensors file when ``behind`` is done.
+    The suffix of ``path`` gives the format. The strings ``texts`` are entries of a ``.ckpt`` file, or
+    metadata of a safetensors file. The file is synced to disk on return; a safetensors file with ``behind``
+    is synced when that has done its work. ``chunks`` returns the bytes of a tensor.
     """
     strings = texts or {}
     specs = {
@@ -196,7 +203,7 @@ def write_held(
         write_ckpt(path, specs, contents)
         return
 
-    # the strategy in whatever form it is given next time
+    # by meaning, because the strategy may be given in another format when the file is read
     mark = stamp(rank, dst.grid.size, dst.meaning)
     write_stream(path, specs, _views(chunks), {**strings, **mark}, digested=False, behind=behind)
 
@@ -206,7 +213,7 @@ def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[s
 
 
 def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
-    """Of one full checkpoint: every tensor whole, those left out that are loose beside ``listed`` names."""
+    """Returns the strategy of one full checkpoint; tensors that are loose, given ``listed``, are left out."""
     grid = Grid(())
     apart = loose({0: file.specs}, listed)
     entries = {
@@ -218,10 +225,10 @@ def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
 
 
 def full_copy(why: str, files: Mapping[int, RankSource], *, verify: bool) -> RankSource:
-    """The file of rank 0, of which the other ranks have copies, as data-parallel ranks do.
+    """Returns the file of rank 0 after checking that all other ranks have copies, as data-parallel ranks do.
 
-    Raises ``ValueError``, which begins with ``why``, naming the first tensor that is not on every rank, or
-    whose numbers differ there. Unless ``verify``, only the numbers of small tensors are compared.
+    Raises ``ValueError``, which begins with ``why``, naming the first tensor that is missing on a rank or
+    differs there. Unless ``verify``, only the values of small tensors are compared.
     """
     if 0 not in files:
         raise ValueError(f"{why}: rank 0 then has a full checkpoint; there is no folder for it")
@@ -242,7 +249,7 @@ def full_copy(why: str, files: Mapping[int, RankSource], *, verify: bool) -> Ran
 
 
 def _small(specs: Mapping[str, TensorSpec]) -> list[str]:
-    """The smallest of them, 1 MiB in all."""
+    """Returns the names of the smallest tensors, at most 1 MiB in total."""
     names = sorted(specs, key=lambda name: specs[name].nbytes)
     totals = accumulate(specs[name].nbytes for name in names)
     return [name for name, total in zip(names, totals, strict=True) if total <= 1 << 20]
@@ -258,10 +265,10 @@ def _digest(file: RankSource, name: str) -> bytes:
 def unlisted(
     files: Mapping[int, Mapping[str, TensorSpec]], strategy: Strategy, known: Collection[str]
 ) -> dict[str, Entry]:
-    """Entries for tensors that ``strategy`` does not list, as one of trainable parameters leaves out others.
+    """Returns entries for tensors that ``strategy`` leaves out, as a strategy of trainable parameters does.
 
-    Those are the tensors that have one shape on every rank of some stages: full copies, if their numbers
-    agree. What has a single element is among them only where it is in ``known``.
+    A tensor gets an entry if it has one shape on every rank of some stages: these are full copies, if their
+    values agree. A tensor of a single element gets one only if it is in ``known``.
     """
     count = strategy.stages
     grid = strategy.grid
@@ -286,7 +293,7 @@ def unlisted(
 
 
 def loose(files: Mapping[int, Mapping[str, TensorSpec]], listed: Collection[str]) -> dict[str, int]:
-    """By name, the first rank that has it."""
+    """Returns the single-element tensors that are not ``listed``, each with the first rank that has it."""
     out: dict[str, int] = {}
     for rank, specs in files.items():
         for name, spec in specs.items():
@@ -296,6 +303,7 @@ def loose(files: Mapping[int, Mapping[str, TensorSpec]], listed: Collection[str]
 
 
 def held_boxes(strategy: Strategy, rank: int) -> dict[str, Box]:
+    """Returns the box of each tensor that ``rank`` holds, by name."""
     out = {}
     for name, entry in strategy.held(rank).items():
         box = entry.layout.box(rank)

@@ -1,4 +1,4 @@
-"""Folders with one file a rank: which file counts."""
+"""Finds the newest file in each rank's folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _STEP = re.compile(r"(?:(\d+)_)?(\d+)$")
 
 
 def rank_paths(folder: Path) -> dict[int, Path]:
-    """The file of each ``rank_<k>`` below ``folder``, by rank: of several, that of the highest step.
+    """Returns the file of each ``rank_<k>`` below ``folder``, by rank; of several, that of the highest step.
 
-    All are safetensors files, or all ``.ckpt``. Raises ``NotADirectoryError``, and ``ValueError`` for two
-    formats, a rank without a file or with files that cannot be ordered.
+    All must be safetensors files, or all ``.ckpt`` files. Raises ``NotADirectoryError``, and ``ValueError``
+    if there are two formats, no ranks, or a rank without a file or with files that cannot be ordered.
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: not a folder")
@@ -24,7 +24,7 @@ def rank_paths(folder: Path) -> dict[int, Path]:
     if not homes:
         raise ValueError(f"{folder}: no rank_<k> folders in it")
 
-    # one file of each, all of one format
+    # one file per rank, all of one format
     found = {rank: newest(homes[rank]) for rank in sorted(homes)}
     first = next(iter(found.values()))
     other = [path for path in found.values() if path.suffix != first.suffix]
@@ -34,8 +34,11 @@ def rank_paths(folder: Path) -> dict[int, Path]:
 
 
 def newest(home: Path) -> Path:
-    """``net-10_5`` before ``net-9_7``: a name ends in the numbers of epoch and step, or of the step alone."""
-    # files alone: to open a pipe would block
+    """Returns the newest file of a rank's folder: ``net-10_5`` is newer than ``net-9_7``.
+
+    A file name ends in the numbers of epoch and step, or in that of the step alone. Raises ``ValueError``.
+    """
+    # regular files only: opening a pipe would block
     files = sorted(path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file())
     if not files:
         raise ValueError(f"{home}: no .safetensors or .ckpt file in it")
@@ -45,7 +48,7 @@ def newest(home: Path) -> Path:
     if len(files) == 1:
         return files[0]
 
-    # the highest step, if all say theirs in the same way
+    # the highest step, if all names have the same form
     steps = {path: _step(path) for path in files}
     best = max(steps.values(), default=())
     found = [path for path, step in steps.items() if step == best]

@@ -1,4 +1,4 @@
-"""One rank's file as others write it: safetensors, or MindSpore's ``.ckpt``."""
+"""Reads one rank's file that another program wrote: safetensors, or MindSpore's ``.ckpt``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIXES = (".safetensors", ".ckpt")
 
 
 class RankSource(Protocol):
-    """``specs`` has every tensor, ``texts`` the strings that were saved among them."""
+    """One rank's file. ``specs`` lists every tensor, ``texts`` the strings that were saved among them."""
 
     @property
     def path(self) -> Path: ...
@@ -35,18 +35,19 @@ class RankSource(Protocol):
     def metadata(self) -> Mapping[str, str]: ...
 
     def fill(self, window: Window, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Put ``part`` of the tensor into ``out``, which is as ``words`` makes it."""
+        """Copies ``part`` of the tensor into ``out``, an array of the form that ``words`` returns."""
 
     def chunks(self, name: str) -> Iterator[bytes | memoryview]:
-        """All bytes of the tensor, in order."""
+        """Yields all bytes of the tensor, in order."""
 
 
 def open_source(
     path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True
 ) -> RankSource:
-    """Heads are read, and with ``verify`` of a ``.ckpt`` with a checksum everything.
+    """Opens a file and reads its header; with ``verify`` also checks a ``.ckpt``'s checksum, if it has one.
 
-    Raises ``ValueError``.
+    The checksum requires reading the whole file. ``key`` and ``mode`` decrypt a ``.ckpt``. Raises
+    ``ValueError``.
     """
     if path.suffix == ".ckpt":
         return _Ckpt(open_ckpt(path, key, mode, verify=verify))
@@ -96,11 +97,14 @@ class _Ckpt:
         return self._file.chunks(name)
 
     def _gather(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Of a tensor that is encrypted or in pieces: read the stretch around ``part``, in halves if long."""
+        """Copies ``part`` of a tensor that is encrypted or stored in pieces into ``out``.
+
+        It reads the byte range that contains ``part``; if the range is long, it splits ``part`` in halves.
+        """
         if part.empty:
             return
 
-        # from its first element to its last
+        # the byte range from the first element of the part to its last
         spec = self.specs[name]
         size = ITEMSIZE[spec.dtype]
         steps = strides(spec.shape, size)

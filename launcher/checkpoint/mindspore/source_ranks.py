@@ -1,4 +1,4 @@
-"""Which ranks of one layout a rank of another reads from, where each rank's file has all that it holds."""
+"""Chooses the source ranks that a destination rank reads from, if each rank's file has all that it holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.plan.values.layout import Box, Layout
 
 @dataclass(frozen=True)
 class Take:
-    """``box`` of the destination's tensor ``name`` is read from ``rank``, which has ``piece`` of it."""
+    """``box`` of the destination's tensor ``name`` is read from source ``rank``, which holds ``piece``."""
 
     name: str
     rank: int
@@ -24,10 +24,11 @@ class Take:
 def takes(
     src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int, among: Collection[int] | None = None
 ) -> tuple[Take, ...]:
-    """All that ``rank`` of ``dst`` reads; ``names`` are the source's by the destination's, as of ``match``.
+    """Returns all that ``rank`` of ``dst`` reads, from few source ranks.
 
-    From few ranks: a copy is taken from a rank that is read anyway, else from the lowest. Only ranks
-    ``among`` are there, if given; raises ``ValueError`` when a piece is on none of them.
+    A replicated piece is read from a rank that is read anyway, else from the lowest that has it. ``names`` is
+    what ``match`` returns. ``among``, if given, are the source ranks whose files exist. Raises ``ValueError``
+    if none of them has a piece.
     """
     wanted = _wanted(src, dst, names, rank)
     holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in wanted]
@@ -35,7 +36,7 @@ def takes(
     if lost:
         raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} is made from it")
 
-    # pieces with few holders first: they leave least choice
+    # pieces with the fewest holders first: they leave the least choice
     chosen: set[int] = set()
     out: dict[int, Take] = {}
     for i in sorted(range(len(wanted)), key=lambda i: len(holders[i])):
@@ -59,7 +60,7 @@ def _wanted(
 
 
 def _holders(layout: Layout, lowest: int, among: Collection[int] | None) -> tuple[int, ...]:
-    """The ranks that hold the piece that the rank ``lowest`` of them saves, ascending."""
+    """Returns the ranks that hold the same piece as rank ``lowest``, the lowest of them, ascending."""
     where = layout.grid.coords(lowest)
     pinned = dict(layout.at)
     free = {axis: pinned.get(axis, range(n)) for axis, n in layout.grid.axes if axis not in layout.axes}

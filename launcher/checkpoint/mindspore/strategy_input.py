@@ -1,4 +1,4 @@
-"""A strategy as a function gets it: ours, or a file of MindSpore's, which leaves shapes to the checkpoint."""
+"""Opens the strategy argument of a function: one of ours, or MindSpore's file, which may have no shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ StrategyInput = Strategy | StrategyFile
 
 
 def open_strategy(key: str, value: Path_) -> StrategyInput | None:
-    """Told apart by content. Raises ``TypeError`` and ``ValueError`` naming ``key`` or the file."""
+    """Opens a strategy file of ours or MindSpore's, recognized by its content; returns ``None`` for ``None``.
+
+    Raises ``TypeError`` or ``ValueError`` naming ``key``, the argument's name, or the file.
+    """
     if value is None:
         return None
     if not isinstance(value, str | os.PathLike):
@@ -38,7 +41,7 @@ def open_strategy(key: str, value: Path_) -> StrategyInput | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether this is a strategy file of ours, or a folder, which only we have."""
+    """Whether ``path`` is a strategy file of ours, or a folder: MindSpore has no folders of them."""
     if path.is_dir():
         return True
     data = read_bytes(path)
@@ -52,7 +55,7 @@ def is_ours(path: Path) -> bool:
 
 
 def listed(strategy: StrategyInput | None) -> set[str]:
-    """Every name in it."""
+    """Returns every name in ``strategy``."""
     if strategy is None:
         return set()
     if isinstance(strategy, Strategy):
@@ -63,9 +66,10 @@ def listed(strategy: StrategyInput | None) -> set[str]:
 def by_stage(
     src: StrategyInput | None, dst: StrategyInput | None, files: Mapping[int, Collection[str]]
 ) -> int | None:
-    """The stage, when the source is MindSpore's file of one and the destination lists more than it has.
+    """Returns the source's stage if the source is one pipeline stage of several, else ``None``.
 
-    ``files`` are the names in the file of each rank, those that no strategy lists included.
+    It is one if its strategy is MindSpore's file of one stage and the destination lists more tensors than the
+    stage has. ``files`` has the names in each rank's file, those that no strategy lists included.
     """
     if not isinstance(src, StrategyFile) or not isinstance(dst, StrategyFile) or src.merged:
         return None
@@ -78,14 +82,17 @@ def by_stage(
 def of_slices(
     strategy: StrategyInput, slices: Mapping[str, TensorSpec], stages: int | None = None
 ) -> Strategy:
-    """With the shapes that the ranks' ``slices`` make; ``stages``: of the whole pipeline, where known."""
+    """Returns ``strategy`` with the shapes that follow from the ranks' ``slices``.
+
+    ``stages`` is the number of stages of the full pipeline, if known.
+    """
     if isinstance(strategy, Strategy):
         return strategy
     return to_strategy(strategy, full_specs(strategy, slices), stages)
 
 
 def of_whole(strategy: StrategyInput, full: Mapping[str, TensorSpec]) -> Strategy:
-    """With the shapes of whole tensors, by every name they go by."""
+    """Returns ``strategy`` with the shapes of full tensors, which ``full`` has by every name and alias."""
     return strategy if isinstance(strategy, Strategy) else to_strategy(strategy, full)
 
 
@@ -93,10 +100,10 @@ Some = TypeVar("Some", Strategy | StrategyFile, Strategy | StrategyFile | None)
 
 
 def only_names(strategy: Some, names: Collection[str]) -> Some:
-    """MindSpore's with these names alone; ours has shapes of its own and stays."""
+    """Returns MindSpore's strategy with only these names. Ours is returned as it is, since it has shapes."""
     if not isinstance(strategy, StrategyFile):
         return strategy
-    numbered = len(strategy.stages()) > 1 or strategy.merged  # ``1-embed.w`` is that of stage 1
+    numbered = len(strategy.stages()) > 1 or strategy.merged  # ``1-embed.w`` is ``embed.w`` of stage 1
 
     def plain(name: str) -> str:
         return name.partition("-")[2] if numbered else name
@@ -106,11 +113,15 @@ def only_names(strategy: Some, names: Collection[str]) -> Some:
 
 
 def whole_specs(strategy: Strategy) -> dict[str, TensorSpec]:
+    """Returns the specs of full tensors, by every name."""
     return {name: strategy.entries[first].spec for name, first in strategy.named.items()}
 
 
 def on_paper(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Strategy | None]:
-    """Both, without a checkpoint: a shape that no file says is the smallest that both sides can cut."""
+    """Returns the layouts of both sides without a checkpoint.
+
+    A shape that no file contains is the smallest that both sides can cut evenly.
+    """
     specs: dict[str, TensorSpec] = {}
     for side in (src, dst):
         if isinstance(side, Strategy):
@@ -119,7 +130,7 @@ def on_paper(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, S
         if isinstance(side, StrategyFile):
             specs = {**_paper(side, specs), **specs}
 
-    # what neither side has a shape for
+    # tensors that neither side has a shape for
     specs |= {n: _both(src, dst, n) for n in specs if _unsized(src, dst, n)}
     before = of_whole(src, specs)
     after = None if dst is None else of_whole(dst, specs)
@@ -137,7 +148,7 @@ def _paper(file: StrategyFile, known: Mapping[str, TensorSpec]) -> dict[str, Ten
 
 
 def _unsized(src: StrategyInput, dst: StrategyInput | None, name: str) -> bool:
-    """No side has a shape for it."""
+    """Whether neither side has a shape for ``name``."""
     sides = [side for side in (src, dst) if side is not None]
     files = [side for side in sides if isinstance(side, StrategyFile)]
     if len(files) < len(sides):
@@ -158,5 +169,5 @@ def _both(src: StrategyInput, dst: StrategyInput | None, name: str) -> TensorSpe
 
 
 def _parts(s: Slicing, dim: int) -> int:
-    """Into how many parts it cuts ``dim``, optimizer sharding included."""
+    """Returns the number of parts that ``s`` cuts ``dim`` into, optimizer sharding included."""
     return s.count(dim) * s.shards if dim == 0 else s.count(dim)

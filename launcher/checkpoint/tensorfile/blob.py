@@ -22,7 +22,7 @@ DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 @dataclass(frozen=True)
 class Blob:
-    """``data`` is a flat view of bytes. Make one with ``Blob.of``, which takes any contiguous buffer."""
+    """One tensor. ``data`` is a flat view of bytes. ``Blob.of`` makes one from any contiguous buffer."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -30,7 +30,9 @@ class Blob:
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...], data: Bytes) -> Blob:
-        """No copy is made. Raises ``ValueError`` for an unknown dtype, a wrong length or a strided buffer.
+        """Wraps a buffer without a copy.
+
+        Raises ``ValueError`` for an unknown dtype, a wrong length or a strided buffer.
 
         >>> Blob.of("bfloat16", (2,), b"abcd").data.nbytes
         4
@@ -54,11 +56,14 @@ class Blob:
 
 
 def described(spec: TensorSpec) -> str:
-    """``float32[4, 8]``, as messages show it."""
+    """Returns a spec as messages show it: ``float32[4, 8]``."""
     return f"{spec.dtype}{list(spec.shape)}"
 
 
 def words(data: Bytes | Any, spec: TensorSpec, offset: int = 0) -> npt.NDArray[Any]:
-    """The tensor at byte ``offset`` of ``data``, its elements as unsigned integers: for copies, not sums."""
+    """Returns a view of the tensor at byte ``offset`` of ``data``; its elements are unsigned integers.
+
+    These have the size of the dtype, and serve for copies, not for arithmetic.
+    """
     flat = np.frombuffer(data, np.uint8, spec.nbytes, offset)
     return flat.view(f"u{ITEMSIZE[spec.dtype]}").reshape(spec.shape)

@@ -1,4 +1,4 @@
-"""Room on a disk, taken in advance; without it the error says the file, what it needs and what is free."""
+"""Reserves disk space in advance; errors name the file, the bytes that it needs and those that are free."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from launcher.untrusted.files import RefusedFile
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE)
-BLOCK = 4096  # bytes that a file or a folder takes at least
+BLOCK = 4096  # the fewest bytes that a file or a folder takes
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Unwritten(OSError, RunError):
-    """A file of ours that cannot be written.
+    """Raised for a file of ours that cannot be written.
 
-    Its text says all that the user has to know: no traceback is needed.
+    Its text contains all that the user needs; no traceback is shown.
     """
 
     def __str__(self) -> str:
@@ -31,7 +31,10 @@ class Unwritten(OSError, RunError):
 
 @contextmanager
 def told(path: Path, needed: int) -> Iterator[None]:
-    """An ``OSError`` of the block is ``Unwritten`` of ``path``; of a full disk, with the bytes ``needed``."""
+    """Turns an ``OSError`` of the block into ``Unwritten`` for ``path``.
+
+    If the disk is full, the message has the bytes ``needed`` and those that are free.
+    """
     try:
         yield
     except (Unwritten, RefusedFile):
@@ -41,7 +44,7 @@ def told(path: Path, needed: int) -> Iterator[None]:
 
 
 def unwritten(error: BaseException) -> Unwritten | None:
-    """``error`` itself, or what says so when it is of a disk and comes from code of ours or of torch."""
+    """Returns ``error`` as ``Unwritten`` if it is a disk error raised by our code or torch, else ``None``."""
     if isinstance(error, Unwritten):
         return error
     if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN):
@@ -67,13 +70,13 @@ def _reason(code: int, path: Path, needed: int) -> str:
 
 
 def reserve(fd: int, size: int) -> None:
-    """Make an empty file ``size`` bytes long, with room for them where the file system can promise it.
+    """Extends an empty file to ``size`` bytes, and allocates them if the file system can.
 
-    A full disk is known before the first byte, and ext4 takes half the time to write where there is room
-    already.
+    A full disk is then noticed before the first byte is written, and ext4 writes allocated blocks in half the
+    time.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    take = getattr(libc, "fallocate", None)  # posix_fallocate may write every block itself
+    take = getattr(libc, "fallocate", None)  # not posix_fallocate, which may write every block
     code = errno.ENOSYS
     while take is not None:
         failed = take(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0
@@ -88,6 +91,6 @@ def reserve(fd: int, size: int) -> None:
 
 
 def free(path: Path) -> int:
-    """Bytes that this user may still write on the disk of ``path``."""
+    """Returns the bytes that this user may still write to the disk of ``path``."""
     disk = os.statvfs(next(p for p in path.absolute().parents if p.is_dir()))
     return disk.f_bavail * disk.f_frsize

@@ -1,4 +1,4 @@
-"""Changes to folders that a crash leaves either undone or done."""
+"""Atomic changes to files and folders: a crash leaves each either undone or done."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from launcher.checkpoint.tensorfile.disk_space import told
 from launcher.untrusted.files import opened
 
-COPIED = 1 << 30  # bytes of a file that goes along with a model: a tokenizer, a description
+COPIED = 1 << 30  # the most bytes of a file that is copied beside a model, such as a tokenizer
 _AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file, on disk when this returns; a reader sees the old text or the new one."""
+    """Replaces a file and syncs it to disk; a reader sees either the old text or the new one."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """As ``write_text``."""
+    """Replaces a file as ``write_text`` does."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        new.unlink(missing_ok=True)  # of a process of this number that was killed, or a link
+        new.unlink(missing_ok=True)  # left by a killed process with the same id, or a link
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with told(path, len(data)), open(os.open(new, flags, 0o666), "wb") as file:
             file.write(data)
@@ -37,9 +37,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def copy(src: Path, dst: Path) -> None:
-    """On disk when this returns.
+    """Copies a file and syncs the copy to disk.
 
-    Raises ``OSError`` for what is no regular file, or larger than ``COPIED``.
+    Raises ``OSError`` if ``src`` is not a regular file or is larger than ``COPIED``.
     """
     with opened(src, COPIED) as old, told(dst, src.stat().st_size), dst.open("wb") as new:
         shutil.copyfileobj(old, new)
@@ -48,7 +48,7 @@ def copy(src: Path, dst: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Names in ``folder`` are on disk when this returns."""
+    """Syncs the entries of ``folder`` (the names of its files) to disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -57,10 +57,10 @@ def sync(folder: Path) -> None:
 
 
 def publish(new: Path, final: Path) -> None:
-    """Give the folder ``new`` its final name, in the place of what is there.
+    """Gives the folder ``new`` its final name, replacing what has that name.
 
-    That is one step where the kernel can swap. Elsewhere a kill between two renames leaves the old folder,
-    whole, as ``.trash``.
+    This is one atomic step if the kernel and the file system can swap two names. If not, a kill between two
+    renames leaves the old folder, complete, as ``.trash``.
     """
     trash = _trash(final)
     swapped = os.path.lexists(final) and _swapped(new, final)
@@ -72,11 +72,11 @@ def publish(new: Path, final: Path) -> None:
     sync(final.parent)
     clear(trash)
     if swapped:
-        clear(new)  # what was there before
+        clear(new)  # after the swap this is the old folder
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder; what a crash leaves of it is called ``.trash`` and is never mistaken for the whole."""
+    """Deletes a folder; what a crash leaves of it is named ``.trash``, never like a complete folder."""
     clear(_trash(folder))
     clear(folder.rename(_trash(folder)))
 
@@ -86,9 +86,9 @@ def _trash(folder: Path) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Delete a folder; of a link, the link."""
+    """Deletes a folder; if it is a link, deletes only the link."""
     if folder.is_symlink():
-        folder.unlink()  # what it leads to is somebody's
+        folder.unlink()  # the folder that it leads to is the user's
     elif folder.exists():
         shutil.rmtree(folder)
 

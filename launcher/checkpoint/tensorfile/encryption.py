@@ -1,9 +1,10 @@
-"""Files encrypted in blocks that are each sealed on their own: AES-256-GCM.
+"""Encrypted files: AES-256-GCM in blocks that are encrypted independently of each other.
 
-The head is magic, key id, salt, size of the plain text and a tag over these; the blocks follow, ``BLOCK``
-bytes of plain text and a tag each. Each file has a key of its own, made of the user's and the salt by HKDF,
-so the number of a block is its nonce: one in another's place does not open. The head is authenticated with
-every block: nor does one of another file.
+A file consists of the head and the blocks. The head is magic, key id, salt, size of the plain text and a tag
+over these. Each block is ``BLOCK`` bytes of plain text (the last one may be shorter), encrypted, and a tag.
+HKDF derives a key for each file from the user's key and the salt, so the number of a block can be its nonce:
+a block that was moved within its file cannot be decrypted. The head is authenticated with every block, so
+neither can a block of another file.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _HEAD_NONCE = b"\xff" * 12  # no block has this number
 
 
 class Encryptor:
-    """An encrypted file, written in order; synced to disk by ``close``."""
+    """Writes an encrypted file in order. ``finish`` writes the last block; the caller syncs the file."""
 
     def __init__(self, path: Path, fd: int, size: int, key: bytes) -> None:
-        """``size`` is that of the plain text; ``fd`` stays the caller's."""
+        """Writes the head. ``size`` is that of the plain text; the caller closes ``fd``."""
         self._path = path
         self._fd = fd
         self._size = size
@@ -37,13 +38,13 @@ class Encryptor:
         self.salt = salt.hex()
         self._head = MAGIC + key_id(key) + salt + size.to_bytes(WORD, "little")
         self._aead = _aead(key, salt)
-        self._plain = bytearray()  # of a block that is not full yet
-        self._number = 0  # of that block
-        self._at = 0  # in the file
+        self._plain = bytearray()  # plain text of the block that is not full yet
+        self._number = 0  # number of that block
+        self._at = 0  # offset in the file
         self._put(self._head + self._aead.encrypt(_HEAD_NONCE, b"", self._head))
 
     def write(self, at: int, data: memoryview) -> None:
-        """The next bytes of the plain text, which begin at its byte ``at``."""
+        """Writes the next bytes of the plain text, which begin at its byte ``at``."""
         assert at == self._number * BLOCK + len(self._plain), (at, self._number, len(self._plain))
         while data:
             room = BLOCK - len(self._plain)
@@ -77,9 +78,9 @@ class Encryptor:
 
 
 class EncryptedFile:
-    """An encrypted file as its plain text; a few blocks are kept.
+    """The plain text of an encrypted file. A few decrypted blocks are kept in memory.
 
-    Raises ``ValueError`` that names the file.
+    Raises ``ValueError`` naming the file if it is damaged or the key is wrong.
     """
 
     def __init__(self, path: Path, key: bytes) -> None:
@@ -88,7 +89,7 @@ class EncryptedFile:
             head = file.read(HEAD + TAG)
             size = os.fstat(file.fileno()).st_size
 
-        # whether it can be one of these, with this key
+        # it must be an encrypted file of this key
         if not is_sealed(head):
             raise ValueError(f"{path}: it is not encrypted, and the manifest says that it is")
         if len(head) < HEAD + TAG:
@@ -97,7 +98,7 @@ class EncryptedFile:
             )
         _check_key(path, head, key)
 
-        # whether the head is as it was written, and the file as long as it says
+        # the head must be authentic, and the file must have the size that follows from it
         self._head, tag = head[:HEAD], head[HEAD:]
         self._aead = _aead(key, self._head[len(MAGIC) + ID : -WORD])
         self._open(_HEAD_NONCE, tag, "its head")
@@ -109,7 +110,7 @@ class EncryptedFile:
         self._block = lru_cache(maxsize=4)(self._read)
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes ``start`` to ``stop`` of the plain text."""
+        """Returns the bytes ``start`` up to ``stop`` of the plain text."""
         assert 0 <= start <= stop <= self.size, (start, stop, self.size)
         parts = []
         while start < stop:
@@ -135,7 +136,7 @@ class EncryptedFile:
 
 
 def check_key(path: Path, key: bytes) -> None:
-    """Raises ``ValueError`` if the file is encrypted with another key; looks at nothing else."""
+    """Raises ``ValueError`` if the file is encrypted with another key. It checks nothing else."""
     with opened(path) as file:
         _check_key(path, file.read(HEAD), key)
 
@@ -147,23 +148,23 @@ def _check_key(path: Path, head: bytes, key: bytes) -> None:
 
 
 def is_sealed(head: bytes) -> bool:
-    """Whether a file that starts with ``head`` is one of these."""
+    """Whether a file that starts with ``head`` is encrypted in this format."""
     return head.startswith(MAGIC)
 
 
 def sealed_size(plain: int) -> int:
-    """Bytes of the file for ``plain`` bytes."""
+    """Returns the size of an encrypted file for ``plain`` bytes of plain text."""
     return HEAD + TAG + plain + -(-plain // BLOCK) * TAG
 
 
 def salt_of(path: Path) -> str:
-    """What makes its key another than that of every other file: 32 random bytes, hexadecimal."""
+    """Returns the file's salt in hexadecimal: 32 random bytes, so that no other file has the same key."""
     with opened(path) as file:
         return file.read(HEAD)[len(MAGIC) + ID : -WORD].hex()
 
 
 def key_id(key: bytes) -> bytes:
-    """Tells one key from another, and nothing else about it."""
+    """Returns a digest that identifies the key and reveals nothing else about it."""
     return derived(key, b"", b"launcher checkpoint key id", ID)
 
 
@@ -174,7 +175,7 @@ def _aead(key: bytes, salt: bytes) -> AESGCM:
 
 
 def derived(key: bytes, salt: bytes, what: bytes, size: int) -> bytes:
-    """A key of ``size`` bytes for one use: HKDF-SHA256 with ``what`` as its info."""
+    """Derives a key of ``size`` bytes for one purpose: HKDF-SHA256 with ``what`` as its info."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: which bytes are which tensor."""
+"""The header of a safetensors file, which lists the bytes of each tensor."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from launcher.checkpoint.tensorfile.encryption import EncryptedFile, is_sealed
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.untrusted.files import DIMS, TEXT, brief, opened, parsed
 
-LONGEST = TEXT  # bytes of header
+LONGEST = TEXT  # the most bytes of a header
 METADATA = "__metadata__"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Bytes ``start`` to ``stop`` of the file, counted from its beginning."""
+    """A tensor's place: bytes ``start`` up to ``stop``, counted from the beginning of the file."""
 
     spec: TensorSpec
     start: int
@@ -32,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Header:
-    """``entries`` are in file order; ``size`` is that of the file, ``digest`` that of the header's bytes."""
+    """A parsed header. ``entries`` are in file order; ``size`` is the file's, ``digest`` the header's."""
 
     entries: Mapping[str, Slot]
     metadata: Mapping[str, str]
@@ -41,12 +41,16 @@ class Header:
 
 
 def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, Header]:
-    """The head of a file with these tensors: widest dtype first, then by name, so that each is aligned."""
+    """Returns the head of a file with these tensors, as bytes and parsed.
+
+    The widest dtypes come first, so that each tensor is aligned; within a width tensors are sorted by name.
+    Raises ``ValueError`` if the header would be too long, or a tensor has a reserved name.
+    """
     if METADATA in specs:
         raise ValueError(f"{METADATA} cannot be the name of a tensor in a safetensors file")
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
 
-    # where each tensor is, counted from the end of the header
+    # the offsets of each tensor, counted from the end of the header
     offsets: dict[str, tuple[int, int]] = {}
     end = 0
     for name in sorted(specs, key=lambda name: (-ITEMSIZE[specs[name].dtype], name)):
@@ -55,7 +59,7 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
         rows[name] = {"dtype": CODES[spec.dtype], "shape": spec.shape, "data_offsets": offsets[name]}
         end += spec.nbytes
 
-    # the header itself, filled up so that the tensors are aligned
+    # the header itself, padded so that the tensors are aligned
     text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST:
@@ -68,10 +72,10 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
 
 
 def read_header(path: Path, key: bytes | None = None) -> Header:
-    """``key`` is that of an encrypted file, whose ``size`` is then that of its plain text.
+    """Reads the header of a file.
 
-    Raises ``ValueError`` naming the file unless the tensors fill it exactly: no gap, no overlap, not cut
-    short.
+    ``key`` decrypts an encrypted file; ``size`` of the header is then that of its plain text. Raises
+    ``ValueError`` naming the file unless the tensors fill it exactly: without gap, overlap or truncation.
     """
     if key is not None:
         sealed = EncryptedFile(path, key)
@@ -110,7 +114,7 @@ def _parse(text: bytes, head: bytes, size: int) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError(f"{METADATA} is not a mapping of text to text")
 
-    # the tensors, which follow each other without a gap up to the end of the file
+    # the tensors must follow each other without a gap up to the end of the file
     base = len(head) + len(text)
     slots = {name: _slot(name, row, base) for name, row in rows.items()}
     entries = dict(sorted(slots.items(), key=lambda item: (item[1].start, item[1].stop)))

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint: none may say a thing twice, and each error names its file."""
+"""Reads the JSON files of a checkpoint: repeated keys are refused, and each error names its file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ LONGEST = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each is
 
 
 def read_bytes(path: Path, longest: int = LONGEST) -> bytes:
-    """All of a file.
+    """Returns the content of a file.
 
-    Raises ``OSError``: ``RefusedFile``, which is a ``ValueError``, for what is none or too long.
+    Raises ``OSError``; for a file that is not regular or too long this is ``RefusedFile``, also a
+    ``ValueError``.
     """
     return files.read_bytes(path, longest)
 
 
 def parsed(path: Path, data: bytes, what: str = "") -> Any:
-    """What ``data``, read from ``path``, says.
+    """Parses the JSON ``data`` that was read from ``path``.
 
-    Raises ``ValueError`` for no JSON, and for a key that is listed twice; ``what`` says what it is then.
+    Raises ``ValueError`` if it is not JSON or repeats a key; the message has ``what`` after the path.
     """
     try:
         return files.parsed(data, unique=True)

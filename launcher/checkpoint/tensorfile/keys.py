@@ -1,4 +1,4 @@
-"""Keys of encrypted checkpoints: where one is found, never what it is."""
+"""Loads the keys of encrypted checkpoints from environment variables or files, and never shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.plan.values.trust import PLACE, told
 from launcher.untrusted.files import opened
 
 ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
-"""An environment variable: where the key is now, if not where it was when the checkpoint was written."""
+"""An environment variable: the place of the key now, if it has moved since the checkpoint was written."""
 SIZE = 32  # bytes of an AES-256 key
 FORMS = "env:NAME (an environment variable) or file:PATH"
 
@@ -25,9 +25,9 @@ def is_place(text: str) -> bool:
 
 
 def load_key(place: str) -> bytes:
-    """The key at ``place``.
+    """Returns the key at ``place``.
 
-    Raises ``ValueError``, which shows no key; also when cryptography is not installed.
+    Raises ``ValueError`` if there is no valid key or cryptography is not installed. No message shows a key.
     """
     if find_spec("cryptography") is None:
         raise ValueError(
@@ -35,13 +35,13 @@ def load_key(place: str) -> bytes:
             + install_command("crypto")
         )
 
-    # what is there
+    # read the key's bytes
     match = PLACE.fullmatch(place)
     if match is None:
         raise ValueError(f"the place of a key is {FORMS}")
     raw = _of_variable(place, match[2]) if match[1] else _of_file(place, Path(match[4]))
 
-    # a passphrase of 32 letters is no key: nobody draws 32 random bytes that are all letters
+    # 32 printable characters are a passphrase, not a key: 32 random bytes are practically never all printable
     as_it_is = match[3] and len(raw) == SIZE and not set(raw) <= set(string.printable.encode())
     key = raw if as_it_is else _decoded(raw.strip())
     if key is None or len(key) != SIZE:

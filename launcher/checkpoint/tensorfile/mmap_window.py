@@ -1,4 +1,4 @@
-"""Files mapped into memory, with a bound on how much of them is resident."""
+"""Reads memory-mapped files with a bound on how much of them is resident."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from launcher.checkpoint.tensorfile.header import Slot
 from launcher.checkpoint.tensorfile.safetensors import CHUNK, mapped
 
 OPEN = 128  # files mapped at once
-OPEN_SEALED = 4  # encrypted ones, of each of which a few blocks are kept
+OPEN_SEALED = 4  # encrypted files open at once; each keeps a few decrypted blocks in memory
 
 
 class Window:
-    """Reads many files, however large, with about ``2 * CHUNK`` bytes of them in this process's memory."""
+    """Reads many files of any size and keeps about ``2 * CHUNK`` bytes of them resident in this process."""
 
     def __init__(self, key: bytes | None = None) -> None:
-        """With a ``key`` the files are encrypted; what is read of them is in memory until it is copied."""
+        """If a ``key`` is given, the files are encrypted; decrypted bytes stay in memory until copied."""
         self._sealed = None if key is None else lru_cache(maxsize=OPEN_SEALED)(partial(_sealed, key))
         self._map = lru_cache(maxsize=OPEN)(mapped)
         self._touched: dict[int, mmap.mmap] = {}
@@ -34,7 +34,7 @@ class Window:
     def copy(
         self, path: Path, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
     ) -> None:
-        """``out[...] = tensor[where]``; ``out`` is as ``words`` makes it."""
+        """Copies ``tensor[where]`` to ``out``, an array of the form that ``words`` returns."""
         if self._sealed is not None:
             _opened(self._sealed(path), slot, where, out)
             return
@@ -42,15 +42,15 @@ class Window:
         self._paced(data, words(data, slot.spec, slot.start)[where], out)
 
     def take(self, blob: Blob, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
-        """As ``copy``, of a tensor in memory, or in a file that is mapped for reading."""
+        """Copies as ``copy`` does, from a tensor in memory or in a file that is mapped for reading."""
         owner = blob.data.obj
         file = owner if isinstance(owner, mmap.mmap) else None
         if not blob.data.readonly:
-            file = None  # its pages may be changed ones, which must stay
+            file = None  # its pages may have been modified, so they must not be dropped
         self._paced(file, words(blob.data, blob.spec)[where], out)
 
     def chunks(self, path: Path, slot: Slot) -> Iterator[memoryview]:
-        """The bytes of a tensor, in order. A chunk is good until the next."""
+        """Yields the bytes of a tensor, in order. A chunk is valid until the next one."""
         if self._sealed is not None:
             for at in range(slot.start, slot.stop, CHUNK):
                 yield memoryview(self._sealed(path).read(at, min(at + CHUNK, slot.stop)))
@@ -63,7 +63,7 @@ class Window:
             self._used(data, chunk.nbytes)
 
     def _paced(self, data: mmap.mmap | None, src: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Halve the copy until the stretch of file it walks over, gaps included, is short enough."""
+        """Copies ``src`` to ``out``, in halves while the file range of one, gaps included, is too long."""
         if not src.size:
             return
         span = sum((n - 1) * stride for n, stride in zip(src.shape, src.strides, strict=True)) + src.itemsize
@@ -84,7 +84,7 @@ class Window:
         self._resident += nbytes
         if self._resident >= CHUNK:
             for file in self._touched.values():
-                file.madvise(mmap.MADV_DONTNEED)  # the pages stay in the kernel's cache, not in ours
+                file.madvise(mmap.MADV_DONTNEED)  # the pages stay in the page cache, not in this process
             self._touched.clear()
             self._resident = 0
 
@@ -96,7 +96,10 @@ def _sealed(key: bytes, path: Path) -> EncryptedFile:
 def _opened(
     file: EncryptedFile, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
 ) -> None:
-    """As ``Window.copy``: the stretch of plain text around the part, in halves while it is long."""
+    """Copies as ``Window.copy`` does, from an encrypted file.
+
+    It reads the range of plain text that contains the part, in halves while that is too long.
+    """
     steps = strides(slot.spec.shape, out.itemsize)
     cuts = [cut for cut in where if isinstance(cut, slice)]
     first = sum(cut.start * step for cut, step in zip(cuts, steps, strict=True))
@@ -104,7 +107,7 @@ def _opened(
 
 
 def strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Bytes from one element to the next along each dim of a contiguous tensor."""
+    """Returns the strides in bytes of a contiguous tensor."""
     if not shape:
         return ()
     return tuple(int(n) for n in np.cumprod([itemsize, *reversed(shape[1:])])[::-1])

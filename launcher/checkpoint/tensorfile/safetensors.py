@@ -1,4 +1,4 @@
-"""Safetensors files, written and read as bytes."""
+"""Writes and reads safetensors files as bytes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from launcher.checkpoint.tensorfile.write_behind import WriteBehind, now, start
 from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import opened
 
-CHUNK = 8 << 20  # bytes that travel at once; all that a copy from file to file keeps in memory
-STRETCH = 32 << 20  # bytes of a file that the disk is given at once
+CHUNK = 8 << 20  # bytes copied or mapped at once; a copy from file to file keeps a few chunks in memory
+STRETCH = 32 << 20  # bytes of a file after which the kernel is told to start writing them to disk
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What is known of a file that was written; digests are hexadecimal.
+    """The size and the digests of a written file; digests are hexadecimal.
 
-    Of a tensor file ``digest`` is that of the header and ``tensors`` has one for each tensor (xxh3, 128
-    bits), both of the plain text. Any other has a ``digest`` of all its bytes (SHA-256). ``salt`` is that of
-    an encrypted file, which no other file has: as ``salt_of`` says it.
+    For a tensor file ``digest`` is that of the header and ``tensors`` has one for each tensor (xxh3, 128
+    bits), both of the plain text. For any other file ``digest`` is that of all its bytes (SHA-256). ``salt``
+    is the salt of an encrypted file, which is unique to it, as ``salt_of`` returns it.
     """
 
     size: int
@@ -40,9 +40,9 @@ class FileRecord:
 
 
 class FileWriter:
-    """A file at its full size whose bytes are written in any order.
+    """A safetensors file that is created at its full size; its bytes can be written in any order.
 
-    It is synced to disk when the block ends well, or ``behind`` it.
+    It is synced to disk when the block ends without an error or, with ``behind``, later by its thread.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class FileWriter:
         key: bytes | None = None,
         behind: WriteBehind | None = None,
     ) -> None:
-        """With a ``key`` the file is encrypted, and its bytes must come in order."""
+        """If a ``key`` is given, the file is encrypted, and its bytes must be written in order."""
         self.path = path
         head, self.header = arrange(specs, metadata)
         self.size = self.header.size if key is None else sealed_size(self.header.size)
         self._do = now if behind is None else behind.do
-        self._handed_over = 0  # bytes up to here the kernel is putting on the disk
+        self._handed_over = 0  # the kernel has been told to write the bytes up to here to disk
         self._sealer: Encryptor | None = None
 
         with told(path, self.size):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            # room for all of it, before the first byte
+            # reserve all of its disk space before the first byte is written
             with told(path, self.size):
                 reserve(self._fd, self.size)
             if key is not None:
@@ -79,7 +79,7 @@ class FileWriter:
         return None if self._sealer is None else self._sealer.salt
 
     def write(self, at: int, data: memoryview) -> None:
-        """Put ``data`` at byte ``at`` of the file, or of its plain text."""
+        """Writes ``data`` at byte ``at`` of the file, or of its plain text if it is encrypted."""
         end = at + data.nbytes
         assert end <= self.header.size, (at, data.nbytes)
         if self._sealer is not None:
@@ -90,7 +90,7 @@ class FileWriter:
                     done = os.pwrite(self._fd, data, at)
                     at, data = at + done, data[done:]
 
-        # the disk is kept busy while more is written
+        # keep the disk busy while more is written
         if end - self._handed_over >= STRETCH:
             self._do(partial(start, self._fd, self._handed_over, end - self._handed_over))
             self._handed_over = end
@@ -127,11 +127,18 @@ def write_stream(
     digested: bool = True,
     behind: WriteBehind | None = None,
 ) -> FileRecord:
-    """A file whose tensors come chunk by chunk, each in order, digested on the way.
+    """Writes a file whose tensors come in chunks, and digests each tensor on the way.
 
-    A chunk may be reused after. With a ``key`` the file is encrypted; the digests are those of the plain
-    text. ``digested``: False where nothing keeps them. The file is on the disk on return, or when ``behind``
-    is done.
+    The file is synced to disk on return or, with ``behind``, when that has done its work.
+
+    Args:
+        path: The file.
+        specs: The tensors by name.
+        chunks: Returns a tensor's bytes, in order; the next chunk may overwrite a chunk.
+        metadata: The metadata in the header.
+        key: The key to encrypt the file with. Digests are those of the plain text.
+        digested: False if the caller does not need the tensors' digests.
+        behind: The thread that syncs the file.
     """
     digests = {}
     with FileWriter(path, specs, metadata, key=key, behind=behind) as file:
@@ -152,17 +159,17 @@ def write_stream(
 
 
 def sliced(data: memoryview) -> Iterator[memoryview]:
-    """``data`` in order, ``CHUNK`` bytes at a time."""
+    """Yields ``data`` in order, ``CHUNK`` bytes at a time."""
     return (data[at : at + CHUNK] for at in range(0, data.nbytes, CHUNK))
 
 
 def mapped(path: Path, access: int = mmap.ACCESS_READ) -> mmap.mmap:
-    """The whole file in memory, as the kernel pages it in; closed when nothing refers to it any more."""
+    """Maps a file into memory. It is closed when nothing refers to the map any more."""
     with opened(path) as file:
         return mmap.mmap(file.fileno(), 0, access=access)
 
 
 def blob_at(data: mmap.mmap, header: Header, name: str) -> Blob:
-    """Tensor ``name`` of a mapped file, no copy."""
+    """Returns tensor ``name`` of a mapped file, without a copy."""
     slot = header.entries[name]
     return Blob(slot.spec.dtype, slot.spec.shape, memoryview(data)[slot.start : slot.stop])

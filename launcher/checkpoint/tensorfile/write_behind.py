@@ -1,4 +1,4 @@
-"""Files put on the disk by a thread, while others are written."""
+"""Syncs files to disk in a thread while others are written."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from types import TracebackType
 
-AT_ONCE = 64  # files that are open and not on the disk yet
+AT_ONCE = 64  # the most calls that wait; each may hold a file that is open and not synced yet
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h
 
 
 class WriteBehind:
-    """Does what it is told in that order. The block ends when everything is done."""
+    """Runs functions in one thread, in the order of ``do``. The block ends when all of them have returned."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -22,7 +22,7 @@ class WriteBehind:
         self._lock = Lock()
 
     def do(self, act: Callable[[], object]) -> None:
-        """Returns at once, unless much is waiting. Raises what an earlier ``act`` has raised."""
+        """Submits ``act``; blocks only if many are waiting. Raises what an earlier ``act`` has raised."""
         with self._lock:
             self._told.append(self._thread.submit(act))
             first = self._told.popleft() if len(self._told) > AT_ONCE else None
@@ -30,7 +30,7 @@ class WriteBehind:
             first.result()
 
     def wait(self) -> None:
-        """Until everything is done. Raises what an ``act`` has raised."""
+        """Waits until every ``act`` has returned. Raises what an ``act`` has raised."""
         while self._told:
             self._told.popleft().result()
 
@@ -44,12 +44,12 @@ class WriteBehind:
 
 
 def now(act: Callable[[], object]) -> None:
-    """In the place of ``WriteBehind.do`` where nobody else is there to do it."""
+    """Calls ``act`` at once: the replacement for ``WriteBehind.do`` if there is no thread."""
     act()
 
 
 def start(fd: int, at: int, nbytes: int) -> None:
-    """Have the kernel begin to write this stretch to the disk, where it can: a later sync waits less."""
+    """Tells the kernel, if it can, to start writing these bytes to disk, so that a later sync waits less."""
     begin = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if begin is not None:
         begin(fd, ctypes.c_int64(at), ctypes.c_int64(nbytes), _WRITE)

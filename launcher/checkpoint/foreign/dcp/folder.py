@@ -1,4 +1,4 @@
-"""The tensors of a DCP folder, whole, however they were cut."""
+"""Reads the full tensors of a DCP folder, however they were cut."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.untrusted.files import irregular
 
 
 class DcpFolder:
-    """``specs`` are by the name in the state dict; ``others`` are its entries that are no tensors."""
+    """A DCP folder. ``specs`` are keyed by state-dict name; ``others`` are entries that are not tensors."""
 
     def __init__(self, folder: Path, contents: Contents) -> None:
         self.folder = folder
@@ -41,13 +41,13 @@ class DcpFolder:
         }
 
     def apart(self) -> DcpFolder:
-        """The same, for another thread."""
+        """Returns another object for the same folder, for use by another thread."""
         other = copy(self)
         other._window = Window()
         return other
 
     def chunks(self, name: str) -> Iterator[memoryview]:
-        """The bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
+        """Yields the bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
         spec = self.specs[name]
         return gathered(whole(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
 
@@ -72,7 +72,7 @@ class DcpFolder:
         return saved
 
     def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Put ``part`` of the tensor into ``out``, which is as ``words`` makes it."""
+        """Copies ``part`` of the tensor into ``out``, an array of the form that ``words`` returns."""
         for chunk, saved in zip(self._tensors[name].chunks, self._saved[name], strict=True):
             both = chunk.box & part
             if not both:
@@ -92,5 +92,8 @@ class DcpFolder:
 
 
 def read_dcp(folder: Path) -> DcpFolder:
-    """Every file's head is read and checked. Raises ``ValueError`` naming the file and the tensor."""
+    """Opens a folder. The head of every tensor's chunk is read and checked.
+
+    Raises ``ValueError`` naming the file and the tensor.
+    """
     return DcpFolder(folder, read_metadata(folder))

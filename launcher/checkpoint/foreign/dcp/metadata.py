@@ -1,4 +1,4 @@
-"""``.metadata`` of a DCP folder: which tensors there are, and which bytes of which file hold which chunk."""
+"""Reads ``.metadata`` of a DCP folder, which lists the tensors and the file and bytes of each chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.untrusted.files import DIMS, RefusedFile, brief, read_bytes
 
 NAME = ".metadata"
 LONGEST = 128 << 20
-"""Bytes: 140 a piece. Llama 3 70B with Adam over 256 ranks has 555 000 pieces, in 78 MB."""
+"""The most bytes. A piece takes 140: Llama 3 70B with Adam over 256 ranks has 555 000 pieces, in 78 MB."""
 _CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
             "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
 _PATHS = ("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
@@ -48,7 +48,7 @@ KNOWN: Known = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """The elements of ``box``, saved with ``torch.save`` in ``length`` bytes from ``start`` of ``file``."""
+    """The elements of ``box``, which ``torch.save`` wrote to ``length`` bytes at ``start`` of ``file``."""
 
     box: Box
     file: str
@@ -66,14 +66,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Contents:
-    """``others`` are the entries that are no tensors."""
+    """The content of the file. ``others`` are the entries that are not tensors."""
 
     tensors: Mapping[str, StoredTensor]
     others: tuple[str, ...]
 
 
 def read_metadata(folder: Path) -> Contents:
-    """Raises ``ValueError`` naming the file unless every tensor is there whole."""
+    """Reads the metadata. Raises ``ValueError`` naming the file unless the chunks of every tensor tile it."""
     path = folder / NAME
     try:
         return _contents(read(read_bytes(path, LONGEST), KNOWN))
@@ -106,7 +106,7 @@ def _stored(name: Any, meta: _Tensor, where: Mapping[Any, Any]) -> StoredTensor:
     spec = TensorSpec(_naturals(meta["size"]), _dtype(name, meta["properties"]))
     chunks = [_chunk(name, chunk, where) for chunk in meta["chunks"]]
 
-    # together they are the tensor
+    # the chunks must tile the tensor
     if any(len(chunk.box.hi) != len(spec.shape) for chunk in chunks):
         raise ValueError(f"tensor {name}: a piece has other dims than {list(spec.shape)}")
     wrong = untiled(spec.shape, [chunk.box for chunk in chunks])
@@ -126,7 +126,7 @@ def _chunk(name: str, chunk: Any, where: Mapping[Any, Any]) -> Chunk:
             f"tensor {name}: its files are compressed or otherwise transformed, which is not read"
         )
 
-    # where it is, which is in this folder
+    # its file must be in this folder
     file = info["relative_path"]
     start, length = _naturals((info["offset"], info["length"]))
     if not isinstance(file, str) or "/" in file or "\\" in file or "\0" in file or file in ("", ".", ".."):
@@ -136,7 +136,7 @@ def _chunk(name: str, chunk: Any, where: Mapping[Any, Any]) -> Chunk:
 
 
 def _dtype(name: str, properties: Any) -> str:
-    """The first of the properties, which are pickled as a tuple."""
+    """Returns the dtype: the first of the properties, which are pickled as a tuple."""
     found = properties.state[0]
     if found not in ITEMSIZE:
         raise ValueError(f"tensor {name}: a dtype that is not known; known are {', '.join(ITEMSIZE)}")

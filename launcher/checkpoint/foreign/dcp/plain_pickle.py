@@ -1,4 +1,4 @@
-"""Pickles read as plain data: names on a list become stand-ins, anything else is refused, nothing is run."""
+"""Reads pickles as plain data: listed names become stand-ins, others are refused, and no code is run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from launcher.untrusted.pickles import Bounded, RefusedPickle
 
 
 class Record:
-    """An object of a class that is on the list: the arguments it was made with, the state it was given."""
+    """A stand-in for an object of a listed class: its constructor's arguments and its pickled state."""
 
-    __iter__: ClassVar[None] = None  # else Python takes it for a sequence, which has no end
+    __iter__: ClassVar[None] = None  # else Python treats it as a sequence, which never ends
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -25,26 +25,29 @@ class Record:
 
 
 Known = Mapping[str, Any]
-"""By ``module.name`` what a pickle gets for it: a ``Record``, a plain value or a function of plain values."""
+"""Maps ``module.name`` to its stand-in: a ``Record``, a plain value or a function of plain values."""
 
 
 def plain(*args: Any) -> dict[str, Any]:
-    """An ``OrderedDict``, which is made empty and filled then; to copy what it is given may take any time."""
+    """Stands in for ``OrderedDict()``, which is made empty and filled later.
+
+    An argument is refused with ``RefusedPickle``, because copying it could take unbounded time.
+    """
     if args:
         raise RefusedPickle("a mapping made of another")
     return {}
 
 
 def read(data: bytes, known: Known, storage: Callable[[Any], Any] | None = None) -> Any:
-    """The value.
+    """Returns the value of a pickle.
 
-    ``storage`` gets what is kept outside. Raises ``ValueError`` for everything that is not plain data.
+    ``storage`` makes the stand-in for a persistent id. Raises ``ValueError`` for anything but plain data.
     """
     try:
         return _Reader(data, known, storage).load()
     except RefusedPickle:
         raise
-    except Exception as error:  # whatever a broken or hostile stream makes the reader stumble over
+    except Exception as error:  # a broken or hostile stream can make the reader raise anything
         raise ValueError(f"no pickle of plain data ({type(error).__name__})") from error
 
 

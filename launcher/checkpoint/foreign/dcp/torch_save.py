@@ -1,4 +1,4 @@
-"""One tensor as ``torch.save`` wrote it, found within a file: where its numbers are, and how far apart."""
+"""Locates one tensor that ``torch.save`` wrote within a file: the start of its values and their strides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from launcher.checkpoint.foreign.dcp.plain_pickle import Known, plain, read
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 
-LONGEST = 1 << 16  # bytes of the description of one tensor
+LONGEST = 1 << 16  # the most bytes of the description of one tensor
 HEAD = 30  # bytes before the name of an entry in a zip archive
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
@@ -37,7 +37,7 @@ class _Rebuilt:
 
 @dataclass(frozen=True)
 class Saved:
-    """The first number is at byte ``start`` of the file; ``strides`` are in bytes."""
+    """A tensor in a file. Its first value is at byte ``start`` of the file; ``strides`` are in bytes."""
 
     spec: TensorSpec
     start: int
@@ -69,9 +69,9 @@ KNOWN: Known = {
 
 
 def find(data: memoryview, start: int, length: int) -> Saved:
-    """Read the head of the archive in these bytes of a file.
+    """Locates the tensor in the archive that is ``length`` bytes at ``start`` of a file.
 
-    Raises ``ValueError`` when that is no single tensor.
+    Raises ``ValueError`` if the archive is not a single tensor.
     """
     if start + length > data.nbytes:
         raise ValueError(
@@ -79,13 +79,13 @@ def find(data: memoryview, start: int, length: int) -> Saved:
         )
     part = data[start : start + length]
 
-    # the description, and where in the archive the numbers are
+    # the tensor's description, and the archive's entry with its values
     try:
         found, at = _described(part)
     except (zipfile.BadZipFile, KeyError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"not what torch.save writes: {error}") from error
 
-    # behind the entry's own head, whose name and extra field are as long as it says
+    # the values start after the entry's head, which contains the lengths of its name and extra field
     head = bytes(part[at.header_offset : at.header_offset + HEAD])
     name = int.from_bytes(head[26:28], "little")
     extra = int.from_bytes(head[28:30], "little")
@@ -94,7 +94,7 @@ def find(data: memoryview, start: int, length: int) -> Saved:
 
 
 def _described(part: memoryview) -> tuple[_Rebuilt, zipfile.ZipInfo]:
-    """What the archive describes, and its entry that has the numbers."""
+    """Returns the tensor that the archive describes, and the archive's entry with its values."""
     with zipfile.ZipFile(_Part(part)) as archive:
         entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         if any(map(_compressed, entries.values())):
@@ -117,13 +117,16 @@ def _compressed(info: zipfile.ZipInfo) -> bool:
 
 
 def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> Saved:
-    """The tensor, whose ``nbytes`` of numbers are at byte ``base``, in an archive that ends at ``end``."""
+    """Returns the tensor whose values are ``nbytes`` at byte ``base``, in an archive that ends at ``end``.
+
+    Raises ``ValueError`` if a value is outside these bytes.
+    """
     dtype = t.dtype or t.storage.dtype
     naturals = all(type(n) is int and n >= 0 for n in (t.offset, *t.shape, *t.strides))
     if dtype not in ITEMSIZE or len(t.shape) != len(t.strides) or not naturals:
         raise ValueError("its description is no tensor's")
 
-    # the last number is there
+    # the last value must be within the bytes
     size = ITEMSIZE[dtype]
     last = t.offset + sum((n - 1) * stride for n, stride in zip(t.shape, t.strides, strict=True))
     if (0 not in t.shape and (last + 1) * size > nbytes) or base + nbytes > end:
@@ -139,7 +142,7 @@ def _storage(pid: Any) -> _Storage:
 
 
 class _Part(io.RawIOBase):
-    """A stretch of memory as a file that can be read, a little at a time: the head of an archive is short."""
+    """A range of memory as a readable file. It refuses large reads, because an archive's head is short."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

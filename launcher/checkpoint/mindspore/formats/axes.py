@@ -1,4 +1,4 @@
-"""Which stretches of rank numbers cut a parameter: device matrices as strides that no order of axes hides."""
+"""The spans of ranks that cut a parameter: device matrices as strides, whatever the order of their axes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import pairwise
 from launcher.checkpoint.mindspore.formats.strategy import Slicing
 
 DimSpans = tuple[tuple["RankSpan", ...], ...]
-"""For each dim the spans that cut it, outermost first."""
+"""The spans that cut each dim, outermost first."""
 
 
 @dataclass(frozen=True)
 class RankSpan:
-    """An axis by its strides: the coordinate of rank ``r`` of a stage is ``r % hi // lo``.
+    """An axis given by its strides: the coordinate of rank ``r`` of a stage is ``r % hi // lo``.
 
     >>> [r % 4 // 2 for r in range(8)]  # RankSpan(2, 4), the middle one of [2, 2, 2]
     [0, 0, 1, 1, 0, 0, 1, 1]
@@ -29,9 +29,9 @@ class RankSpan:
 
 
 def cuts(s: Slicing) -> DimSpans:
-    """Optimizer sharding included, as the last spans of dim 0.
+    """Returns the spans that cut each dim; those of optimizer sharding are the last ones of dim 0.
 
-    Raises ``ValueError`` where no spans can say it.
+    Raises ``ValueError`` if optimizer sharding cannot be expressed as spans.
 
     >>> cuts(Slicing((2, 2, 2), ((0,), (1,)), shard_size=-1, shard_step=4))
     ((RankSpan(lo=1, hi=2), RankSpan(lo=4, hi=8)), (RankSpan(lo=2, hi=4),))
@@ -42,7 +42,7 @@ def cuts(s: Slicing) -> DimSpans:
         spans.append(RankSpan(lo, lo * size))
         lo *= size
 
-    # the ranks that optimizer sharding is over are the innermost of those that repeat the slice
+    # optimizer sharding is over the innermost of the ranks that repeat the slice
     dims = [tuple(spans[axis] for axis in dim) for dim in s.dims]
     if s.shards > 1:
         used = {axis for dim in s.dims for axis in dim}
@@ -52,7 +52,7 @@ def cuts(s: Slicing) -> DimSpans:
 
 
 def joined(spans: Iterable[RankSpan]) -> tuple[RankSpan, ...]:
-    """Without those of size 1, and neighbours as one: the numbering is the same."""
+    """Drops spans of size 1 and joins adjacent ones; coordinates are numbered as before."""
     out: list[RankSpan] = []
     for span in spans:
         if out and out[-1].lo == span.hi:
@@ -63,14 +63,17 @@ def joined(spans: Iterable[RankSpan]) -> tuple[RankSpan, ...]:
 
 
 def _innermost(free: Sequence[RankSpan], size: int) -> tuple[RankSpan, ...]:
-    """What counts the ranks modulo ``size`` when only these spans, outermost first, number them."""
+    """Returns the innermost spans of ``free`` (outermost first) that together number ``size`` ranks.
+
+    Raises ``ValueError`` if no part of ``free`` has this size.
+    """
     out: list[RankSpan] = []
     left = size
     for span in reversed(free):
         if left == 1:
             break
 
-        # the whole span, or its inner part
+        # the full span, or its inner part
         if left % span.size == 0:
             out.append(span)
             left //= span.size
@@ -84,9 +87,10 @@ def _innermost(free: Sequence[RankSpan], size: int) -> tuple[RankSpan, ...]:
 
 
 def common(found: Iterable[DimSpans], ranks: int) -> tuple[RankSpan, ...] | None:
-    """The coarsest grid, outermost span first, on which each of ``found`` is cut along axes.
+    """Returns the coarsest grid, outermost span first, whose axes can express every cut of ``found``.
 
-    ``None`` where there is none: of 6 ranks, cut every 2 and every 3. For one alone there always is.
+    ``None`` if there is no such grid, as for 6 ranks that one tensor cuts every 2 and another every 3. For a
+    single tensor there always is one.
 
     >>> common([((RankSpan(1, 2),),), ((RankSpan(1, 4),),)], 8)
     (RankSpan(lo=4, hi=8), RankSpan(lo=2, hi=4), RankSpan(lo=1, hi=2))
@@ -99,5 +103,5 @@ def common(found: Iterable[DimSpans], ranks: int) -> tuple[RankSpan, ...] | None
 
 
 def within(span: RankSpan, grid: Sequence[RankSpan]) -> tuple[int, ...]:
-    """The positions in ``grid`` of what makes up ``span``, outermost first."""
+    """Returns the positions in ``grid`` of the spans that make up ``span``, outermost first."""
     return tuple(i for i, part in enumerate(grid) if span.lo <= part.lo and part.hi <= span.hi)

@@ -1,4 +1,4 @@
-"""The bytes of a file, a stretch at a time."""
+"""Reads a file a range of bytes at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = 1 << 16  # bytes read ahead, for headers
 
 
 class ByteSource(Protocol):
-    """``size`` and offsets count what is read, which for an encrypted file is not what is on disk."""
+    """Bytes to read. ``size`` and offsets count plain bytes, for an encrypted file the decrypted ones."""
 
     @property
     def size(self) -> int: ...
@@ -21,7 +21,7 @@ class ByteSource(Protocol):
 
 
 class PlainFile:
-    """Opens the file for each stretch, so that thousands of these keep no file open."""
+    """A file on disk. It is opened for each read, so that thousands of these objects keep no file open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

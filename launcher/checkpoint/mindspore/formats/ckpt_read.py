@@ -1,4 +1,4 @@
-"""MindSpore ``.ckpt`` files, read without loading them."""
+"""Reads MindSpore ``.ckpt`` files without loading them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,23 @@ from launcher.checkpoint.tensorfile.safetensors import CHUNK
 from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import DIMS
 
-CRC = b"crc_num"  # what a file with a checksum ends with: this, then the CRC-32, big-endian
-CRC_DIGITS = 10  # bytes of it
-NAME_LIMIT = 1 << 16  # bytes; longer names are damage
+CRC = b"crc_num"  # a file with a checksum ends with this and the CRC-32, big-endian
+CRC_DIGITS = 10  # bytes of the CRC-32
+NAME_LIMIT = 1 << 16  # bytes; a longer name means damage
 ENTRIES = 1 << 19
-"""Of a file: the largest published model has 140 000 tensors, thrice that with its optimizer's."""
-FIELDS = 4 * DIMS  # of an entry; its dims may be one in each
+"""The most entries of a file.
+
+The largest published model has 140 000 tensors, and thrice that with its optimizer's.
+"""
+FIELDS = 4 * DIMS  # the most fields of an entry; each of its dims may be a field
 
 
 @dataclass(frozen=True)
 class CkptEntry:
-    """``parts`` are the stretches of the file, or of its plain text, that make up its bytes, in order.
+    """One tensor or string of a file.
 
-    A string is an entry of dtype ``str``, as long as it has characters.
+    ``parts`` are the byte ranges of the file (of its plain text, if it is encrypted) that contain its bytes,
+    in order. A string is an entry of dtype ``str``; its length is its number of characters.
     """
 
     spec: TensorSpec
@@ -48,24 +52,24 @@ class CkptEntry:
 
 @dataclass(frozen=True)
 class Ckpt:
-    """``entries`` are in file order, strings included. Tensors stay on disk."""
+    """An open file. ``entries`` are in file order, strings included. Tensors stay on disk."""
 
     path: Path
     entries: Mapping[str, CkptEntry]
     source: ByteSource
 
     def slot(self, name: str) -> Slot | None:
-        """Where in the file the tensor is, not aligned; ``None`` if it is encrypted or in parts."""
+        """Returns the tensor's place in the file (it may be unaligned); ``None`` if encrypted or in parts."""
         stored = self.entries[name]
         if len(stored.parts) != 1 or not isinstance(self.source, PlainFile):
             return None
         return Slot(stored.spec, *stored.parts[0])
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | memoryview:
-        """The tensor's own bytes from ``start`` up to ``stop``."""
+        """Returns the bytes ``start`` up to ``stop`` of the tensor."""
         stop = nbytes(self.entries[name].spec) if stop is None else stop
         found = []
-        at = 0  # in the tensor, where the part begins
+        at = 0  # the offset in the tensor at which the part begins
         for a, b in self.entries[name].parts:
             first = max(start - at, 0)
             last = min(stop - at, b - a)
@@ -75,14 +79,14 @@ class Ckpt:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def chunks(self, name: str) -> Iterator[bytes | memoryview]:
-        """All of the tensor's bytes, in order, ``CHUNK`` at a time."""
+        """Yields all bytes of the tensor, in order, ``CHUNK`` at a time."""
         size = nbytes(self.entries[name].spec)
         return (self.read(name, at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))
 
     def blob(self, name: str) -> Blob:
-        """The whole tensor, in memory of its own.
+        """Returns a copy of the full tensor.
 
-        Raises ``ValueError`` for a dtype that tensors cannot have here.
+        Raises ``ValueError`` for a dtype that a ``Blob`` cannot have.
         """
         spec = self.entries[name].spec
         try:
@@ -91,7 +95,7 @@ class Ckpt:
             raise ValueError(f"{self.path}: tensor {name}: {error}") from error
 
     def text(self, name: str) -> str:
-        """A string that was saved among the tensors."""
+        """Returns a string that was saved among the tensors."""
         try:
             return bytes(self.read(name)).decode("utf-32-le")
         except UnicodeDecodeError as error:
@@ -101,11 +105,13 @@ class Ckpt:
 def open_ckpt(
     path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True
 ) -> Ckpt:
-    """Find every tensor; only heads are read, with ``verify`` the whole file once if it has a checksum.
+    """Opens a file and indexes its tensors.
 
-    Raises ``ValueError``, naming the file and where possible the tensor, when it is no such file, cut short,
-    damaged, or does not open with ``key`` and ``mode``; ``ModuleNotFoundError`` when it is encrypted and
-    ``cryptography`` is not installed.
+    Only the heads of entries are read; with ``verify`` the full file is read once if it has a checksum.
+
+    Raises ``ValueError``, naming the file and if possible the tensor, if it is not a ``.ckpt`` file, is
+    truncated or damaged, or cannot be decrypted with ``key`` and ``mode``. Raises ``ModuleNotFoundError`` if
+    it is encrypted and ``cryptography`` is not installed.
     """
     source = _source(path, key, mode)
     try:
@@ -113,7 +119,7 @@ def open_ckpt(
         return Ckpt(path, _entries(source, end), source)
     except ValueError as error:
         if isinstance(source, EncryptedCkpt) and mode != "AES-GCM":
-            raise source.refusal() from error  # no other way to see that a key for CBC is wrong
+            raise source.refusal() from error  # CBC has no tag: a wrong key shows only in bad content
         if str(error).startswith(f"{path}: "):
             raise
         raise ValueError(f"{path}: {error}") from error
@@ -124,7 +130,7 @@ def _source(path: Path, key: bytes | None, mode: CipherMode) -> ByteSource:
     if not plain.size:
         raise ValueError(f"{path}: not a MindSpore checkpoint: it is empty")
 
-    # encrypted where there is a key, and only there
+    # the file must be encrypted if a key was given, and must not be if none was
     found = mode_of(plain.read(0, min(4, plain.size)))
     if key is not None:
         if found is None:
@@ -139,7 +145,10 @@ def _source(path: Path, key: bytes | None, mode: CipherMode) -> ByteSource:
 
 
 def _body(source: ByteSource, verify: bool) -> int:
-    """Where the tensors end."""
+    """Returns the offset at which the tensors end.
+
+    If ``verify`` and the file has a checksum, it is checked: raises ``ValueError`` if it is wrong.
+    """
     end = source.size - len(CRC) - CRC_DIGITS
     if end < 0:
         return source.size
@@ -167,14 +176,17 @@ class _Part:
 
 
 def _entries(source: ByteSource, end: int) -> dict[str, CkptEntry]:
-    """A tensor in several parts is listed once a part, each time with the dims of the whole."""
+    """Returns the entries by name.
+
+    A tensor in several parts has one entry per part in the file, each with the dims of the full tensor.
+    """
     out: dict[str, CkptEntry] = {}
     run: list[_Part] = []
     for number, part in enumerate(_parts(source, end)):
         if number >= ENTRIES:
             raise ValueError(f"more than {ENTRIES} entries")
 
-        # another name begins another tensor
+        # a new name begins a new tensor
         if run and run[0].name != part.name:
             out[run[0].name] = _joined(run)
             run = []
@@ -197,7 +209,7 @@ def _joined(run: list[_Part]) -> CkptEntry:
     if any(n < 0 for n in first.dims):
         raise ValueError(f"tensor {shown(first.name)} has shape {list(first.dims[:8])}")
 
-    # as many bytes as its shape needs
+    # it must have as many bytes as its shape needs
     size = sum(p.stop - p.start for p in run)
     spec = TensorSpec(_shape(first, size), DTYPES[first.type])
     if nbytes(spec) != size:
@@ -220,7 +232,7 @@ def _parts(source: ByteSource, end: int) -> Iterator[_Part]:
     while at < end:
         where = f"not a MindSpore checkpoint, or damaged, at byte {at}"
         try:
-            # an error says the tensor from here on, if there is a name to say
+            # from here on an error names the tensor, if the name is not empty
             start, stop = _value(source, at, end)
             name = _name(source, start, end)
             if name:
@@ -237,7 +249,7 @@ def _parts(source: ByteSource, end: int) -> Iterator[_Part]:
 
 
 def _value(source: ByteSource, at: int, end: int) -> tuple[int, int]:
-    """From where to where the entry at byte ``at`` goes, which may be past the end."""
+    """Returns the byte range of the content of the entry that starts at ``at``; it may end after ``end``."""
     key, at = varint(source.read, at, end)
     if key != 1 << 3 | BYTES:
         raise ValueError("no entry of a tensor starts here")
@@ -246,7 +258,7 @@ def _value(source: ByteSource, at: int, end: int) -> tuple[int, int]:
 
 
 def _name(source: ByteSource, start: int, end: int) -> str:
-    """The entry's name comes first, so it is there even when the rest is cut off."""
+    """Returns the entry's name. It comes first, so it can be read even if the rest is truncated."""
     key, at = varint(source.read, start, end)
     size, at = varint(source.read, at, end)
     if key != 1 << 3 | BYTES or size > min(NAME_LIMIT, end - at):

@@ -1,4 +1,4 @@
-"""MindSpore ``.ckpt`` files, written as a stream."""
+"""Writes MindSpore ``.ckpt`` files as a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.checkpoint.mindspore.formats.wire import head, numbers, packet
 from launcher.checkpoint.tensorfile.disk_space import told
 from launcher.plan.values.facts import TensorSpec
 
-PART = 512 << 20  # bytes of a tensor in one entry
+PART = 512 << 20  # the most bytes of a tensor in one entry
 
 
 def write_ckpt(
@@ -30,15 +30,27 @@ def write_ckpt(
     mode: CipherMode = "AES-GCM",
     part: int = PART,
 ) -> dict[str, str]:
-    """Write and sync the tensors in the order of ``specs``; returns the digest of each (xxh3, 128 bits).
+    """Writes the tensors and syncs the file; returns the digest of each tensor (xxh3, 128 bits).
 
-    ``chunks`` gives a tensor's bytes, in order; a chunk may be reused after. A string is a tensor of dtype
-    ``str`` and of its length, its bytes are ``text_bytes``. ``crc`` adds a checksum, which MindSpore cannot
-    read together with encryption.
+    The file is written in place: if writing fails, a partial file is left for the caller to delete.
+
+    Args:
+        path: The file.
+        specs: The tensors, in the order to write. A string is a tensor of dtype ``str`` with one dim, its
+            length.
+        chunks: Returns a tensor's bytes, in order; the next chunk may overwrite a chunk. Those of a string
+            are ``text_bytes``.
+        crc: Add a checksum. MindSpore cannot read a file with both a checksum and encryption.
+        key: The key to encrypt the file with; ``None`` writes a plain file.
+        mode: The mode of encryption.
+        part: The most bytes of a tensor in one entry.
+
+    Raises:
+        ValueError: ``crc`` and ``key`` are both given, or the format has no such dtype.
     """
     _check(specs, crc, key)
 
-    # under its own name at once: whoever calls says what becomes of a torn file
+    # written under its final name: the caller deletes a partial file
     with told(path, sum(map(nbytes, specs.values()))):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
@@ -46,7 +58,7 @@ def write_ckpt(
             write = partial(_tensor, sink, part=part)
             digests = {name: write(name, spec, chunks(name)) for name, spec in specs.items()}
 
-            # the checksum comes last, of all that is before it
+            # the checksum comes last and covers everything before it
             if crc:
                 assert isinstance(sink, _File)
                 sink.write(CRC + sink.crc.to_bytes(CRC_DIGITS, "big"))
@@ -98,7 +110,7 @@ def _tensor(
     what = numbers(1, dims) + packet(2, NAMES[spec.dtype].encode())
     sizes = _sizes(nbytes(spec), part)
 
-    # an entry is begun where the one before is full
+    # begin a new entry when the previous one is full
     digest = xxhash.xxh3_128()
     left = _entry(sink, name, what, next(sizes))
     for chunk in chunks:
@@ -114,14 +126,14 @@ def _tensor(
 
 
 def _sizes(size: int, part: int) -> Iterator[int]:
-    """A tensor without bytes has an entry all the same."""
+    """Yields the sizes of a tensor's entries. A tensor without bytes has one entry too."""
     yield min(size, part)
     for at in range(part, size, part):
         yield min(part, size - at)
 
 
 def _entry(sink: _File | CkptEncryptor, name: str, what: bytes, size: int) -> int:
-    """The start of an entry, up to its ``size`` bytes of content."""
+    """Writes the head of an entry, up to its content; returns ``size``, the bytes of content that follow."""
     content = head(3, size)
     tensor = head(2, len(what) + len(content) + size) + what + content
     tag = packet(1, name.encode())

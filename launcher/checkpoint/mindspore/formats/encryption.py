@@ -1,4 +1,4 @@
-"""MindSpore's encrypted checkpoint files: blocks that are each sealed on their own."""
+"""MindSpore's encrypted checkpoint files: blocks that are encrypted independently of each other."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CipherMode = Literal["AES-GCM", "AES-CBC", "SM4-CBC"]
 MODES: tuple[CipherMode, ...] = get_args(CipherMode)
 MAGIC: dict[int, CipherMode] = {0x7F3A5ED8: "AES-GCM", 0x7F3A5ED9: "AES-CBC", 0x7F3A5EDA: "SM4-CBC"}
 BLOCK = 64 << 20  # bytes of plain text in each block but the last
-BLOCKS = 1 << 16  # of a file: 4 TB
-KEYS = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}  # bytes
+BLOCKS = 1 << 16  # the most blocks of a file: 4 TiB
+KEYS = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}  # sizes of keys, in bytes
 WORD, IV, TAG, STEP = 4, 16, 16, 16
-NONCE = 12  # bytes of the IV that GCM really uses, whatever its length
+NONCE = 12  # bytes of the IV that GCM uses, whatever the IV's length
 
 
 @dataclass(frozen=True)
 class CipherBlock:
-    """Where one block's cipher text lies in the file."""
+    """One block of a file; its cipher text is bytes ``start`` up to ``stop``."""
 
     mode: CipherMode
     tag: bytes
@@ -38,12 +38,12 @@ class CipherBlock:
 
 
 def mode_of(head: bytes | memoryview) -> CipherMode | None:
-    """What a file that starts with ``head`` is encrypted with."""
+    """Returns the mode of an encrypted file that starts with ``head``; ``None`` if it is not encrypted."""
     return MAGIC.get(int.from_bytes(head[:WORD], "little"))
 
 
 def check_key(key: bytes, mode: str) -> None:
-    """Raises ``ValueError``, which does not show the key."""
+    """Raises ``ValueError`` unless the key fits the mode. The message does not show the key."""
     if mode not in MODES:
         raise ValueError(f"dec_mode: {mode} is none of {', '.join(MODES)}")
     if not isinstance(key, bytes) or len(key) not in KEYS[mode]:
@@ -53,9 +53,9 @@ def check_key(key: bytes, mode: str) -> None:
 
 
 class EncryptedCkpt:
-    """An encrypted file as its plain text.
+    """The plain text of an encrypted file.
 
-    One decrypted block is kept; GCM's are authenticated before any is used.
+    The last decrypted block is kept in memory. A block in mode GCM is authenticated before it is used.
     """
 
     def __init__(self, path: Path, key: bytes, mode: CipherMode) -> None:
@@ -84,7 +84,7 @@ class EncryptedCkpt:
 
     def _block(self, index: int) -> bytearray:
         if self._kept[0] != index:
-            self._kept = (-1, bytearray())  # not two blocks at once
+            self._kept = (-1, bytearray())  # free the old block before decrypting another
             self._kept = (index, self._open(self._blocks[index]))
         return self._kept[1]
 
@@ -105,7 +105,7 @@ class EncryptedCkpt:
         size = block.stop - block.start
         if self._mode == "AES-GCM":
             return size
-        last = block.stop - STEP  # a block of CBC needs only the one before it
+        last = block.stop - STEP  # to decrypt a CBC step, only the one before it is needed
         iv = self._file.read(last - STEP, last) if size > STEP else block.iv
         decryptor = cipher(self._mode, self._key, bytes(iv), b"").decryptor()
         end = decryptor.update(self._file.read(last, block.stop)) + decryptor.finalize()
@@ -136,9 +136,10 @@ class EncryptedCkpt:
 
 
 def _parse(file: PlainFile, at: int) -> CipherBlock:
-    """The block at byte ``at``.
+    """Parses the block at byte ``at``.
 
-    It is: magic, tag (GCM), length of what follows, length of the IV, IV, length of the cipher text, that.
+    A block consists of: magic, tag (GCM only), length of the rest, length of the IV, IV, length of the cipher
+    text, cipher text.
     """
     mode = mode_of(file.read(at, min(at + WORD, file.size)))
     if mode is None:
@@ -146,7 +147,7 @@ def _parse(file: PlainFile, at: int) -> CipherBlock:
             f"{file.path}: byte {at} does not start an encrypted block: damaged, or not encrypted"
         )
 
-    # the head, which is as long as the mode says
+    # the head, whose length depends on the mode
     tagged = _tag_size(mode)
     start = at + WORD + tagged + WORD + WORD + IV + WORD
     if start > file.size:
@@ -156,9 +157,9 @@ def _parse(file: PlainFile, at: int) -> CipherBlock:
     head = bytes(file.read(at + WORD, start))
     tag, rest = head[:tagged], head[tagged:]
 
-    # its lengths, and that the file has the block
+    # its lengths must agree, and the file must have the complete block
     length, iv_length, size = (int.from_bytes(rest[i : i + WORD], "little") for i in (0, WORD, 2 * WORD + IV))
-    padded = tagged or (size and size % STEP == 0)  # CBC fills up its last step, with a whole one at least
+    padded = tagged or (size and size % STEP == 0)  # CBC pads its last step, or adds a step of padding
     if iv_length != IV or length != 2 * WORD + IV + size or not padded:
         raise ValueError(
             f"{file.path}: damaged: the lengths in the encrypted block at byte {at} contradict each other"
@@ -171,19 +172,19 @@ def _parse(file: PlainFile, at: int) -> CipherBlock:
 
 
 def _tag_size(mode: CipherMode) -> int:
-    """Bytes of the tag that only GCM has."""
+    """Returns the bytes of the tag: only GCM has one."""
     return TAG if mode == "AES-GCM" else 0
 
 
 class CkptEncryptor:
-    """Writes plain text as sealed blocks to a file descriptor, from byte 0; ``close`` ends the last one."""
+    """Writes encrypted blocks to a file descriptor, from byte 0; ``close`` finishes the last block."""
 
     def __init__(self, fd: int, key: bytes, mode: CipherMode) -> None:
         check_key(key, mode)
         self._fd = fd
         self._key = key
         self._mode = mode
-        self._at = 0  # in the file
+        self._at = 0  # offset in the file
         self._start()
 
     def write(self, data: bytes | memoryview) -> None:
@@ -201,8 +202,8 @@ class CkptEncryptor:
 
     def _start(self) -> None:
         self._head = self._at
-        self._size = 0  # of the cipher text
-        self._left = BLOCK  # of the plain text
+        self._size = 0  # bytes of the block's cipher text
+        self._left = BLOCK  # bytes of plain text that still fit in the block
         self._iv = os.urandom(IV)
         self._encryptor: Any = cipher(self._mode, self._key, self._iv, b"").encryptor()
         self._at += WORD + _tag_size(self._mode) + WORD + WORD + IV + WORD
@@ -213,7 +214,7 @@ class CkptEncryptor:
             self._put(self._encryptor.update(bytes([n]) * n))
         self._put(self._encryptor.finalize())
 
-        # the head, now that its lengths are known
+        # write the head, now that its lengths are known
         magic = next(number for number, mode in MAGIC.items() if mode == self._mode)
         tag = self._encryptor.tag if self._mode == "AES-GCM" else b""
         words = (2 * WORD + IV + self._size, IV)
@@ -234,7 +235,7 @@ def _invalid() -> type[Exception]:
 
 
 def put(fd: int, data: bytes | memoryview, at: int) -> None:
-    """Write all of ``data`` at byte ``at``."""
+    """Writes all of ``data`` at byte ``at``."""
     view = memoryview(data)
     while view:
         done = os.pwrite(fd, view, at)

@@ -1,4 +1,4 @@
-"""Our strategies as MindSpore strategy files."""
+"""Converts our strategies to MindSpore strategy files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from launcher.plan.values.layout import Layout
 
 
 def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
-    """One file for each stage; a tensor of several stages is in each of theirs, under its first name only.
+    """Returns one file per stage; a tensor of several stages is in the file of each, under its first name.
 
-    Axes that cut dim 0 further, and are the last ones that would repeat the slice, are written as optimizer
-    sharding. Raises ``ValueError`` with every tensor that MindSpore has no layout for: ragged, or held by
-    some ranks of a stage only.
+    Axes that cut dim 0 further, and that are the innermost of those that would repeat the slice, are written
+    as optimizer sharding. Raises ``ValueError`` with every tensor that MindSpore has no layout for: one that
+    is ragged, or that only some ranks of a stage hold.
     """
     axes = {grid: _axes(grid) for grid in (strategy.grid, *strategy.matrices)}
     found: list[str] = []
@@ -33,7 +33,7 @@ def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
 
 
 def merged_file(strategy: Strategy) -> StrategyFile:
-    """One file for all: names carry their stage where there are several."""
+    """Returns one file for all stages; if there are several, names are prefixed with their stage."""
     files = stage_files(strategy)
     if len(files) == 1:
         return files[0]
@@ -42,13 +42,13 @@ def merged_file(strategy: Strategy) -> StrategyFile:
 
 def _file(strategy: Strategy, slicings: dict[str, Slicing], stage: int) -> StrategyFile:
     here = {n: slicings[n] for n, e in strategy.entries.items() if stage in stages(e.layout)}
-    # readers learn the stage from the operators; one that was given layouts has no slices to list
+    # readers take the stage from the operators; these list no slices, as operators with layouts do
     operators = tuple(Operator(f"Parameter_{name}", stage) for name in here) or (Operator("Stage", stage),)
     return StrategyFile(SAVED, operators, here)
 
 
 def _axes(grid: Grid) -> tuple[str, ...]:
-    """Those of a stage's ranks, outermost first."""
+    """Returns the axes of the ranks within a stage, outermost first."""
     axes = [axis for axis, size in grid.axes if axis != STAGE or size > 1]
     if STAGE in axes[1:]:
         raise ValueError(f"grid {dict(grid.axes)}: MindSpore's stages are the outermost axis ({STAGE})")
@@ -57,7 +57,7 @@ def _axes(grid: Grid) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """``dims`` by axis names, then ``shards`` ranks of the repeats."""
+    """``dims`` has the axes that cut each dim; ``shards`` of the repeats cut dim 0 further."""
 
     dims: tuple[tuple[str, ...], ...]
     shards: int
@@ -90,7 +90,10 @@ def _check(layout: Layout) -> None:
 
 
 def _cut(layout: Layout, axes: Sequence[str]) -> _Cut:
-    """With optimizer sharding where that leaves one axis on dim 0; else several axes stay on it."""
+    """Returns the cuts of a layout, with optimizer sharding if that leaves at most one axis on dim 0.
+
+    Otherwise dim 0 keeps all its axes.
+    """
     split = tuple(
         tuple(axis for axis in dim if axis in axes and layout.grid[axis] > 1) for dim in layout.split
     )
@@ -106,9 +109,9 @@ def _cut(layout: Layout, axes: Sequence[str]) -> _Cut:
 
 
 def _step(layout: Layout, axes: Sequence[str], cut: _Cut) -> int:
-    """The distance of the ranks with one slice; their mean distance where it differs, as MindSpore has it."""
+    """Returns the distance between ranks with the same slice; if it varies, the mean, as in MindSpore."""
     stride = 1
-    last = 0  # how far the last of them is from the first
+    last = 0  # the distance between the first and the last rank with the same slice
     count = 1
     for axis in reversed(axes):
         size = layout.grid[axis]

@@ -1,4 +1,4 @@
-"""MindSpore's group file: which ranks hold the same checkpoint."""
+"""MindSpore's group file, which lists the ranks that hold the same checkpoint."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from launcher.untrusted.files import read_bytes
 
 @dataclass(frozen=True)
 class GroupFile:
-    """``groups`` are the collective groups by name, ``restore`` the ranks whose checkpoints are alike."""
+    """The content of a file.
+
+    ``groups`` has the ranks of each collective group, by name; ``restore`` has the ranks whose checkpoints
+    are equal.
+    """
 
     groups: Mapping[str, tuple[int, ...]]
     restore: tuple[int, ...]
 
 
 def parse(data: bytes, origin: str) -> GroupFile:
-    """Raises ``ValueError``, naming ``origin``, for what is no group file."""
+    """Parses a group file. Raises ``ValueError`` naming ``origin`` if ``data`` is not one."""
     try:
         return _parse(data)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Strategy files in MindSpore's JSON form."""
+"""Reads and writes strategy files in MindSpore's JSON format."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def parse(data: bytes) -> StrategyFile:
 
 
 def text(file: StrategyFile) -> bytes:
-    """The file, byte for byte as MindSpore writes it: sorted and dense, but not when it has merged it.
+    """Returns the file's bytes exactly as MindSpore writes them: sorted and compact unless merged.
 
-    A dim that several axes cut is one dim an axis here. Raises ``ValueError`` for a layout without a shape.
+    A dim that several axes cut becomes one dim per axis. Raises ``ValueError`` for a layout without a shape.
     """
     layouts = {name: _row(name, s) for name, s in file.layouts.items()}
     items = {op.name: {"parallel_strategy": op.inputs, "stage": op.stage} for op in file.operators}

@@ -1,4 +1,4 @@
-"""Layouts with several axes on a dim, as MindSpore's JSON form has them: each axis on a dim of its own."""
+"""Converts layouts with several axes on a dim to and from MindSpore's JSON format, which has one per dim."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from launcher.checkpoint.mindspore.formats.strategy import Slicing
 
 
 def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
-    """The layout in the dims of the real tensor; ``shape`` is that of it or, if ``sliced``, of one slice.
+    """Returns the layout in the dims of the real tensor, from one that has a dim per axis.
 
-    Raises ``ValueError`` unless there is exactly one way.
+    ``shape`` is the tensor's shape or, if ``sliced``, that of one slice. Raises ``ValueError`` unless there
+    is exactly one way.
 
     >>> collapsed(Slicing((2, 2), ((), (1,), (0,)), shape=(16, 2, 16)), (16, 32), sliced=False).dims
     ((), (1, 0))
@@ -31,10 +32,10 @@ def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
 
 
 def expanded(s: Slicing) -> Slicing:
-    """The layout with one axis a dim, as that form wants it: the other way of ``collapsed``.
+    """Returns the layout with at most one axis per dim, as the JSON format requires: ``collapsed`` reversed.
 
-    Axes that are neighbours in the device matrix become one of it. Where none are, each has a dim of its own,
-    which MindSpore writes so, though its own transforms refuse to read it.
+    Axes of a dim that are adjacent in the device matrix are merged to one. Axes that are not adjacent get a
+    dim each; MindSpore writes this too, although its own transforms refuse to read it.
 
     >>> expanded(Slicing((2, 2, 2), ((), (1, 0)), shape=(16, 32))).devices
     (2, 4)
@@ -46,7 +47,7 @@ def expanded(s: Slicing) -> Slicing:
         return s
     assert s.shape is not None
 
-    # a dim an axis, as long as the axis is; the last has the rest
+    # one dim per axis, of the axis's size; the last one has the remaining elements
     dims: list[tuple[int, ...]] = []
     shape: list[int] = []
     for dim, (n, axes) in enumerate(zip(s.shape, s.dims, strict=True)):
@@ -57,13 +58,13 @@ def expanded(s: Slicing) -> Slicing:
 
 
 def _merged(s: Slicing) -> Slicing:
-    """Without axes of size 1 on a dim of several, and neighbours on one dim as one axis."""
+    """Merges adjacent axes of a dim to one axis; drops axes of size 1 from a dim with several axes."""
     dims = [tuple(a for a in dim if len(dim) < 2 or s.devices[-1 - a] > 1) for dim in s.dims]
     inner = {a for dim in dims for before, a in pairwise(dim) if before == a + 1}
     if not inner and not any(len(dim) > 1 for dim in s.dims):
         return s
 
-    # outermost first: an axis takes in those right after it that follow it on its dim
+    # outermost first: an axis absorbs the axes right after it that also follow it on its dim
     sizes: list[int] = []
     number: dict[int, int] = {}
     for axis in reversed(range(len(s.devices))):
@@ -79,7 +80,10 @@ def _merged(s: Slicing) -> Slicing:
 
 
 def _ways(s: Slicing, shape: tuple[int, ...], sliced: bool) -> Iterator[Slicing]:
-    """A dim cut by several axes became as many dims; all but the last are as long as their axis is."""
+    """Yields the layouts in the dims of ``shape`` that ``s`` can come from.
+
+    A dim that several axes cut is as many dims in ``s``; all but the last have their axis's size.
+    """
     assert s.shape is not None
     for ends in combinations(range(1, len(s.dims)), len(shape) - 1):
         groups = [range(a, b) for a, b in zip((0, *ends), (*ends, len(s.dims)), strict=True)]
@@ -92,6 +96,7 @@ def _ways(s: Slicing, shape: tuple[int, ...], sliced: bool) -> Iterator[Slicing]
 
 
 def _one(s: Slicing, group: range) -> bool:
+    """Whether the dims ``group`` can be one dim of the real tensor."""
     assert s.shape is not None
     whole = all(s.shape[d] == s.count(d) for d in group[:-1])
     return len(group) == 1 or (whole and all(s.dims[d] for d in group))

@@ -1,4 +1,4 @@
-"""Files of operator strategies as MindSpore saves them: slices or layouts of each operator's tensors."""
+"""MindSpore's files of operator strategies: the slices or layouts of each operator's tensors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SLICES, OUT_SLICES = "parallel_strategy_item", "parallel_out_strategy_item"
 LAYOUTS, OUT_LAYOUTS = "parallel_layout_value_item", "parallel_out_layout_value_item"
 RESHAPED = ("parallel_newshape_layout_value_item", "parallel_out_newshape_layout_value_item")
 KEYS = "launcher.keys"
-"""A part of our own, which MindSpore leaves alone: the name or glob that each strategy was written under."""
+"""Our own section, which MindSpore ignores: the name or glob that each strategy was requested under."""
 
 
 @dataclass(frozen=True)
 class Slices:
-    """How often each dim of each tensor is cut; none where the operator was given layouts."""
+    """How many parts each dim of each tensor is cut into; empty for an operator with layouts."""
 
     stage: int
     tensors: tuple[tuple[int, ...], ...] = ()
@@ -26,7 +26,10 @@ class Slices:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """``dims`` has, for each dim, the ``names`` of the axes of ``devices`` that cut it, outermost first."""
+    """The layout of one tensor over the device matrix ``devices``, whose axes are called ``names``.
+
+    ``dims`` has, for each dim, the names of the axes that cut it, outermost first.
+    """
 
     devices: tuple[int, ...]
     names: tuple[str, ...]
@@ -35,7 +38,10 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class NodeStrategies:
-    """By operator, as the graph calls it: ``Default/network-Net/fc1-Dense/MatMul-op0``."""
+    """The strategies of a file, by the graph's name of each operator.
+
+    Such a name is ``Default/network-Net/fc1-Dense/MatMul-op0``.
+    """
 
     slices: Mapping[str, Slices]
     out_slices: Mapping[str, Slices] = field(default_factory=dict)
@@ -45,12 +51,12 @@ class NodeStrategies:
 
 
 def is_mindspores(data: Any) -> bool:
-    """Whether parsed JSON is in this form."""
+    """Whether parsed JSON is in this format."""
     return isinstance(data, dict) and "format" not in data and SLICES in data
 
 
 def parse(data: Any) -> NodeStrategies:
-    """Parsed JSON; raises ``ValueError`` for what is no such file."""
+    """Returns the strategies in parsed JSON; raises ``ValueError`` if it is not such a file."""
     root = _mapping(data, "the file")
     for part in RESHAPED:
         if root.get(part):
@@ -65,7 +71,7 @@ def parse(data: Any) -> NodeStrategies:
 
 
 def text(file: NodeStrategies) -> bytes:
-    """Byte for byte as MindSpore writes it."""
+    """Returns the file's bytes exactly as MindSpore writes them."""
     root: dict[str, Any] = {"current_stage": 0, SLICES: _items(file.slices)}
     more: dict[str, Any] = {
         OUT_SLICES: _items(file.out_slices),
@@ -82,7 +88,7 @@ def _items(slices: Mapping[str, Slices]) -> dict[str, Any]:
 
 
 def _places(maps: tuple[TensorMap, ...]) -> dict[str, Any]:
-    """By the place of each tensor."""
+    """Returns the layouts by the position of each tensor."""
     return {str(i): _layout(m) for i, m in enumerate(maps)}
 
 
@@ -115,7 +121,7 @@ def _slices(row: dict[str, Any]) -> Slices:
 
 
 def _tensors(row: dict[str, Any]) -> tuple[TensorMap, ...]:
-    """By their places, all of which are there."""
+    """Returns the layouts in order of position; raises ``ValueError`` if a position is missing."""
     if {*row} != {str(i) for i in range(len(row))}:
         raise ValueError(f"layouts of {brief(sorted(row))}, not of tensors 0, 1, ...")
     return tuple(_tensor(_mapping(row[str(i)], f"layout {i}")) for i in range(len(row)))
@@ -129,7 +135,7 @@ def _tensor(row: dict[str, Any]) -> TensorMap:
     if row.get("interleaved_parallel"):
         raise ValueError("interleaved_parallel is not available")
 
-    # axes are counted from the last
+    # axes are numbered from the last one
     dims = []
     for entry in _list(row.get("tensor_map"), "tensor_map"):
         axes = _wholes(entry, "tensor_map", -1)

@@ -1,4 +1,4 @@
-"""Strategy files in MindSpore's protobuf form."""
+"""Reads and writes strategy files in MindSpore's protobuf format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.checkpoint.mindspore.formats.strategy import Operator, Slicing, StrategyFile
 from launcher.checkpoint.mindspore.formats.wire import BYTES, NUMBERS, VARINT, Message, numbers, packet
 
-# the fields of ParallelStrategyMap and of what is in it (package mindspore.straspb)
+# the fields of ParallelStrategyMap and of the messages in it (package mindspore.straspb)
 _MAP = {1: VARINT, 2: BYTES, 3: BYTES}
 _ITEM = {1: BYTES, 2: BYTES}
 _STRATEGYS = {1: VARINT, 2: BYTES}
@@ -31,7 +31,7 @@ def parse(data: bytes) -> StrategyFile:
 
 
 def text(file: StrategyFile) -> bytes:
-    """The file, byte for byte as MindSpore's serialiser has it."""
+    """Returns the file's bytes exactly as MindSpore's serializer writes them."""
     out = [numbers(1, [file.counter])]
     for op in file.operators:
         inputs = b"".join(packet(2, numbers(1, dims)) for dims in op.inputs)
@@ -65,14 +65,20 @@ def _slicing(layouts: Message) -> Slicing:
 
 
 def _dims(maps: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """The axes that cut each dim: a message a dim, or one with an axis, or -1, for each."""
+    """Returns the axes that cut each dim.
+
+    The file has one message per dim, or a single message with one axis, or -1, per dim.
+    """
     if len(maps) > 1:
         return _nested(maps)
     return tuple(() if axis == -1 else (axis,) for axes in maps for axis in axes)
 
 
 def _nested(maps: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """One message a dim; that of a vector has an empty second one, which tells it from a plain map."""
+    """Returns the axes of each dim from one message per dim.
+
+    A vector has an empty second message, which distinguishes it from a map in a single message.
+    """
     if len(maps) == 2 and not maps[1]:
         maps = maps[:1]
     empty = [dim for dim, axes in enumerate(maps) if not axes]

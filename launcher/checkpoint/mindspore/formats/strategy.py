@@ -1,4 +1,4 @@
-"""What a MindSpore parameter strategy file says."""
+"""The content of a MindSpore parameter strategy file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from math import prod
 from typing import Literal
 
 StrategyForm = Literal["protobuf", "json"]
-SAVED, MERGED = 2, 1  # ``counter`` of a first save, of a merge
+SAVED, MERGED = 2, 1  # ``counter`` of a first save, and of a merge
 _PREFIXED = re.compile(r"(0|[1-9]\d{0,8})-(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Operator:
-    """How often each dim of each input is cut; nothing for an operator that was given layouts."""
+    """How many parts each dim of each input is cut into; empty for an operator with layouts."""
 
     name: str
     stage: int
@@ -24,13 +24,13 @@ class Operator:
 
 @dataclass(frozen=True)
 class Slicing:
-    """How one parameter lies on the ranks of a stage.
+    """The layout of one parameter over the ranks of a stage.
 
     ``devices`` arranges these ranks, row-major. ``dims`` has, for each dim, the axes of ``devices`` that cut
-    it, outermost first, counted from the last axis; an axis in none of them repeats the slice. Then
-    ``shard_size`` ranks that follow each other among the repeats cut dim 0 of the slice further: -1 means all
-    repeats, 0 none. ``shard_step`` is the distance of the repeats. ``nested`` says in which of its two ways
-    the file has ``dims``. ``shape`` is that of the whole tensor, which only the JSON form has.
+    it, outermost first, numbered from the last axis; ranks along any other axis repeat the slice.
+    ``shard_size`` consecutive ranks among the repeats cut dim 0 of the slice further: -1 means all repeats, 0
+    none. ``shard_step`` is the distance between repeats. ``nested`` says in which of its two forms the file
+    has ``dims``. ``shape`` is that of the full tensor; only the JSON format has it.
     """
 
     devices: tuple[int, ...]
@@ -64,21 +64,21 @@ class Slicing:
 
     @property
     def ranks(self) -> int:
-        """Ranks of a stage."""
+        """The number of ranks of a stage."""
         return prod(self.devices)
 
     def count(self, dim: int) -> int:
-        """Into how many parts the device axes cut ``dim``, optimizer sharding aside."""
+        """Returns the number of parts that the device axes cut ``dim`` into, without optimizer sharding."""
         return prod(self.devices[-1 - axis] for axis in self.dims[dim])
 
     @property
     def repeats(self) -> int:
-        """Ranks with the same slice, before optimizer sharding."""
+        """The number of ranks with the same slice, before optimizer sharding."""
         return self.ranks // prod(self.count(dim) for dim in range(len(self.dims)))
 
     @property
     def shards(self) -> int:
-        """Into how many parts optimizer sharding cuts dim 0 of a slice."""
+        """The number of parts that optimizer sharding cuts dim 0 of a slice into."""
         if not self.dims or not self.shard_size or not self.shard_step:
             return 1
         return self.repeats if self.shard_size < 0 else self.shard_size
@@ -86,7 +86,7 @@ class Slicing:
 
 @dataclass(frozen=True)
 class StrategyFile:
-    """``layouts`` are by name as the file has it, in a merged one after the stage: ``1-net.weight``."""
+    """A strategy file. ``layouts`` are keyed by the file's names, in a merged file as ``1-net.weight``."""
 
     counter: int
     operators: tuple[Operator, ...]
@@ -94,12 +94,15 @@ class StrategyFile:
 
     @property
     def merged(self) -> bool:
-        """Whether names carry their stage. A dash in a name does not make it so."""
+        """Whether names are prefixed with their stage. A dash in a name alone does not mean that."""
         marked = bool(self.layouts) and all(map(_PREFIXED.fullmatch, self.layouts))
         return marked and (self.counter == MERGED or len({op.stage for op in self.operators}) > 1)
 
     def stages(self) -> dict[int, dict[str, Slicing]]:
-        """The layouts of each stage, by their own names; one stage alone unless the file is merged."""
+        """Returns the layouts of each stage, by their names without the stage.
+
+        There is one stage unless the file is merged. Raises ``ValueError`` if a stage is missing.
+        """
         if not self.merged:
             return {self.stage: dict(self.layouts)}
         out: dict[int, dict[str, Slicing]] = {op.stage: {} for op in self.operators}
@@ -113,7 +116,11 @@ class StrategyFile:
 
     @property
     def stage(self) -> int:
-        """Of a file of one stage; 0 when it lists no operator, which is where MindSpore writes it."""
+        """The stage of a file that is not merged.
+
+        It is 0 if the file lists no operator, because MindSpore writes the stage in operators only. Raises
+        ``ValueError`` if operators are of several stages.
+        """
         stages = {op.stage for op in self.operators} or {0}
         if len(stages) > 1:
             raise ValueError(
@@ -123,10 +130,10 @@ class StrategyFile:
 
 
 def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
-    """One file out of those of all stages, in the order given; each comes with what messages call it.
+    """Merges the files of all stages, in the given order; each comes with its name for messages.
 
-    Raises ``ValueError`` when two files of one stage disagree or a stage is missing. A stage without
-    parameters of its own is fine as long as it lists an operator.
+    Raises ``ValueError`` if two files of one stage disagree or a stage is missing. A stage may have no
+    parameters, but its file must list an operator.
     """
     seen: dict[int, tuple[str, StrategyFile]] = {}
     for origin, file in parts:
@@ -150,7 +157,7 @@ def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
 
 
 def shown(dims: Iterable[Sequence[int]]) -> list[list[int]]:
-    """As a tensor map of lists."""
+    """Returns ``dims`` as a tensor map of lists, for messages."""
     return [list(dim) or [-1] for dim in dims]
 
 
@@ -163,7 +170,7 @@ def _agree(first: str, a: StrategyFile, second: str, b: StrategyFile) -> None:
 
 
 def _holes(stages: Collection[int]) -> str:
-    """Missing ones, as text; stage numbers come from files and may be huge."""
+    """Returns the missing stages as text, shortened because a file may contain a huge stage number."""
     last = max(stages)
     if last > 2 * len(stages) + 16:
         return f"{next(n for n in range(last) if n not in stages)} and more"

@@ -1,4 +1,4 @@
-"""MindSpore strategy files on disk."""
+"""Reads and writes MindSpore strategy files in either format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.untrusted.files import read_bytes
 
 
 def form_of(data: bytes) -> StrategyForm:
-    """Told by content: no protobuf message of ours starts with a brace."""
+    """Returns the format of a file, by its content: no protobuf message here starts with a brace."""
     return "json" if data.lstrip()[:1] == b"{" else "protobuf"
 
 
 def parse(data: bytes, origin: str) -> StrategyFile:
-    """Raises ``ValueError``, naming ``origin``, for what is no strategy file of either form."""
+    """Parses a strategy file. Raises ``ValueError`` naming ``origin`` if it is of neither format."""
     form = form_of(data)
     try:
         return json_form.parse(data) if form == "json" else protobuf.parse(data)
@@ -34,12 +34,12 @@ def text(file: StrategyFile, form: StrategyForm) -> bytes:
 
 
 def write_strategy(path: Path, file: StrategyFile, form: StrategyForm) -> None:
-    """Replace the file; it is on disk when this returns."""
+    """Writes or replaces the file; it is synced to disk on return."""
     write_bytes(path, text(file, form))
 
 
 def read_stages(paths: Sequence[Path]) -> tuple[StrategyFile, StrategyForm]:
-    """The files of all stages as one merged file. Raises ``ValueError`` for two forms in one merge."""
+    """Reads the files of all stages as one merged file. Raises ``ValueError`` if they have two formats."""
     data = {path: read_bytes(path) for path in paths}
     if not data:
         raise ValueError("no strategy file to merge")

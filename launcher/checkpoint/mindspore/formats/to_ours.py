@@ -1,4 +1,4 @@
-"""MindSpore strategy files as our strategies."""
+"""Converts MindSpore strategy files to our strategies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OPTIMIZER = (
     "max_exp_avg_sq", "mean_grad", "mean_square", "moment", "moment1", "moment2", "moments", "rms", "stat",
     "vhat",
 )  # fmt: skip
-"""What MindSpore's optimizers put, with a dot, before the name of the parameter that a state belongs to."""
+"""Prefixes of optimizer states: MindSpore names a state ``<prefix>.<parameter>``."""
 
 
 def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """The whole tensors, from the slices that the ranks' files have.
+    """Returns the specs of the full tensors, from those of the slices in the ranks' files.
 
     Raises ``ValueError`` with each parameter that has no slice, or whose slice contradicts the file.
     """
@@ -40,12 +40,12 @@ def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str
 
 
 def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
-    """The file's parameters over a grid of stages (``pp``, outermost) and of the axes that they need.
+    """Returns the file's parameters over a grid of stages (``pp``, outermost) and of the axes that they need.
 
-    Where no axes do for all of them, each is over a grid of its own. ``full`` are whole tensors; names in it
-    that the file does not list are left out. ``stages`` is that of the whole pipeline where the file is of a
-    single stage; a file of stage 2 alone takes ranks as the third of three. Raises ``ValueError`` with
-    everything that does not fit.
+    If no common axes suffice, each layout gets its own grid. ``full`` has the specs of full tensors; names
+    that the file does not list are ignored. ``stages`` is the number of stages of the full pipeline if the
+    file has a single stage; by default a file of stage 2 alone is the third of three. Raises ``ValueError``
+    with everything that does not fit.
     """
     found = _absent(file, full)
     parts = {name: s for name, s in _flat(file).items() if name in full}
@@ -64,7 +64,7 @@ def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int 
 
 
 def kind_of(name: str, names: Mapping[str, object]) -> Kind:
-    """``optim`` for a state of a parameter that is listed too.
+    """Returns ``optim`` for the optimizer state of a parameter in ``names``, else ``param``.
 
     >>> kind_of("adam_m.net.w", {"net.w": 0}), kind_of("moments.w", {"net.w": 0})
     ('optim', 'param')
@@ -103,7 +103,10 @@ def _homes(file: StrategyFile) -> dict[str, tuple[int, ...]]:
 
 
 def _flat(file: StrategyFile) -> dict[str, Slicing]:
-    """By own names. A tied parameter is listed by several stages, and must lie the same way on each."""
+    """Returns the layouts by name without the stage.
+
+    Several stages list a tied parameter; raises ``ValueError`` if its layout differs between them.
+    """
     out: dict[str, Slicing] = {}
     found = []
     for stage, layouts in file.stages().items():

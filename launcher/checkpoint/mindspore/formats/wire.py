@@ -1,4 +1,4 @@
-"""Protobuf's wire format, as far as MindSpore's files use it."""
+"""Reads and writes protobuf's wire format, as far as MindSpore's files use it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import islice
 from launcher.untrusted.files import DIMS
 
 VARINT, BYTES = 0, 2
-NUMBERS = -1  # no kind on the wire: numbers, each in a field or packed into one
-LONGEST = 10  # bytes of a varint
-MOST = 1 << 20  # fields of a message, or numbers in one: a layout for each tensor, or a number for each rank
+NUMBERS = -1  # not a kind on the wire: repeated numbers, either in a field each or packed into one
+LONGEST = 10  # the most bytes of a varint
+MOST = 1 << 20  # the most fields of a message (a layout per tensor), or numbers in it (one per rank)
 Read = Callable[[int, int], bytes | memoryview]
-"""The bytes from the first offset up to the second."""
+"""Returns the bytes from the first offset up to the second."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """``value`` is that of a number; bytes lie from ``start`` to ``stop``."""
+    """A field of a message: ``value`` if it is a number, else the bytes from ``start`` up to ``stop``."""
 
     number: int
     kind: int
@@ -28,7 +28,7 @@ class Field:
 
 
 def fields(read: Read, start: int, stop: int) -> Iterator[Field]:
-    """The fields of the message between two offsets, without reading what is in them."""
+    """Yields the fields of the message between two offsets, without reading their content."""
     at = start
     while at < stop:
         begin = at
@@ -50,7 +50,7 @@ def fields(read: Read, start: int, stop: int) -> Iterator[Field]:
 
 
 def varint(read: Read, at: int, stop: int) -> tuple[int, int]:
-    """The unsigned number at byte ``at``, with the offset after it."""
+    """Returns the unsigned number at byte ``at``, and the offset after it."""
     value = 0
     for i, byte in enumerate(read(at, min(at + LONGEST, stop))):
         value |= (byte & 0x7F) << 7 * i
@@ -68,7 +68,7 @@ def signed(value: int) -> int:
 
 
 class Message:
-    """A small message, read whole. ``kinds`` gives the kind of each field that it may have."""
+    """A small message in memory. ``kinds`` lists the fields that it may have, each with its kind."""
 
     def __init__(self, data: bytes | memoryview, kinds: Mapping[int, int]) -> None:
         self._data = memoryview(data)
@@ -101,7 +101,10 @@ class Message:
         return values[0]
 
     def numbers(self, number: int, most: int = DIMS) -> tuple[int, ...]:
-        """Signed; packed into one field or one in each. Raises ``ValueError`` for more than ``most``."""
+        """Returns a field's signed numbers, whether they are packed into one field or in a field each.
+
+        Raises ``ValueError`` for more than ``most``.
+        """
         found = tuple(signed(v) for f in self._found[number] for v in islice(self._values(f), most + 1))
         if len(found) > most:
             raise ValueError(f"field {number} has more than {most} values")
@@ -124,12 +127,12 @@ def text(data: bytes) -> str:
 
 
 def shown(name: str) -> str:
-    """As messages have it: damage makes names of any length and of any characters."""
+    """Returns a name for messages, shortened: in a damaged file a name may have any length and characters."""
     return name if len(name) <= 200 and name.isprintable() else f"{name[:40]!a}..."
 
 
 def encoded(value: int) -> bytes:
-    """A number, a negative one as its 64-bit complement."""
+    """Returns a number as a varint, a negative one as its 64-bit two's complement."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -139,7 +142,7 @@ def encoded(value: int) -> bytes:
 
 
 def head(number: int, size: int) -> bytes:
-    """What comes before ``size`` bytes."""
+    """Returns the key and the length that precede a field of ``size`` bytes."""
     return encoded(number << 3 | BYTES) + encoded(size)
 
 
@@ -148,5 +151,5 @@ def packet(number: int, data: bytes) -> bytes:
 
 
 def numbers(number: int, values: Iterable[int]) -> bytes:
-    """A repeated number, one field for each value."""
+    """Returns a repeated number, with one field per value."""
     return b"".join(encoded(number << 3 | VARINT) + encoded(value) for value in values)
