@@ -1,3 +1,3 @@
-"""The files of a small project to begin with, in ``project``, and ``init``, which copies them."""
+"""``init``: copies the files of a small project, which are in ``project``, into a new folder."""
 
 __all__ = ["new_project"]

@@ -1,3 +1,3 @@
-"""Files that somebody else may have made: regular ones alone, of bounded size and depth, executed never."""
+"""Reads files that others may have made: regular files only, within bounds of size and depth; runs none."""
 
 __all__ = ["bounded", "files", "links", "pickles"]

@@ -1,4 +1,4 @@
-"""``data=chat``: conversations by a tokenizer's own template, of which only what the assistant says counts.
+"""``data=chat``: conversations through the tokenizer's template; the loss counts the assistant's turns only.
 
 Tokens are made once, before the ranks start. Nothing here imports torch but the samples themselves.
 """

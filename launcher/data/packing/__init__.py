@@ -1,1 +1,1 @@
-"""Files of tokens as samples: windows, or documents whole in padded ones; mixtures of sources."""
+"""Files of tokens as samples: windows, or full documents in padded windows; mixtures of sources."""

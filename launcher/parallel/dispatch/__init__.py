@@ -1,3 +1,3 @@
-"""What observers of a running model build on: dispatch modes, containers of tensors, halves of a backward."""
+"""The base of all observers of a running model: dispatch modes, containers of tensors, split backwards."""
 
 __all__ = ["modes", "pytree", "weight_gradient"]

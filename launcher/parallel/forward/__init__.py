@@ -1,4 +1,4 @@
-"""What is put around the forward of a module: it runs again in its backward, and torch compiles it.
+"""Wrappers around the forward of a module: recomputation in its backward, and torch.compile.
 
 What belongs here: how that is done. Which modules it is done to is decided in ``launcher.plan.settings``.
 """

@@ -1,3 +1,3 @@
-"""Runs a stage operator by operator on the parts of tensors that a rank has, and moves them in between."""
+"""Runs a stage operator by operator on a rank's shards, and redistributes tensors between operators."""
 
 __all__ = ["equal_modules", "equal_stages", "measure_stage", "output_share", "record"]

@@ -1,4 +1,4 @@
-"""How long a step of a plan takes on the cluster of its request, and why; automatic stages hang on it.
+"""How long a step of a plan takes on the cluster of its request, and why. Automatic stages depend on it.
 
 Not here: what a plan holds in memory (``cost``), and the order of its actions (``schedule``).
 """

@@ -1,4 +1,4 @@
-"""Models, optimizers and evaluations that a layout would train to other numbers: why, and the way out."""
+"""Refuses models, optimizers and evaluations that a layout would train to other numbers, with a way out."""
 
 __all__ = [
     "drill",

@@ -1,4 +1,4 @@
-"""The search for a layout: which there are, what each takes at least, and the best of those that are planned.
+"""The search for a layout: the candidates, a lower bound for each, and the best of those that are planned.
 
 Not here: how a plan is made (``planner``) and how long its step takes (``plan/prediction``).
 """

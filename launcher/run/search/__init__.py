@@ -1,4 +1,4 @@
-"""Settings that a request leaves open: the layout that a run gets, tried out where it would run if asked for.
+"""Chooses the settings that a request leaves open, and measures candidates where the run would start.
 
 Not here: which layouts there are, and how they are predicted (``planner/search``).
 """

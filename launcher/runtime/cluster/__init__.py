@@ -1,4 +1,4 @@
-"""What torchrun or srun says about this process, where its ranks meet, and by which network."""
+"""The world of a rank: what torchrun or srun says about it, where ranks meet, and over which network."""
 
 __all__ = [
     "interfaces",

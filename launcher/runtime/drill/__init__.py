@@ -1,3 +1,3 @@
-"""Drills: a planned fault, carried out by the rank that it is planned for, and what is noted of it."""
+"""Drills: the rank that a fault is planned for causes it, and records what happened."""
 
 __all__ = ["rank_drill", "record"]

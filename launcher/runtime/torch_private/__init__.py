@@ -1,1 +1,1 @@
-"""The private parts of torch that we build on, and nothing else of them."""
+"""The private parts of torch that the launcher uses. No other folder uses any."""

@@ -1,6 +1,6 @@
 """MindSpore's files: strategies in both forms, group files, ``.ckpt`` tensors, encrypted or not.
 
-Torch-free; ``cryptography`` is imported only when an encrypted file is.
+Nothing here imports torch. ``cryptography`` is imported only for an encrypted file.
 """
 
 from launcher.checkpoint.mindspore.formats.ckpt_read import Ckpt, CkptEntry, open_ckpt

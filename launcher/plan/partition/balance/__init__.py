@@ -1,1 +1,1 @@
-"""Which parts of a model are a stage: cuts of a row, the shortest step of those that fit."""
+"""Balances stages: cuts a chain of blocks so that the step is the shortest that fits in memory."""

@@ -1,1 +1,1 @@
-"""Settings that the numbers of a step hang on, whatever the layout is: dtypes, kernels, means or sums."""
+"""Settings that change the numbers of a step in any layout: dtypes, kernels, means or sums."""

@@ -1,3 +1,3 @@
-"""How a tensor gets from one layout to another: collectives, chosen by the bytes that ranks receive."""
+"""Moves a tensor from one layout to another by the collectives that send ranks the fewest bytes."""
 
 __all__ = ["direct_exchange", "planned", "step"]

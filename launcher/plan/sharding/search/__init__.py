@@ -1,3 +1,3 @@
-"""Finds the strategies that nobody wrote: the cheapest of a whole graph, by the cost model."""
+"""Finds the strategies that the request leaves out: the cheapest for the full graph, by the cost model."""
 
 __all__ = ["cluster_speeds", "cost"]

@@ -1,3 +1,3 @@
-"""Strategies as they are written: of operators, and of the tensors of a batch; the nearest that fits."""
+"""Reads strategies as users write them, for operators and tensors of a batch; suggests those that fit."""
 
 __all__ = ["known_params", "operator_names"]

@@ -1,3 +1,3 @@
-"""A run as a job of Slurm: its batch file, and what Slurm is asked. Inside, ranks join as under any srun."""
+"""A run as a job of Slurm: its batch file is written, submitted and queried. Its ranks join as under srun."""
 
 __all__ = ["array_file", "batch_file", "cluster", "stop_signal", "submit"]
