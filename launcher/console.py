@@ -54,5 +54,5 @@ def _painted(text: str) -> str:
 
 
 def gone() -> None:
-    """Redirects standard output to /dev/null: the reader has left (as ``| head`` does), but the run goes on."""
+    """Redirects standard output to /dev/null: its reader has left (as ``| head`` does), the run goes on."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -97,7 +97,7 @@ def _others() -> tuple[str, ...]:
 
 
 def of_users(error: BaseException) -> str:
-    """The message of an error in the user's code, and the last line of it that ran: file, function, source."""
+    """The message of an error in user code, and the last line of it that ran: file, function, source."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     said_so = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_others()):
@@ -123,7 +123,7 @@ def _line(path: str, line: int | None, function: str, source: str | None) -> str
 
 @contextmanager
 def owned(key: str, what: str) -> Iterator[None]:
-    """Turns exceptions of user code in the block into a ``RequestError`` about ``key``, without our frames."""
+    """Turns exceptions of user code in the block into a ``RequestError`` about ``key`` without our frames."""
     try:
         yield
     except (RequestError, RunError):

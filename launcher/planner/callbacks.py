@@ -13,7 +13,7 @@ HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
 
 
 def problems(job: Job) -> list[Problem]:
-    """Problems of the callbacks: missing classes, unknown hooks, no hook at all, arguments that do not fit."""
+    """Problems of the callbacks: missing classes, unknown hooks, no hook at all, unsuitable arguments."""
     found: list[Problem] = []
     for i, target in enumerate(job.callbacks):
         key = f"callbacks.{i}._target_"

@@ -138,7 +138,7 @@ def _mixed(config: Mapping[str, Any], documents: Apart) -> Iterator[Problem]:
 
 
 def misfits(job: Job, plan: Plan) -> list[Problem]:
-    """Weights in the folder that do not fit the model: by the file headers, and by the values of tied ones."""
+    """Weights in the folder that do not fit the model: by file headers, and by the values of tied ones."""
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)

@@ -46,7 +46,7 @@ def _named(job: Job) -> str:
 
 
 def supposed(job: Job) -> Job:
-    """A placeholder until transformers' config is read: one sharded operator; its name is not looked up yet."""
+    """A placeholder until transformers' config is read: one sharded operator, not looked up by name yet."""
     return _with(job, {**job.parallel.operators, AUTO: COLUMNS}) if asked(job) else job
 
 

@@ -41,7 +41,7 @@ def problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Problem]:
 
 
 def _targets(job: Job, spec: TensorSpec) -> Tensor:
-    """Targets of the first samples; for built-in data, which planning does not open, class numbers 0 and 1."""
+    """Targets of the first samples; for built-in data, which planning does not open, class ids 0 and 1."""
     import numpy as np
     import torch
 

@@ -92,7 +92,7 @@ def settled(job: Job) -> Job:
 
 @dataclass(frozen=True)
 class Checked:
-    """A request whose settings are compatible: ``job`` with the content of its files, and what it asks for."""
+    """A request whose settings are compatible: ``job`` with the content of its files, and its needs."""
 
     job: Job
     asked: Asked

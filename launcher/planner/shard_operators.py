@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
-    """``made`` with the strategies of ``job``; ``model`` is the full model on meta. Raises ``RequestError``."""
+    """``made`` with the strategies of ``job``; ``model``: the full model, on meta. Raises ``RequestError``."""
     refuse([*recorded_forward.refused(model.skeleton)])
     operators, wrong = unwrapped(job.parallel.operators, model.skeleton)
     refuse(wrong)
@@ -132,7 +132,7 @@ def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
 
 
 def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: bool) -> list[StageGraphs]:
-    """The graphs of each virtual stage. ``ours``: a model of this package, whose equal stages share a graph."""
+    """The graphs of each virtual stage; ``ours``: a model of this package, whose equal stages share one."""
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.sharding.equal_stages import StageCode, renamed
     from launcher.parallel.stages.split import split, stage_graph, traced

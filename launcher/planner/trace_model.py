@@ -153,7 +153,7 @@ def keeps_messages() -> bool:
 
 @dataclass(frozen=True)
 class Followed:
-    """One forward as a rank of ``tp`` runs it; ``pieces``: the forwards of sequence chunks, if there are any."""
+    """One forward as a rank of ``tp`` runs it; ``pieces``: the forwards of sequence chunks, if any."""
 
     operators: Flow
     recomputed: tuple[Recomputed, ...]

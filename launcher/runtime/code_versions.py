@@ -102,7 +102,7 @@ def _git(
     """Runs git; ``settings`` override those of the repository. Returns ``None`` if git does not work."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_CONFIG_")}
     env |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
-    env["GIT_CONFIG_COUNT"] = str(len(settings))  # names of filters may have what -c takes apart
+    env["GIT_CONFIG_COUNT"] = str(len(settings))  # not by -c, which would split some names of filters
     for n, (name, value) in enumerate(settings.items()):
         env |= {f"GIT_CONFIG_KEY_{n}": name, f"GIT_CONFIG_VALUE_{n}": value}
     try:

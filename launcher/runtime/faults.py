@@ -145,8 +145,9 @@ class Preempted(Interrupted):
 
     @property
     def code(self) -> int:
-        """The exit code: for Ctrl-C the one that shells know, else ``EX_TEMPFAIL``, which means try again
-        later.
+        """The exit code.
+
+        Shells know that of Ctrl-C; the other is ``EX_TEMPFAIL``, which means try again later.
         """
         return INTERRUPTED if self.signum == signal.SIGINT else REQUEUE
 

@@ -101,9 +101,7 @@ def reopen(run_dir: Path) -> Path:
 
 
 def write_command(run: Path, argv: Sequence[str]) -> None:
-    """Appends the command of this start to ``command.txt``, ready for a shell; later starts resumed the
-    first.
-    """
+    """Appends this start's command to ``command.txt``, for a shell; later starts resumed the first."""
     path = run / "command.txt"
     line = shlex.join(argv) + "\n"
     with _refused("run_dir", run), told(path, len(line)):

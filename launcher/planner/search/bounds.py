@@ -154,7 +154,7 @@ class Bound:
         return {policy: min(_again(need, *one) for one in seen) for policy, seen in policies.items()}
 
     def uneven(self, pipeline: float, nbytes: int) -> Uneven:
-        """The imbalance of the layout's plan, from its pipeline seconds and its bytes without recomputation."""
+        """The imbalance of the layout's plan, from its pipeline seconds and its bytes without recompute."""
         seconds = max(1.0, pipeline / self.pipeline)
         return Uneven(seconds, max(1.0, (nbytes - self.states) / max(self.kept, 1.0)))
 

@@ -56,7 +56,7 @@ def _planned(asked: Question, sample: OneSample, traces: Traces) -> tuple[Layout
 
 
 def _unsharded(asked: Question, layout: Layout, micro: int = 1) -> Job:
-    """The request for ``layout`` with unsharded weights, no recomputation, ``micro`` samples a micro batch."""
+    """The request for ``layout``: unsharded weights, no recomputation, ``micro`` samples a micro batch."""
     job = job_of(asked.job, layout, asked.named)
     pipe = job.parallel.pipeline.model_copy(
         update={"micro_batch_num": layout.stages, "scheduler": "1f1b", "interleave": False}

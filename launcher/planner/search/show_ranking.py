@@ -137,7 +137,7 @@ def _counted(ranking: Ranking) -> Iterator[str]:
 
 
 def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
-    """Why there is no layout: none fits, or none is possible; ``other``: the best single change, its bytes."""
+    """Why there is no layout: none fits, or none is possible. ``other``: a single change and its bytes."""
     over = ranking.question.job.search.over
     key, what = next(iter(over), "show"), "auto" if over else "nothing is left open"
     if not ranking.found:

@@ -66,7 +66,7 @@ class Waiting:
         return least
 
     def take(self, most: int, below: float) -> list[Layout]:
-        """Up to ``most`` layouts that may take less than ``below`` seconds, each with a different pipeline."""
+        """Up to ``most`` layouts that may take less than ``below`` seconds, all with different pipelines."""
         out: list[Layout] = []
         put_back = []
         while self.heap and len(out) < most and self.heap[0][0] < below:

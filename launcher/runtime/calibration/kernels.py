@@ -22,7 +22,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the timed work: ``rows`` of samples, model ``width``; ``main``: the precision of most samples."""
+    """Sizes of the timed work: ``rows`` of samples, model ``width``; ``main``: the usual precision."""
 
     main: str
     rows: int

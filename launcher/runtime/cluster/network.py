@@ -128,7 +128,7 @@ class Network:
             self._env.pop(key, None)
 
     def unreached(self, within_s: float = ANSWER_S, refused: bool = True) -> list[Unreached]:
-        """The nodes that this one cannot reach; without ``refused`` a refused connection counts as reached."""
+        """The nodes that this one cannot reach; without ``refused``, a refused connection is success."""
         own = self._own()
         found: list[Unreached] = []
         for source in own:
@@ -138,7 +138,7 @@ class Network:
         return found
 
     def _own(self) -> tuple[Listener, ...]:
-        """The ``peers`` on this node. Node names may repeat, so a node's first rank compares ranks instead."""
+        """The ``peers`` on this node. Node names may repeat, so a node's first rank compares ranks."""
         if self.first_of_node:
             return tuple(peer for peer in self.peers if peer.rank == self.at.rank)
         return tuple(peer for peer in self.peers if peer.node == socket.gethostname())

@@ -15,7 +15,7 @@ _LENGTH = 8  # bytes of the number that contains the header's length in a tensor
 
 
 def flip(checkpoints: Path, rank: int, trust: Trust) -> Path:
-    """Flips a bit in the middle of the weights of ``rank``, or of a rank that wrote some; returns the file."""
+    """Flips a bit in the middle of the weights of ``rank``, or of another rank; returns the file."""
     newest = latest(checkpoints, trust)
     if newest is None:
         raise RunError(

@@ -70,8 +70,9 @@ class RankDrill:
         die()
 
     def _broken(self, writer: RankWriter, chunks: Chunks, extra: Mapping[str, Blob]) -> RankRecord:
-        """Writes half of the first tensor, then fails; a rank without tensors writes its complete files
-        first.
+        """Writes half of the first tensor, then fails.
+
+        A rank that writes no tensors fails after it has written its complete files.
         """
         self._happen()
         end = die if self._fault.kind == "torn_write" else partial(fill_up, writer.folder)
