@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
-    """``made`` with the strategies of ``job``; ``model``: the full model, on meta. Raises ``RequestError``."""
+    """``made`` with the strategies of ``job``; ``model`` is the full model on meta.
+
+    Raises ``RequestError``.
+    """
     refuse([*recorded_forward.refused(model.skeleton)])
     operators, wrong = unwrapped(job.parallel.operators, model.skeleton)
     refuse(wrong)

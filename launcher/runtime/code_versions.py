@@ -83,7 +83,7 @@ def of_a_rank() -> dict[str, str]:
 
 
 def _commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of ``folder`` and whether it has changes; ``None`` without git, which a run does not need."""
+    """The commit of ``folder`` and whether it has changes; ``None`` without git, which is optional."""
     filters = _git(folder, FILTERS, OFF)
     if filters is None or filters.returncode not in (0, 1):  # 1: it has none
         return None, None

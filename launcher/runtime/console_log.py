@@ -44,7 +44,7 @@ class ConsoleLog:
         """Does nothing: each ``write`` flushes the file."""
 
     def keep_in(self, run: Path) -> None:
-        """Continues at the end of the console log of ``run``. Raises ``OSError``, ``RefusedFile`` for a link."""
+        """Continues the console log of ``run``. Raises ``OSError``, ``RefusedFile`` for a link."""
         from launcher.untrusted.links import open_below  # here: a refused request has no folder
 
         self.close()

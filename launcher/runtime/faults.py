@@ -87,7 +87,7 @@ class Fault:
 
     @property
     def late(self) -> bool:
-        """Whether it waited for a peer until the timeout; a rank that lost a connection reports no timeout."""
+        """Whether it waited for a peer until a timeout; a rank that lost a connection reports no timeout."""
         return self.echo and re.search("timeout|timed out", self.message, re.IGNORECASE) is not None
 
     @property

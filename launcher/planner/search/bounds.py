@@ -197,8 +197,7 @@ def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
 
 
 Effect = tuple[float, float]
-"""The share of a forward's saved bytes that a policy frees, and the share of the forward that it recomputes.
-"""
+"""The share of a forward's saved bytes that a policy frees, and the share of the forward to recompute."""
 Policies = Mapping[str, tuple[Effect, ...]]
 """The effects of each policy in the plans so far."""
 UNSEEN: Policies = {"selective": ((0.6, 0.25),), "full": ((1.0, 1.0),)}

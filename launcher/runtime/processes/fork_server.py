@@ -163,7 +163,7 @@ _forks_left = 0
 
 
 def only_imported() -> None:
-    """Declares that this process only imports until its first server starts, which may then be a fork of it."""
+    """Declares that this process only imports until its first server starts, which may be a fork of it."""
     global _forks_left
     _forks_left = 1
 
@@ -283,7 +283,7 @@ def _serve(control: socket.socket) -> NoReturn:
 
 
 def die_with(parent: int) -> None:
-    """Lets the kernel kill this process when its parent ends; exits at once if ``parent`` has already ended."""
+    """Has the kernel kill this process when its parent ends; exits at once if ``parent`` has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -199,7 +199,7 @@ class _Supervisor:
         return [*self._out.faults.values(), *([] if self._peer is None else [self._peer])]
 
     def _accuse(self) -> None:
-        """Blames the ranks that caused the failure without reporting anything: all known faults are echoes."""
+        """Blames the ranks that caused the failure but report nothing: all known faults are echoes."""
         known = self._known()
         late = not known or root(known).late
         pids = {rank: child.pid for rank, child in self._live.items() if late or stopped(child.pid)}

@@ -137,7 +137,7 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
 
 
 def _variables(at: World, near: bool) -> dict[str, str]:
-    """Variables that torch and users read; ``near``: gloo defaults to loopback, which needs no name service."""
+    """Variables that torch and users read; ``near``: gloo defaults to loopback, without a name service."""
     here = near and "lo" in {name for _, name in socket.if_nameindex()}
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if here else {}
     numbers = {"RANK": at.rank, "LOCAL_RANK": at.local_rank, "WORLD_SIZE": at.size}

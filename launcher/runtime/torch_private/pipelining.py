@@ -223,7 +223,7 @@ class RuntimeStage(Base):
         end_backward(fully_shard.state(module))  # type: ignore[attr-defined]
 
     def _post_metadata_inference_cleanup(self) -> None:
-        """Does nothing: static metadata needs no cleanup; torch would drop gradients, even before evaluation."""
+        """Does nothing: static metadata needs no cleanup; torch would drop gradients, also in evaluation."""
 
 
 def _groups(module: FSDPModule) -> Iterator[Any]:
