@@ -183,7 +183,7 @@ def _compared(
         say(f"export: weights are rounded once, to the nearest in {dtypes} (steps.export.dtype)")
     of = AVERAGED if step.weights == "ema" else ""
     if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
-        loss = single_process.held_out_loss(made, job, 1, terms)  # that it runs; more would tell no more
+        loss = single_process.held_out_loss(made, job, 1, terms)  # only shows that it runs
         alone = "no 'evaluate' of these weights to compare with"
         say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
         return {"exported_loss": loss}

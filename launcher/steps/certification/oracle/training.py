@@ -190,11 +190,10 @@ class Training:
             yield self._spare
 
     def update(self, step: int, grads: Mapping[str, Tensor]) -> Numbers:
-        """The weights after an optimizer step with these gradients, which may differ from its own by
-        rounding.
+        """The weights after an optimizer step with these gradients.
 
-        An optimizer that divides by a gradient's size amplifies rounding differences; given the same
-        gradients, two optimizers agree.
+        They may differ from its own gradients by rounding. An optimizer that divides by a gradient's size
+        amplifies rounding differences; given the same gradients, two optimizers agree.
         """
         for name, p in self.named.items():
             if p.requires_grad:
