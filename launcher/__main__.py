@@ -140,7 +140,7 @@ def _only_prints(args: Args) -> bool:
 
 
 def _run(args: Args, words: list[str], rank: int | None) -> int:
-    """Compose the request and run it. The only process calls this, or rank 0 of an outer launcher."""
+    """Composes the request and runs it. The only process calls this, or rank 0 of an outer launcher."""
     with _leading(args, words, rank) as others:
         from launcher.job.compose import compose, late
         from launcher.job.cures.report import as_yaml

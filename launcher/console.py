@@ -17,7 +17,7 @@ _TRY = re.compile(r"(?<=\n    )try:    .*")
 
 
 def say(text: str) -> None:
-    """Print ``text`` and flush."""
+    """Prints ``text`` and flushes."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -25,7 +25,7 @@ def say(text: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Write ``text`` and a newline to standard error in one call.
+    """Writes ``text`` and a newline to standard error in one call.
 
     ``print`` writes the newline separately. Under torchrun all ranks and their agent share one pipe: output
     of another process came in between, which broke the last line, the one that names the log to read.

@@ -38,7 +38,7 @@ class Problem:
 class RequestError(ValueError):
     """The request cannot be carried out: nothing was started, nothing written. Exit code 2.
 
-    ``planned`` is set if the problem was found after planning began, so torch is imported.
+    ``planned``: the problem was detected after planning began, so torch is imported.
     """
 
     planned = False

@@ -34,7 +34,7 @@ def planned_kind() -> str:
 
 @contextmanager
 def counted(job: Job, size: int) -> Iterator[None]:
-    """Plan ``size`` ranks with the kernels of the devices that they will run on."""
+    """Plans ``size`` ranks with the kernels of the devices that they will run on."""
     from launcher.models.attention import grouped_heads
     from launcher.parallel.cost.fused_kernels import counted_as
 
@@ -77,7 +77,7 @@ def kernels_of(kind: str, here: bool) -> Fused:
 def notes(job: Job, graph: Graph) -> Iterator[Note]:
     """Notes which attention kernel is counted.
 
-    CPU plans get no note, as their kernels differ between torch versions.
+    CPU plans get no note, as every torch has the kernels of the CPU.
     """
     if planned_kind() != CUDA or not any(n.operations.attention for n in graph.nodes):
         return

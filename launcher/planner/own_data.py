@@ -18,7 +18,10 @@ KEY = "data._target_"
 
 
 def looked_at(job: Job, sizes: Sizes) -> list[Note]:
-    """Notes on how the data set is read. Opens it, reads some items twice; raises ``RequestError``."""
+    """Notes on how the data set is read.
+
+    Opens it, and reads some items more than once; raises ``RequestError``.
+    """
     if not isinstance(job.data, Target):
         return []
     from launcher.data.torch_datasets.open import opened

@@ -1,4 +1,4 @@
-"""From a request to its plan: builds the model without memory, reads it, and lets ``plan`` decide."""
+"""Makes a plan from a request: builds the model without memory, reads it, and lets ``plan`` decide."""
 
 from __future__ import annotations
 

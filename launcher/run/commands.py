@@ -106,7 +106,7 @@ def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
 
 def _end(run: Path, path: Path) -> tuple[int, bytes]:
-    """The complete lines among the last ``LAST`` bytes of a file in ``run``, after the bytes before them.
+    """The number of bytes before the last ``LAST`` of a file in ``run``, and the complete lines in these.
 
     Raises ``OSError``, also for links and files that are not regular.
     """

@@ -183,7 +183,10 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
 
 
 def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
-    """Like ``looked``, for a plan that may be made elsewhere: what is missing is checked at the start."""
+    """Like ``looked``, for a plan that may be made elsewhere.
+
+    Checkpoints that do not exist here are checked when the run starts.
+    """
     paths = {f"steps.{name}.path": path for name, path in _loads(job).items()}
     if job.checkpoint.resume not in ("auto", "never"):
         paths[RESUME] = job.checkpoint.resume

@@ -183,7 +183,7 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
 
 
 def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
-    """Writes the run folder of a run that another process starts, without a batch file.
+    """Writes the run folder of a run that another process starts, without its batch file.
 
     Returns the job, which has a ``run_dir``, and the plan. Raises ``RequestError``.
     """
@@ -409,7 +409,7 @@ def _hear(
 
 @contextmanager
 def _saved(job: Job) -> Iterator[None]:
-    """Reports a stop as ``Preempted``: even an interrupted phase loses nothing, as it is simply repeated."""
+    """Reports a stop as ``Preempted``: even an interrupted phase loses nothing, because it is repeated."""
     try:
         yield
     except Interrupted as stop:

@@ -115,7 +115,10 @@ def _wait_for_the_dead(file: TextIO, run: Path) -> None:
 
 
 def _alive(pid: str, host: str) -> bool:
-    """``False`` only for a process of this machine that has ended, or an empty file."""
+    """Whether the holder of the lock may be at work: on another machine, or in a live process here.
+
+    An empty file is about to be written; it counts as held by no process.
+    """
     if not pid:
         return False
     return host != socket.gethostname() or Path("/proc", pid).exists()

@@ -1,4 +1,4 @@
-"""Lower bounds of a layout's seconds and bytes, without planning it."""
+"""Lower bounds of a layout's seconds and bytes, which need no plan of it."""
 
 from __future__ import annotations
 

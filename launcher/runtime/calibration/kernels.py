@@ -50,7 +50,7 @@ def sizes_on(device: torch.device) -> Sizes:
 
 
 def samples(device: torch.device, in_it: bool, first: bool) -> Iterator[Sample]:
-    """``in_it``: this rank has a core of its own; ``first``: it is the rank that is also timed alone."""
+    """``in_it``: this rank has its own core; ``first``: it is the rank that is also timed alone."""
     sizes = sizes_on(device)
     rows, width = sizes.rows, sizes.width
     for m, n, k in (

@@ -37,7 +37,7 @@ def gloo_file(folder: Path, rank: int) -> Path:
 
 
 def variables(folder: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that torch reads when it makes a process group and when it writes; keeps the user's own."""
+    """Variables that torch reads when it makes a process group and when it writes; none that the user set."""
     wanted = {SIZE: str(ENTRIES), ON_TIMEOUT: "1", FILE: str(prefix(folder))}
     return {key: value for key, value in wanted.items() if key not in env and OLDER.get(key, key) not in env}
 

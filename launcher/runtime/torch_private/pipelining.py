@@ -40,7 +40,7 @@ KINDS = {
 }
 
 _add_wait_send: Callable[[Any], Any] = getattr(torch_schedules, "_add_wait_send", lambda rows: rows)
-"""Since torch 2.15 an action of its own waits for each send; before, the end of the step does."""
+"""Since torch 2.15 each send has an action that waits for it; before, the end of the step waits."""
 
 Runtime = _PipelineScheduleRuntime
 Metas = Sequence[tuple[torch.Tensor, ...]]

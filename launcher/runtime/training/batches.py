@@ -51,9 +51,9 @@ class Batch:
 class Feed:
     """The source of one rank's batches.
 
-    ``order(step, batch_size, n)`` returns the global indices of one step. ``floating``: the dtype of inputs
-    that are not integers; ``exact``: that of such targets. ``limit``: train on this many first samples only.
-    ``stream``: ``train`` if it is a stream.
+    ``order(step, batch_size, n)`` returns the global indices of one step. ``rank`` reads or receives its
+    samples as the plan says. ``floating``: the dtype of inputs that are not integers; ``exact``: that of such
+    targets. ``limit``: train on this many first samples only. ``stream``: ``train`` if it is a stream.
     """
 
     train: Samples

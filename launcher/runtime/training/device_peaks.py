@@ -35,7 +35,7 @@ PEAKS: tuple[tuple[str, Peaks], ...] = (
     # NVIDIA T4 Tensor Core GPU datasheet
     ("T4", {"float16": 65.0, "float32": 8.1}),
 )
-"""By a part of the device name that torch reports; the first match counts."""
+"""Peaks by a part of the device name that torch reports; the first match counts."""
 
 
 def peak_flops(device: str, dtype: str, tf32: bool = False) -> float | None:

@@ -17,7 +17,7 @@ from launcher.runtime.training.kernel_times import KernelTimes, kernel_times, ta
 _log = logging.getLogger(__name__)
 
 FOLDER = "profile"
-"""In a run folder; has ``rank<N>.json.gz``, a Chrome trace that Perfetto reads, and ``rank<N>.txt``."""
+"""A folder in the run folder, with ``rank<N>.json.gz``, a Chrome trace for Perfetto, and ``rank<N>.txt``."""
 MOST = 10
 """Kernels of a table."""
 ENTRIES = 100_000

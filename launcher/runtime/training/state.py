@@ -299,7 +299,11 @@ def broadcast(s: Session) -> Sent:
 
 
 def _share(s: Session, mine: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> Sent:
-    """Shares tensors between replicas through the device: some backends cannot send CPU tensors."""
+    """Shares tensors between replicas.
+
+    Step counters and Python numbers are on the CPU, from which some backends cannot send: they are copied to
+    the device first.
+    """
     there = {n: t.to(torch.device(s.world.device)) for n, t in mine.items()}
     sent = share({n: (t,) for n, t in there.items()}, layouts)
     for n, t in there.items():

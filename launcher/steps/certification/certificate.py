@@ -137,7 +137,7 @@ def _compared(c: Certificate, copy: Copy) -> dict[str, Any]:
 def _row(f: Finding) -> dict[str, Any]:
     error = f.error if isfinite(f.error) else None  # JSON has no infinity
     more: dict[str, Any] = {"note": f.note} if f.note else {}
-    if f.relative_to:  # a gradient that cancels is rounding errors; only this records the allowance
+    if f.relative_to:  # such a gradient is only rounding errors; this records its allowance
         more["relative_to"] = f.relative_to
     return {"step": f.step, "part": f.part, "name": f.name, "error": error} | more
 

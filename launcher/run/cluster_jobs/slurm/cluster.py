@@ -44,7 +44,7 @@ def problems(slurm: Slurm) -> list[Problem]:
 
 
 def jobs() -> frozenset[str]:
-    """Numbers of all pending and running jobs, array tasks separately. Raises ``RunError``."""
+    """Numbers of this user's pending and running jobs, array tasks separately. Raises ``RunError``."""
     return frozenset(ask(["squeue", "--noheader", "--array", "--me", "--format=%i"]).split())
 
 
