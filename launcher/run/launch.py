@@ -146,7 +146,7 @@ def start(job: Job, outer: int | None, size: int) -> Start:
 
 
 def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
-    """Problems if the ``size`` of the plan differs from the number of ranks that exist or can."""
+    """Problems if the ``size`` of the plan differs from the number of ranks that exist, or can exist."""
     how = mode(job, outer)
     if how == "inproc" and size > 1:
         text = f"inproc: this process can be one rank, the plan has {size}; debug=onerank makes it one"

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class RunStatus:
-    """The state of a run, written after every change. ``steps``: those done, ``results``: of these.
+    """The state of a run, written after every change. ``steps``: the finished ones; ``results``: theirs.
 
     ``before``: how the previous start ended; ``running`` if it was killed.
     """

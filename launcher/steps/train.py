@@ -26,7 +26,7 @@ def run_on_ranks(step: Train, session: Session, job: Job) -> str:
 
 
 def _until(step: Train, job: Job, total: int) -> int:
-    """The optimizer step at which this ``train`` ends; the request's ``train`` steps share ``total``."""
+    """The step count at which this ``train`` ends; a request's ``train`` steps share ``total`` evenly."""
     trains = [s for s in job.steps.values() if isinstance(s, Train)]
     which = next(n for n, s in enumerate(trains, 1) if s is step)
     return total * which // len(trains)

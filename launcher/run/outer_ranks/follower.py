@@ -69,7 +69,7 @@ def follow(timeout_s: Seconds) -> int:
 
 @contextmanager
 def _answered(at: Place, used: Network) -> Iterator[None]:
-    """Explains store errors: the process that hosts the store, rank 0 or its launcher, must outlive us."""
+    """Explains store errors: its host, rank 0 or the outer launcher, ended before its last message."""
     try:
         yield
     except (DistError, TimeoutError) as error:
