@@ -4,10 +4,10 @@ The work itself lives in ``runtime`` and ``checkpoint``. The row of a verb in ``
 its module, which has those of the following functions that the row says:
 
 ``run_on_ranks(step, session, job)``: called by every rank; returns a message, or ``""`` for none.
-``run_on_files(step, run)``: called in one process; ``run`` is a ``RunFiles``. Returns figures. ``copies(step,
-job, plan)`` and ``run_copies(step, world, copies, folder, drawn)``, in place of ``run_on_ranks``: the
-variants of the run to train, each with its plan, and their training; ``BUILDS``: the models that each variant
-builds.
+``run_on_files(step, run)``: called in one process; ``run`` is a ``RunFiles``. Returns figures.
+``copies(step, job, plan)`` and ``run_copies(step, world, copies, folder, drawn)``, in place of
+``run_on_ranks``: the variants of the run to train, each with its plan, and their training; ``BUILDS``: the
+models that each variant builds.
 
 If the row says ``checks``, the module imports without torch and has ``check(step, at)``: the problems of the
 step before there is a plan; ``at`` is a ``FileChecks``. It may have ``fits(step, at, plan)``: the problems
