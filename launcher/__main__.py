@@ -79,7 +79,7 @@ def _main(words: list[str], rank: int | None) -> int:
 
             return sweep(args, rank)
 
-        # rank 0 reads the request; the other ranks wait for its questions
+        # rank 0 reads the request; the other ranks wait for its instructions
         if not rank:
             return _run(args, words, rank)
         if _only_prints(args):

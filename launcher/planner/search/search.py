@@ -37,8 +37,7 @@ ROUND = 12
 GAIN = 0.01
 """A layout that is faster by a smaller share at best is not planned."""
 FINALISTS = 2
-"""Layouts whose recomputed blocks are decided before one is chosen: earlier predictions err by a few percent.
-"""
+"""Layouts whose recomputation is decided before one is chosen: earlier predictions err by a few percent."""
 MOST = 400
 """The most plans of a search; the report says how many layouts are left."""
 

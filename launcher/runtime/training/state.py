@@ -178,7 +178,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if not averages.entries:
         found = [x for x in found if x.key != AVERAGE]
 
-    # a moving average that the run does not keep stays in the checkpoint's place
+    # a moving average that this run does not keep has the checkpoint's layout
     want = strategy(s, found)
     if s.average is None:
         want = followed(want, averages)
