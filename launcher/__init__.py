@@ -28,7 +28,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Each name is imported when first asked for: ``Job`` must not cost what ``run_job`` does."""
+    """Imports each name when it is first used, so that ``Job`` does not pay for ``run_job``'s imports."""
     if name not in _HOMES:
         raise AttributeError(f"module 'launcher' has no attribute {name!r}")
     from importlib import import_module

@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from launcher.run.outer_ranks.leader import Others
 
 UNSAID = 120
-"""As Python ends when nobody can be told."""
+"""The exit code when the output cannot be flushed: Python uses the same one."""
 OF_A_RUN = ("status", "logs", "cancel")
-"""First words that are no settings: a run folder follows."""
+"""First words that are commands rather than settings; a run folder follows."""
 BEGIN = "init"
-"""Another: a folder follows that gets a small project."""
+"""Another command: the folder in which to start a small project follows."""
 
 
 _is_command = False
-"""Whether this process is the command: it has done nothing yet but import."""
+"""Whether this process is the command itself, which has done nothing yet but import."""
 
 
 class _Told(RequestError):
-    """A request that is refused, and that has been answered."""
+    """A refused request whose problems have already been printed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``DONE``; ``REFUSED``: the request is wrong and nothing was started; ``FAILED`` while running."""
+    """Returns the exit code: ``DONE``, ``REFUSED`` (the request is wrong, nothing started) or ``FAILED``."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         rank = launch_env.rank()
@@ -79,14 +79,14 @@ def _main(words: list[str], rank: int | None) -> int:
 
             return sweep(args, rank)
 
-        # rank 0 reads the request, the others wait for what it says
+        # rank 0 reads the request; the other ranks wait for its instructions
         if not rank:
             return _run(args, words, rank)
         if _only_prints(args):
             return DONE
         from launcher.run.run_job import join
 
-        rank = None  # what a rank cannot join it says itself
+        rank = None  # a rank that cannot join reports that itself
         return join(partial(_patience, args))
     except _Told:
         return REFUSED
@@ -109,7 +109,7 @@ def _main(words: list[str], rank: int | None) -> int:
 
 @contextmanager
 def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Others | None]:
-    """The other ranks of an outer launcher, none of which is left waiting; ``None`` where none is needed."""
+    """The other ranks of an outer launcher, released when the block ends; ``None`` if no other is needed."""
     if launch_env.place() is None or _only_prints(args):
         yield None
         return
@@ -118,13 +118,13 @@ def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Others 
     with leading() as others:
         try:
             yield others
-        except RequestError as error:  # told before the others leave: torchrun ends this process when one has
+        except RequestError as error:  # printed first: torchrun ends this process when another has ended
             _refuse(error, words, rank)
             raise _Told(error.problems) from error
 
 
 def _patience(args: Args) -> float:
-    """``launch.timeout_s`` of a request that rank 0 reports on: what is wrong with it is not said twice."""
+    """The request's ``launch.timeout_s``; the default if the request is wrong, which rank 0 reports."""
     from launcher.job.compose import compose
     from launcher.job.schema.job import Launch
 
@@ -135,12 +135,12 @@ def _patience(args: Args) -> float:
 
 
 def _only_prints(args: Args) -> bool:
-    """Rank 0 prints it; no rank needs another for that, unless a search measures what it has found."""
+    """Whether rank 0 only prints. No other rank is needed then, unless a search measures layouts."""
     return any(o.startswith("show=") and o not in ("show=null", "show=search") for o in args.overrides)
 
 
 def _run(args: Args, words: list[str], rank: int | None) -> int:
-    """Compose the request and carry it out: what the only process does, or rank 0 of an outer launcher."""
+    """Composes the request and runs it. The only process calls this, or rank 0 of an outer launcher."""
     with _leading(args, words, rank) as others:
         from launcher.job.compose import compose, late
         from launcher.job.cures.report import as_yaml
@@ -162,10 +162,10 @@ def _run(args: Args, words: list[str], rank: int | None) -> int:
 
 
 def look(words: Sequence[str], depth: Depth | None = None) -> None:
-    """Raises ``RequestError`` for all that ``words`` can be refused for; starts nothing, prints nothing.
+    """Raises ``RequestError`` if the command line ``words`` would be refused; starts and prints nothing.
 
-    ``depth``: how far it is judged, with its plan if ``None``. Short of that neither torch is imported nor a
-    class of the user's own.
+    ``depth`` limits how far the request is checked; ``None`` includes its plan. A smaller depth imports
+    neither torch nor the user's classes.
     """
     args = parse(words)
     if args.help or args.version or args.completion:
@@ -211,20 +211,20 @@ def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
 
 
 def script() -> NoReturn:
-    """The command. When all is done and said, the process is over.
+    """Runs the command and ends the process.
 
-    The interpreter would walk through all of torch once more, which takes most of a second, and then take
-    torch down, one of whose threads may abort a run that has ended well.
+    ``_leave`` skips the interpreter's shutdown, which walks through all of torch once more and takes most of
+    a second; then it destroys torch, one of whose threads may abort a run that has ended well.
     """
     open_missing()
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # classes of the user's own are here, as for python -m launcher
+        sys.path.insert(0, os.getcwd())  # the user's classes are here, as for python -m launcher
     gc_thresholds.seldom()
     spare_streams()
     global _is_command
     _is_command = True
     codes = [FAILED]
-    atexit.register(_leave, codes)  # the first to come is the last to run
+    atexit.register(_leave, codes)  # registered first, so it runs last
     codes.append(main())
     sys.exit(codes[-1])
 

@@ -1,4 +1,4 @@
-"""Prints to the user's console, which may have been closed; on a terminal errors have colours."""
+"""Prints to the user's console, which may be closed; colours errors on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 WRONG, CURE, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[0m"
-"""Bold red, green."""
+"""Escape sequences: bold red, green, reset."""
 _ERROR = re.compile(r"\Aerror:")
 _REQUEST = re.compile(r"\Aerror: .*; nothing was started\n\n")
 _KEY = re.compile(r"(?<=\n\n  )[^\s:=]+(?= = |: )")
@@ -17,7 +17,7 @@ _TRY = re.compile(r"(?<=\n    )try:    .*")
 
 
 def say(text: str) -> None:
-    """Print ``text`` now."""
+    """Prints ``text`` and flushes."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -25,10 +25,10 @@ def say(text: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Write ``text`` and the end of its last line to standard error, in one piece.
+    """Writes ``text`` and a newline to standard error in one call.
 
-    ``print`` writes that end apart. Under torchrun all ranks and their agent share one pipe: what another
-    says came between, and the last line, which names the log to read, was no line any more.
+    ``print`` writes the newline separately. Under torchrun all ranks and their agent share one pipe: output
+    of another process came in between, which broke the last line, the one that names the log to read.
     """
     shown = _painted(text) if _in_colours(sys.stderr, os.environ) else text
     sys.stderr.write(f"{shown}\n")
@@ -36,14 +36,14 @@ def tell(text: str) -> None:
 
 
 def _in_colours(stream: TextIO, env: Mapping[str, str]) -> bool:
-    """As Python itself decides it: NO_COLOR goes before FORCE_COLOR, which goes before what the stream is."""
+    """Decides as Python does: NO_COLOR takes precedence over FORCE_COLOR, and that over the stream's type."""
     if env.get("NO_COLOR"):
         return False
     return bool(env.get("FORCE_COLOR")) or (env.get("TERM") != "dumb" and stream.isatty())
 
 
 def _painted(text: str) -> str:
-    """An error with its first word in colour; of a wrong request also keys and cures. Other text as it is.
+    """Colours the first word of an error, and keys and cures of a wrong request; other text is unchanged.
 
     >>> _painted("error: rank 1 failed").replace("\\x1b", "^")
     '^[1;31merror:^[0m rank 1 failed'
@@ -54,8 +54,5 @@ def _painted(text: str) -> str:
 
 
 def gone() -> None:
-    """Whoever read our words has left, as ``| head`` does: no reason to end a run.
-
-    What else is said goes nowhere.
-    """
+    """Redirects standard output to /dev/null: its reader has left (as ``| head`` does), the run goes on."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Problems as values that name the key, the reason and the way out, and the errors that carry them."""
+"""Problems, each with a key, a reason and a way out, and the errors that carry them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 DONE, FAILED, REFUSED, REQUEUE, INTERRUPTED = 0, 1, 2, 75, 130
-"""What a command ends with; one that a signal has stopped with the ``code`` of its ``Interrupted``."""
+"""Exit codes of commands. A command stopped by a signal ends with the ``code`` of its ``Interrupted``."""
 
 _SHOWN = 80
-"""Characters of a line of source."""
+"""Most characters of a source line that a message quotes."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a request.
+    """One thing that is wrong with a request.
 
-    ``key`` is the dotted configuration key to change ("" when no single key is to blame), ``text`` says what
-    is wrong, ``cure`` is what to paste instead: of ``words``, where arguments are to blame that set no key,
-    else of what set the key.
+    ``key`` is the dotted configuration key to change ("" when no single key is to blame). ``text`` says what
+    is wrong. ``cure`` is the text to paste instead: it replaces ``words`` if the problem is in arguments that
+    set no key, else whatever set the key.
     """
 
     key: str
@@ -38,13 +38,13 @@ class Problem:
 class RequestError(ValueError):
     """The request cannot be carried out: nothing was started, nothing written. Exit code 2.
 
-    ``planned``: a plan was begun when it was found, so torch is imported.
+    ``planned``: the problem was detected after planning began, so torch is imported.
     """
 
     planned = False
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        self.problems = tuple(dict.fromkeys(problems))  # two checks may see the same
+        self.problems = tuple(dict.fromkeys(problems))  # two checks may report the same problem
         super().__init__("\n".join(map(str, self.problems)))
 
 
@@ -53,18 +53,18 @@ class RequestTypeError(RequestError, TypeError):
 
 
 class RequestKeyError(RequestError, KeyError):
-    """A file of operator strategies cannot be called so; MindSpore raises a ``KeyError``."""
+    """An unsupported name for a file of operator strategies; MindSpore raises a ``KeyError`` there."""
 
     def __str__(self) -> str:
         return ValueError.__str__(self)  # a KeyError shows the repr of its text
 
 
 class RunError(RuntimeError):
-    """It failed while running. Exit code 1. The message names the root cause first."""
+    """The run failed after it had started. Exit code 1. The message names the root cause first."""
 
 
 def printable(text: str, keep: str = "") -> str:
-    """What a file says, its control characters as escapes, except those in ``keep``: no terminal obeys them.
+    """``text`` with control characters escaped, except those in ``keep``, so that no terminal obeys them.
 
     >>> printable("a\\n\\x1b[31mb é")
     'a\\\\n\\\\x1b[31mb é'
@@ -77,7 +77,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def said(error: Exception) -> str:
-    """What an error says; of one of the system's the file and the reason.
+    """The message of an error; for an error of the operating system the file and the reason.
 
     >>> said(PermissionError(13, "Permission denied", "a/b"))
     'a/b: Permission denied'
@@ -89,15 +89,15 @@ def said(error: Exception) -> str:
 
 @lru_cache(1)
 def _others() -> tuple[str, ...]:
-    """Where code is that is not the user's: ours, Python's, installed packages."""
-    import sysconfig  # reads how Python was built, which nobody needs who is not told of an error
+    """Path prefixes of code that is not the user's: the launcher, Python, installed packages."""
+    import sysconfig  # reads how Python was built, which only error messages need
 
     ours = os.path.dirname(os.path.abspath(__file__)) + os.sep
     return (ours, "<", *(path for name, path in sysconfig.get_paths().items() if name.endswith("lib")))
 
 
 def of_users(error: BaseException) -> str:
-    """What an error of the user's own code says, and the last line of it that ran: file, function, source."""
+    """The message of an error in user code, and the last line of it that ran: file, function, source."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     said_so = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_others()):
@@ -107,7 +107,7 @@ def of_users(error: BaseException) -> str:
 
 
 def users_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The last line of the user's own code that ran before ``error``, if any did."""
+    """The last line of the user's code that ran before ``error``, if any did."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((f for f in reversed(frames) if not f.filename.startswith(_others())), None)
 
@@ -123,7 +123,7 @@ def _line(path: str, line: int | None, function: str, source: str | None) -> str
 
 @contextmanager
 def owned(key: str, what: str) -> Iterator[None]:
-    """What the user's code raises inside becomes a ``RequestError`` about ``key``, without our frames."""
+    """Turns exceptions of user code in the block into a ``RequestError`` about ``key`` without our frames."""
     try:
         yield
     except (RequestError, RunError):
@@ -133,14 +133,14 @@ def owned(key: str, what: str) -> Iterator[None]:
 
 
 def refuse(found: Sequence[Problem]) -> None:
-    """Raises ``RequestError`` if there is any."""
+    """Raises ``RequestError`` if there are any problems."""
     if found:
         raise RequestError(tuple(found))
 
 
 @contextmanager
 def problems() -> Iterator[list[Problem]]:
-    """Collect every complaint made in the block, then raise them all at once.
+    """Collects the problems that the block appends, then raises them all at once as a ``RequestError``.
 
     >>> with problems() as found:
     ...     found.append(Problem("train.steps", "0 is not positive"))

@@ -1,4 +1,4 @@
-"""Whether the user's callbacks can be called: their classes are looked at, and none is built."""
+"""Checks the classes of the user's callbacks without constructing any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
 
 
 def problems(job: Job) -> list[Problem]:
-    """Of each: no class, hooks that nobody calls or none at all, arguments that do not fit."""
+    """Problems of the callbacks: missing classes, unknown hooks, no hook at all, unsuitable arguments."""
     found: list[Problem] = []
     for i, target in enumerate(job.callbacks):
         key = f"callbacks.{i}._target_"

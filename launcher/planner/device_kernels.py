@@ -1,4 +1,4 @@
-"""Which kernels a plan counts with: those of the devices that its ranks will run on."""
+"""Decides for which device's kernels a plan counts: those of the devices that its ranks will run on."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ ATTENTION_OPERATORS = (
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
 )  # fmt: skip
 NORM_OPERATORS = ("rms_norm", "_fused_rms_norm")
-"""Operators for which a device that has one kernel for it registers that kernel."""
+"""Operators for which a device registers a kernel if it has a single one for them."""
 _kind = ContextVar("planned_kind", default="cpu")
 
 
 def planned_kind() -> str:
-    """The kind of device that the plan that is being made is for."""
+    """The kind of device that the current plan is made for."""
     return _kind.get()
 
 
 @contextmanager
 def counted(job: Job, size: int) -> Iterator[None]:
-    """Plan ``size`` ranks with the kernels of the devices that they will run on."""
+    """Plans ``size`` ranks with the kernels of the devices that they will run on."""
     from launcher.models.attention import grouped_heads
     from launcher.parallel.cost.fused_kernels import counted_as
 
@@ -50,9 +50,9 @@ def counted(job: Job, size: int) -> Iterator[None]:
 
 
 def kernels_of(kind: str, here: bool) -> Fused:
-    """Those of devices of a ``kind``; ``here``: torch knows it in this process, and can be asked.
+    """The kernels of devices of a ``kind``; ``here``: this process's torch supports it and can be queried.
 
-    A device that torch does not know here is taken to have CUDA's.
+    A device that torch does not support here is assumed to have CUDA's kernels.
     """
     import torch
 
@@ -66,7 +66,7 @@ def kernels_of(kind: str, here: bool) -> Fused:
     key = "PrivateUse1" if outside else kind.upper()
 
     def one_of(names: Sequence[str]) -> bool:
-        """Whether torch has a kernel of this device for an operator of these, where it has the operator."""
+        """Whether torch has a kernel of this device for any of these operators; skips unknown operators."""
         found = (getattr(torch.ops.aten, name, None) for name in names)
         return any(op.default.has_kernel_for_dispatch_key(key) for op in found if op is not None)
 
@@ -75,7 +75,10 @@ def kernels_of(kind: str, here: bool) -> Fused:
 
 
 def notes(job: Job, graph: Graph) -> Iterator[Note]:
-    """Which attention is counted; of CPUs, what each torch has, nothing is said."""
+    """Notes which attention kernel is counted.
+
+    CPU plans get no note, as every torch has the kernels of the CPU.
+    """
     if planned_kind() != CUDA or not any(n.operations.attention for n in graph.nodes):
         return
     half = COMPUTE[job.train.precision] in ("bfloat16", "float16")
@@ -93,9 +96,11 @@ def _why(job: Job) -> str:
 
 
 def _planned(job: Job, here: str | None) -> str:
-    """The kind of device that ranks run on; ``here``: this machine's, if each of its ranks can have one.
+    """The kind of device that ranks run on.
 
-    A cluster that is named, and a job that starts elsewhere, say nothing of this machine.
+    ``here`` is this machine's kind, if it has a device for each of its ranks. It says nothing about a job for
+    a named cluster or one that starts on other machines: those plan for the CPU unless the request names a
+    device.
     """
     launch = job.launch
     if accelerators(job):
@@ -105,7 +110,7 @@ def _planned(job: Job, here: str | None) -> str:
 
 
 def devices() -> tuple[str | None, int]:
-    """The accelerator of this machine and how many there are of it, of which none is touched."""
+    """The kind of this machine's accelerators and their number; initializes none of them."""
     import torch
 
     kind = torch.accelerator.current_accelerator()

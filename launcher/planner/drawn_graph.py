@@ -1,4 +1,4 @@
-"""The graph that ``debug.graphs`` shows: the one that stages are cut of, or of one stage its modules."""
+"""The graph that ``debug.graphs`` shows: the graph that stages are cut from, or the modules of one stage."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from launcher.planner.trace_model import ModelRead
 def drawn_graph(
     job: Job, model: ModelRead, whole: Sequence[str] | None, specs: tuple[TensorSpec, ...], graph: Graph
 ) -> Graph | None:
-    """``None`` where none is asked for; ``graph`` has been followed between the modules ``whole``.
+    """Returns the graph to show, or ``None`` if none is requested.
 
-    A model that one stage runs as it is is followed once more, between the modules that stages would have;
-    where that cannot be done, ``graph`` says in which order they ran.
+    ``graph`` was traced between the modules ``whole``. A model that runs unchanged as one stage is traced
+    once more, between the modules that stages would have; if that fails, ``graph`` shows the order in which
+    they ran.
     """
     if not job.debug.graphs:
         return None

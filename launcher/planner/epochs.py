@@ -1,4 +1,4 @@
-"""``train.epochs``: how many optimizer steps they are, which the data says once it is opened."""
+"""``train.epochs``: the number of optimizer steps, which is known once the data is opened."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from launcher.plan.values.text import many
 
 KEY = "train.epochs"
 UNENDING = 1 << 53
-"""A number of samples that stands for no end."""
+"""A length from which on a data set counts as endless."""
 
 
 class EpochSteps(int):
-    """A ``train.steps`` that was worked out, of epochs of so many ``samples``."""
+    """A ``train.steps`` that was computed from epochs of ``samples`` samples."""
 
     samples = 0
 
 
 def asked(job: Job) -> bool:
-    """Whether the steps are not known yet."""
+    """Whether the number of steps has still to be computed."""
     return job.train.steps is None
 
 
 def supposed(job: Job) -> Job:
-    """As long as nobody has opened the data: a step, at a rate that so few are enough for."""
+    """A placeholder until the data is opened: one step at a constant rate, which one step is enough for."""
     return _lasting(job, 1).model_copy(update={"schedule": Constant(name="constant")}) if asked(job) else job
 
 
 def with_steps(job: Job) -> Job:
-    """``job`` with ``train.steps`` beside ``train.epochs``.
+    """Returns ``job`` with ``train.steps`` computed from ``train.epochs``.
 
-    Epoch follows epoch without a gap: the last batch goes on into the next one, so that every sample of the
-    last epoch is trained on. Raises ``RequestError`` where nobody knows how many there are.
+    Epochs follow each other without a gap: the last batch continues into the next epoch, so that every sample
+    of the last epoch is trained on. Raises ``RequestError`` if the number of samples is unknown.
     """
     epochs = job.train.epochs
     if not asked(job) or epochs is None:
         return job
     n = _samples(job)
     n = n if job.debug.overfit is None else min(n, job.debug.overfit)
-    # ceil; a class of the user's own without any samples is refused by whoever asks for the first
+    # ceil; an empty data set of the user is refused when its first sample is requested
     steps = EpochSteps(max(1, -(-epochs * n // job.train.batch_size)))
     steps.samples = n
     return _lasting(job, steps)
 
 
 def note(job: Job) -> Iterator[Note]:
-    """What the steps come of."""
+    """Notes how the number of steps was computed."""
     steps, epochs = job.train.steps, job.train.epochs
     if isinstance(steps, EpochSteps) and epochs is not None:
         text = f"null -> {steps}: {many(epochs, 'epoch')} of {many(steps.samples, 'sample')}"
@@ -63,7 +63,7 @@ def _lasting(job: Job, steps: int) -> Job:
 
 
 def _samples(job: Job) -> int:
-    """Those that are trained on in an epoch."""
+    """The number of training samples in an epoch."""
     from launcher.data.open import open_data
 
     name = getattr(job.data, "target", "")
@@ -79,6 +79,6 @@ def _samples(job: Job) -> int:
 
 
 def _endless(job: Job, why: str) -> RequestError:
-    """There is no cure: how many steps are meant is not known either."""
+    """An error without a cure: the intended number of steps is unknown too."""
     text = f"{job.train.epochs}: {why}; say how long to train in train.steps"
     return RequestError((Problem(KEY, text),))

@@ -1,6 +1,6 @@
-"""A deep model of equal layers followed by way of two shallow ones: what a layer more changes, so many times.
+"""Traces a deep model of equal layers through two shallow ones, and extrapolates what one layer adds.
 
-Names count on as numbers do: after ``layers.2`` comes ``layers.3``.
+Numbers in names are extrapolated too: after ``layers.2`` comes ``layers.3``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from launcher.job.schema.parallel import Recompute
 from launcher.plan.settings.device_matrix import over_device_matrix
 
 SHALLOW = 3
-"""Layers: the first and the last one may be unlike those between them."""
+"""Layers of the first shallow model: the first and the last layer may differ from those between them."""
 DEEP = 8
-"""Models of fewer layers are as soon followed as they are."""
+"""Models with fewer layers are traced directly, which takes no longer."""
 LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
 EVERY = re.compile(r"([A-Za-z_.*]|\[[A-Za-z_]+\])*")
 """Globs that match something in every layer or in none."""
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Fewer:
-    """The request of a model with fewer layers, and which of its modules are in one piece each."""
+    """The request for the model with fewer layers, and its modules that are not cut."""
 
     job: Job
     whole: tuple[str, ...] | None
@@ -38,24 +38,24 @@ class Fewer:
 
 @dataclass(frozen=True)
 class Shallow:
-    """Two of them, the second with a layer more; ``steps`` like that lead from the first to the model."""
+    """Two shallow models, the second with one layer more; ``steps`` more such layers give the deep model."""
 
     first: Fewer
     second: Fewer
     steps: int
 
     def deeper(self, one: T, two: T) -> T:
-        """Of the model what these are of the two. Raises ``Unlike``."""
+        """Extrapolates a value of the two shallow models to the deep model. Raises ``Unlike``."""
         out: T = _along(one, two, self.steps)
         return out
 
 
 class Unlike(Exception):
-    """Two models differ in more than that one of them has a layer more."""
+    """Two models differ in more than one additional layer."""
 
 
 def shallow(job: Job, whole: tuple[str, ...] | None) -> Shallow | None:
-    """``None`` where layers are few, or are not treated alike."""
+    """Returns ``None`` if there are few layers, or if the request does not treat them alike."""
     model, par = job.model, job.parallel
     if not isinstance(model, LanguageModel) or model.layers < DEEP:
         return None
@@ -66,14 +66,14 @@ def shallow(job: Job, whole: tuple[str, ...] | None) -> Shallow | None:
         return None
     if par.recompute is not None and par.recompute.every != 1:
         return None
-    if par.pipeline.seq_chunks > 1:  # where sequences are cut hangs on all that a model has to do
+    if par.pipeline.seq_chunks > 1:  # where sequences are cut depends on the work of the full model
         return None
     first, second = (_with(job, model, whole, depth) for depth in (SHALLOW, SHALLOW + 1))
     return Shallow(first, second, model.layers - SHALLOW)
 
 
 def _recomputed(recompute: Recompute | None) -> dict[str, Any]:
-    """The policy of each name."""
+    """The recompute policy by module name."""
     modules = () if recompute is None else recompute.modules
     if isinstance(modules, dict):
         return dict(modules)
@@ -81,7 +81,7 @@ def _recomputed(recompute: Recompute | None) -> dict[str, Any]:
 
 
 def _alike(settings: dict[str, Any], layers: int) -> bool:
-    """Whether names in each layer have the same values."""
+    """Whether the settings of every layer have the same values."""
     each: list[list[tuple[str, Any]]] = [[] for _ in range(layers)]
     for name, value in settings.items():
         found = LAYER.search(name)
@@ -97,7 +97,7 @@ def _with(job: Job, model: LanguageModel, whole: tuple[str, ...] | None, depth: 
         found = LAYER.search(name)
         return found is None or int(found[1]) < depth
 
-    # names of layers that are not there would be refused
+    # the settings of layers that do not exist would be refused
     recompute = job.parallel.recompute
     if recompute is not None:
         modules = recompute.modules
@@ -113,7 +113,7 @@ def _with(job: Job, model: LanguageModel, whole: tuple[str, ...] | None, depth: 
 
 
 def _along(one: Any, two: Any, steps: int) -> Any:
-    """So many steps after ``one``, where ``two`` is one step after it.
+    """Extrapolates ``steps`` steps from ``one``, where ``two`` is one step after it.
 
     >>> _along(("layers.1", 5), ("layers.2", 7), 3)
     ('layers.4', 11)
@@ -139,7 +139,7 @@ def _along(one: Any, two: Any, steps: int) -> Any:
 
 
 def _name(one: str, two: str, steps: int) -> str:
-    """With its numbers further on."""
+    """``one`` with each number in it extrapolated."""
     first, second = DIGITS.split(one), DIGITS.split(two)
     if len(first) != len(second) or first[::2] != second[::2]:
         raise Unlike
@@ -148,7 +148,7 @@ def _name(one: str, two: str, steps: int) -> str:
 
 
 def _row(one: Sequence[Any], two: Sequence[Any], steps: int) -> tuple[Any, ...]:
-    """What is of the last layer but one or so comes once more for each step, further on each time."""
+    """Repeats the added items once for each step, each time extrapolated further."""
     more = len(two) - len(one)
     same = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), len(one))
     if more < 0 or more > same:

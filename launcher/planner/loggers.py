@@ -1,4 +1,4 @@
-"""Whether the user's own loggers can be called: their classes are looked at, and none is built."""
+"""Checks the classes of the user's loggers without constructing any."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from launcher.job.schema.job import Job
 from launcher.job.targets import check, locate
 
 CALLS = {"on_start": ("config", "plan", "folder"), "log": ("row",), "close": ()}
-"""What is called, and with what; all but ``log`` may be missing."""
+"""The methods of a logger and their arguments; all but ``log`` may be missing."""
 
 
 def problems(job: Job) -> list[Problem]:
-    """Of each: no class, no ``log``, a method or arguments that do not fit."""
+    """Problems of the loggers: missing classes, no ``log``, methods or arguments that do not fit."""
     found: list[Problem] = []
     for i, target in enumerate(job.logger.others):
         key = f"logger.others.{i}._target_"

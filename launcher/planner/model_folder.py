@@ -1,4 +1,4 @@
-"""The folder of a Hugging Face model: what is wrong with it, and whether its weights are those of a plan."""
+"""The folder of a Hugging Face model: what is wrong with it, and whether its weights fit the plan."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ APART = (
     "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "opt", "phi3",
     "qwen2", "qwen3",
 )  # fmt: skip
-"""Families whose documents are exactly as if each were alone, which ``tests/real`` proves of each."""
+"""Model families that treat each document as if it were alone; ``tests/real`` proves it for each."""
 MOST = 10_000
-"""Layers, experts, or values in a list; published models have some hundreds."""
+"""The most layers, experts or list values that are read; published models have some hundreds."""
 _COUNT = re.compile(r"(num|n)_\w*(blocks?|experts)|\w*layers?|depth")
 LISTED = ("id2label", "label2id", "vocab")
 ROUTED = "output_router_logits"
 UNSAID = ("LABEL_0", "LABEL_1")
-"""Labels of a config that has none."""
+"""The labels of a config that lists none."""
 
 
 def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
-    """What can be told from the folder alone; nothing of transformers is imported.
+    """Problems that the folder alone shows; transformers is not imported.
 
-    ``tokens``, ``classes``: how many the data may have, where that is known.
+    ``tokens``, ``classes``: how many distinct ones the data may have, if known.
     """
     if not isinstance(job.model, HuggingFace):
         return []
@@ -107,7 +107,7 @@ def _config(
 
 
 def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Numbers that no model has, and transformers would build, and kernels that it would fetch."""
+    """Sizes that no model has but transformers would build, and kernels that it would download."""
     for name, value in config.items():
         key = f"{above}{name}"
         if isinstance(value, int) and _COUNT.fullmatch(name) and abs(value) > MOST:
@@ -124,7 +124,7 @@ def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _mixed(config: Mapping[str, Any], documents: Apart) -> Iterator[Problem]:
-    """Why the documents of a sample would not be apart."""
+    """Why the documents of a sample would not be kept apart."""
     kind, attention = config["model_type"], config.get("attn_implementation") or "sdpa"
     if kind not in APART or config.get("use_bidirectional_attention"):
         text = f"{documents.value}: it is not known how documents are kept apart in a {kind}"
@@ -138,7 +138,7 @@ def _mixed(config: Mapping[str, Any], documents: Apart) -> Iterator[Problem]:
 
 
 def misfits(job: Job, plan: Plan) -> list[Problem]:
-    """Weights of the folder that are not those of the model: by file heads, and by values of tied ones."""
+    """Weights in the folder that do not fit the model: by file headers, and by the values of tied ones."""
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)
@@ -169,7 +169,7 @@ def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[
 
 
 def with_stored(job: Job, skeleton: Skeleton) -> Skeleton:
-    """With the dtypes that the folder has weights in that are not to learn."""
+    """Records for frozen parameters the dtype in which the folder stores their weights."""
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return skeleton
     if COMPUTE[job.train.precision] == DTYPE[job.train.precision] or all(
@@ -188,7 +188,7 @@ def with_stored(job: Job, skeleton: Skeleton) -> Skeleton:
 
 
 def note(job: Job) -> list[Note]:
-    """Where weights come from."""
+    """Notes where the weights come from."""
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     specs = read_hf(Path(job.model.path)).specs

@@ -1,4 +1,4 @@
-"""``operators=auto``: what the config of a transformers model says of its operators, as strategies."""
+"""``operators=auto``: turns the tensor-parallel plan of a transformers config into operator strategies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def asked(job: Job) -> bool:
 
 
 def refused(job: Job) -> Iterator[Problem]:
-    """Of a request that asks for it, as far as it says."""
+    """Problems of a request with ``operators=auto`` that show before the model's config is read."""
     if not asked(job):
         return
     if not isinstance(job.model, HuggingFace):
@@ -46,7 +46,7 @@ def _named(job: Job) -> str:
 
 
 def supposed(job: Job) -> Job:
-    """As long as nobody has asked transformers: something is cut, of a name that is not looked for yet."""
+    """A placeholder until transformers' config is read: one sharded operator, not looked up by name yet."""
     return _with(job, {**job.parallel.operators, AUTO: COLUMNS}) if asked(job) else job
 
 
@@ -55,7 +55,7 @@ def _with(job: Job, operators: dict[str, Any]) -> Job:
 
 
 def written(job: Job) -> Job:
-    """With a strategy a module in place of ``auto``. Raises ``RequestError`` where transformers says none."""
+    """Replaces ``auto`` by one strategy per module. Raises ``RequestError`` if transformers has none."""
     assert isinstance(job.model, HuggingFace)
     from launcher.models.hugging_face import heads, tp_plan
 
@@ -68,7 +68,7 @@ def written(job: Job) -> Job:
             glob: f"{style}{GATHERED}" if glob.endswith(ATTENTION) and style == "colwise" else style
             for glob, style in styles.items()
         }
-    # the loss takes logits of a part of the vocabulary; experts have weights, and no modules
+    # the loss takes logits that are sharded over the vocabulary; experts have weights but no modules
     experts = tuple(f"{glob}." for glob, style in styles.items() if style.startswith("moe_"))
     cut = {g: s for g, s in styles.items() if s in STRATEGIES and not g.startswith(experts)}
     found = {glob: _strategy(glob, style) for glob, style in cut.items()}
@@ -83,11 +83,11 @@ def _strategy(glob: str, style: str) -> dict[str, Any]:
 ROUTER_LOSSES = (
     "router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "aux_loss_coef", "moe_aux_loss_coeff",
 )  # fmt: skip
-"""Keys of configs: how much a loss of the routers counts where transformers works out the loss."""
+"""Config keys with the weight of a router loss, if transformers computes the loss."""
 
 
 def untrained(job: Job) -> list[Note]:
-    """Losses that the config asks for, and that no training here has."""
+    """Notes the losses that the config requests but the launcher does not train."""
     if not isinstance(job.model, HuggingFace):
         return []
     from launcher.models.hugging_face import config_of

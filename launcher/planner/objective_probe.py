@@ -1,4 +1,4 @@
-"""Tries the losses and metrics of the user's own on the first samples of the data."""
+"""Tries the user's losses and metrics on the first samples of the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Problem]:
-    """What is wrong with each. Raises ``RequestError`` where one cannot be made or called."""
+    """Problems of each loss and metric. Raises ``RequestError`` if one cannot be constructed or called."""
     import torch
 
     from launcher.objective.own import OwnLoss, OwnMetric
@@ -41,7 +41,7 @@ def problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Problem]:
 
 
 def _targets(job: Job, spec: TensorSpec) -> Tensor:
-    """Of the first samples; of data of ours, which is not opened to plan, class numbers 0 and 1."""
+    """Targets of the first samples; for built-in data, which planning does not open, class ids 0 and 1."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""Classes of the user's own that a request names: whether they exist, where they are from, what they take."""
+"""The user's classes that a request names: whether they exist, where they come from, what they accept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def nowhere(job: Job) -> list[Problem]:
-    """Classes of the user's own in modules that are not there; nothing is imported."""
+    """Problems of user classes in modules that do not exist; imports nothing."""
     keys = ("model", "data", "loss", "optim", "schedule")
     named = [(f"{k}._target_", getattr(job, k)) for k in keys] + [("metrics", m) for m in job.metrics]
     named += [(f"callbacks.{i}._target_", c) for i, c in enumerate(job.callbacks)]
@@ -28,7 +28,7 @@ def nowhere(job: Job) -> list[Problem]:
 
 
 def files(job: Job) -> list[str]:
-    """The Python modules that a model of the user's own is from; they may count or keep what is built."""
+    """The Python modules that define the user's model. They may count or keep what they construct."""
     if not isinstance(job.model, Target):
         return []
     from torch import nn
@@ -40,7 +40,7 @@ def files(job: Job) -> list[str]:
 
 
 def untaken(job: Job, read: ModelRead) -> Iterator[Problem]:
-    """A model whose second input is no documents: it would be wrong without a word."""
+    """Refuses a model that does not take documents as its second input: it would be silently wrong."""
     asked = apart(job.data)
     if asked is None or not isinstance(job.model, ModelTarget):
         return

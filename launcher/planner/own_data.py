@@ -1,4 +1,4 @@
-"""What a plan says of a torch data set of the user's own, and what it refuses."""
+"""Notes and refusals about the user's torch data set."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ KEY = "data._target_"
 
 
 def looked_at(job: Job, sizes: Sizes) -> list[Note]:
-    """What becomes of it. Opens it, reads some items more than once; raises ``RequestError``."""
+    """Notes on how the data set is read.
+
+    Opens it, and reads some items more than once; raises ``RequestError``.
+    """
     if not isinstance(job.data, Target):
         return []
     from launcher.data.torch_datasets.open import opened
     from launcher.data.torch_datasets.probe import unsteady
 
     one = opened(job.data, job.seed, job.security.allow)
-    if one.reading == "shuffled":  # a Source answers for itself
+    if one.reading == "shuffled":  # a Source defines its own order
         return []
     refuse([*unsteady(one, opened(job.data, job.seed, job.security.allow))])
     refuse([*_too_few(one, job, sizes)])
@@ -33,7 +36,7 @@ def looked_at(job: Job, sizes: Sizes) -> list[Note]:
 
 
 def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
-    """Samples that will be asked for and are not there."""
+    """Refuses a data set with fewer samples than the run will read."""
     name = job.data.target if isinstance(job.data, Target) else ""
     need, have = sizes.steps * sizes.global_batch, len(data.train)
     if data.reading == "in order" and have < need and job.debug.overfit is None:

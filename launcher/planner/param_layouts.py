@@ -1,4 +1,4 @@
-"""Layouts of parameters that a request takes from a file: what follows from them."""
+"""What follows from parameter layouts that a request loads from a file."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ TP_KEY = "parallel.grid.tp"
 
 
 def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any], list[Problem]]:
-    """What of ``parallel`` follows from the file before a model is read: ``tp``, and who shares weights.
+    """Settings of ``parallel`` that follow from the file before a model is read: ``tp`` and weight sharding.
 
-    ``tp_from``: the setting that has given ``tp``, if any has. ``apart``: operators are over device matrices;
-    so they are, too, where the layouts fit no ``tp``.
+    ``tp_from``: the setting that ``tp`` comes from, if it is set. ``apart``: the operators use device
+    matrices; the layouts also do if they fit no ``tp``.
     """
     path = par.param_strategy.load
     assert path is not None
@@ -50,7 +50,7 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         problems = error.problems if isinstance(error, RequestError) else (Problem(KEY, f"{path}: {error}"),)
         return {}, [*problems]
 
-    # against what the request says of tp
+    # compare with the request's own tp
     said = {tp_from: par.grid.tp, "parallel.operators": strategy.degree(par.operators)[0]}
     for key, other in said.items():
         if other not in (None, tp):
@@ -67,7 +67,7 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
 
 
 def _degrees(stored: Strategy | StrategyFile, *, sharded: bool) -> tuple[int, int]:
-    """The sizes of ``tp`` and ``dp_shard``; ``sharded``: the request shares weights itself."""
+    """The sizes of ``tp`` and ``dp_shard``; ``sharded``: the request itself shards weights."""
     if isinstance(stored, StrategyFile):
         shards = max((s.shards for s in stored.layouts.values()), default=1)
         plain = {name: replace(s, shard_size=0) for name, s in stored.layouts.items()}
@@ -81,7 +81,7 @@ def _degrees(stored: Strategy | StrategyFile, *, sharded: bool) -> tuple[int, in
 
 
 def _over_matrices(stored: Strategy | StrategyFile, *, sharded: bool) -> bool:
-    """Whether parameters have layouts of their own each, or such as fit no ``tp``."""
+    """Whether parameters have device matrices of their own, or layouts that fit no ``tp``."""
     if isinstance(stored, Strategy) and stored.matrices:
         return True
     tp, _ = _degrees(stored, sharded=sharded)
@@ -94,11 +94,11 @@ def _entries(stored: Strategy | StrategyFile) -> Strategy:
 
 
 class SharesOfFile(Hsdp):
-    """Who shares weights in a file; from which size on is known with the model."""
+    """The weight sharding that a file describes; the size threshold needs the model."""
 
 
 def shared(job: Job, skeleton: Skeleton, grid: Grid) -> Job:
-    """``job``, with the threshold that shares the parameters that its file has shared, where there is one."""
+    """Sets the threshold so that exactly the parameters that are sharded in the file are sharded."""
     hsdp = job.parallel.hsdp
     file = laid_out(job, skeleton, grid.size) if isinstance(hsdp, SharesOfFile) else None
     if hsdp is None or file is None:
@@ -109,7 +109,7 @@ def shared(job: Job, skeleton: Skeleton, grid: Grid) -> Job:
         if split is not None:
             sizes[any(SHARD in axes for axes in split)].append(p.spec.nbytes)
 
-    # the default, where it does the same
+    # keep the default if it has the same effect
     least = min(sizes[True], default=0)
     usual = least >= hsdp.threshold * 1024 > max(sizes[False], default=0)
     if usual or not sizes[True]:
@@ -119,9 +119,9 @@ def shared(job: Job, skeleton: Skeleton, grid: Grid) -> Job:
 
 
 def laid_out(job: Job, skeleton: Skeleton, ranks: int) -> ParamLayouts | None:
-    """What the file gives the parameters of this model; ``None`` where there is no file, or for other ranks.
+    """The file's layouts for the parameters of this model; ``None`` without a file or for other ranks.
 
-    Raises ``RequestError``.
+    Raises ``RequestError`` if names or shapes do not fit.
     """
     asked = job.parallel.param_strategy
     if asked.load is None:
@@ -130,7 +130,7 @@ def laid_out(job: Job, skeleton: Skeleton, ranks: int) -> ParamLayouts | None:
     specs = {p.name: p.spec for p in skeleton.params}
     theirs = _whole(_stored(Path(asked.load)), specs, asked.load)
     if theirs.grid.size != ranks:
-        return None  # which ``fits`` will say
+        return None  # reported by ``fits``
     names = (n for n in theirs.named if n in specs and n not in left_out)
     layouts = {n: theirs.entries[theirs.named[n]].layout for n in names}
     shapes = {n: [list(layout.shape), list(specs[n].shape)] for n, layout in layouts.items()}
@@ -139,9 +139,10 @@ def laid_out(job: Job, skeleton: Skeleton, ranks: int) -> ParamLayouts | None:
 
 
 def fits(job: Job, plan: Plan) -> None:
-    """Raises ``RequestError`` unless the layouts of ``param_strategy.load`` are the plan's, tensor by tensor.
+    """Raises ``RequestError`` unless the layouts of ``param_strategy.load`` are the plan's, for each tensor.
 
-    So it does where MindSpore's form cannot say what ``param_strategy.save`` is to have.
+    It also raises if MindSpore's format cannot represent the layouts that ``param_strategy.save`` is to
+    contain.
     """
     asked = job.parallel.param_strategy
     mine = of_plan(plan, asked.only_trainable)
@@ -150,7 +151,7 @@ def fits(job: Job, plan: Plan) -> None:
     if asked.load is None:
         return
 
-    # the same names
+    # compare names
     stored = _stored(Path(asked.load))
     specs = whole_specs(mine)
     left_out = {n for p in plan.params if not p.trainable for n in p.names} if asked.only_trainable else set()
@@ -158,7 +159,7 @@ def fits(job: Job, plan: Plan) -> None:
     found = [f"{n} is not in the file" for n in mine.entries if n not in names]
     found += [f"{n} is not in the model" for n in sorted(names - specs.keys() - left_out)]
 
-    # on the same ranks
+    # compare ranks
     theirs = _whole(stored, specs, asked.load)
     if {axis for axis, _ in theirs.grid.axes} == {axis for axis, _ in mine.grid.axes}:
         axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
@@ -173,20 +174,20 @@ def fits(job: Job, plan: Plan) -> None:
 
 
 def _with_ranks(job: Job, theirs: Strategy) -> str:
-    """The cure where nobody said how many ranks there are."""
+    """A cure that sets the number of ranks, if the request leaves it open."""
     each, rest = divmod(theirs.grid.size, job.launch.nnodes)
     return f"launch.nproc={each}" if job.launch.nproc is None and not rest else ""
 
 
 def _names(stored: Strategy | StrategyFile) -> set[str]:
-    """Of tensors of the model; states of an optimizer follow them."""
+    """Names of the model's tensors; optimizer states follow them."""
     if isinstance(stored, StrategyFile):
         return listed(stored)
     return {name for name, entry in stored.entries.items() if entry.kind != "optim"}
 
 
 def _stored(path: Path) -> Strategy | StrategyFile:
-    """Of either form: MindSpore's are called .ckpt, or are JSON that says what it holds."""
+    """Reads either format. MindSpore's files end in .ckpt, or are JSON with a MindSpore key."""
     try:
         if path.suffix == ".ckpt" or (path.is_file() and b'"parallel_layout_item"' in read_bytes(path)):
             return read_strategy(path)
@@ -199,7 +200,7 @@ def _stored(path: Path) -> Strategy | StrategyFile:
 
 
 def _whole(stored: Strategy | StrategyFile, specs: Mapping[str, TensorSpec], path: str) -> Strategy:
-    """With the shapes of the model, where the file leaves them out."""
+    """The stored strategy with the model's shapes where the file omits them."""
     try:
         return of_whole(_known(stored, specs.keys()), specs)
     except ValueError as error:
@@ -219,7 +220,7 @@ def _sayable(strategy: Strategy, path: str) -> None:
 
 
 def _refuse(path: str, found: Sequence[str]) -> None:
-    """Raises ``RequestError`` with the first of them, if there are any."""
+    """Raises ``RequestError`` with the first ``MOST`` problems, if there are any."""
     if not found:
         return
     more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
@@ -227,7 +228,7 @@ def _refuse(path: str, found: Sequence[str]) -> None:
 
 
 def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:
-    """Tensors of both that lie otherwise; by their axes, where these are the same."""
+    """Tensors of both strategies whose layouts differ; names the keys that differ if the grids are equal."""
     for name, entry in mine.entries.items():
         first = theirs.named.get(name)
         there = theirs.entries[first] if first is not None else None

@@ -1,4 +1,4 @@
-"""From a request to its plan: builds the model without memory, reads it, and lets ``plan`` decide."""
+"""Makes a plan from a request: builds the model without memory, reads it, and lets ``plan`` decide."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Build = Callable[[], "nn.Module"]
 
 
 def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
-    """What the forward takes for ``batch`` samples, floating inputs in the dtype that it computes in."""
+    """The inputs of the forward for ``batch`` samples; floating inputs have the compute dtype."""
     from launcher.data.spec import input_specs
 
     specs = input_specs(job.data, batch, job.security.allow)
@@ -69,16 +69,16 @@ def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
 
 
 def builder(job: Job) -> Build:
-    """Builds the model on the default device, in the default dtype."""
+    """Returns a function that builds the model on the default device, in the default dtype."""
     from launcher.models.build import build_model
 
     return lambda: build_model(job.model, job.security.allow)
 
 
 def settled(job: Job) -> Job:
-    """``job`` with the tokens that its data has, and with ``debug.onerank`` the same batches on one rank.
+    """``job`` with the vocabulary of its data, and for ``debug.onerank`` with the same batches on one rank.
 
-    There micro batches and the loss stay what they were.
+    Micro batches and the loss stay the same there.
     """
     job = with_vocabulary(job)
     if not job.debug.onerank:
@@ -92,16 +92,16 @@ def settled(job: Job) -> Job:
 
 @dataclass(frozen=True)
 class Checked:
-    """A request whose settings can be together: ``job`` with what its files say, and what comes of it."""
+    """A request whose settings are compatible: ``job`` with the content of its files, and its needs."""
 
     job: Job
     asked: Asked
 
 
 def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
-    """Reads the files of a ``settled`` job; ``found``: what is known to be wrong already.
+    """Reads the files of a ``settled`` job; ``found``: problems that are known already.
 
-    Raises ``RequestError`` with all that can be refused without torch.
+    Raises ``RequestError`` with all problems that can be detected without torch.
     """
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
@@ -112,7 +112,7 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """What is refused here was not known before a plan was begun."""
+    """Marks a ``RequestError`` of the block as raised while planning."""
     try:
         yield
     except RequestError as error:
@@ -121,7 +121,7 @@ def planning() -> Iterator[None]:
 
 
 def _unlike(job: Job, own: bool) -> list[Problem]:
-    """Slices of the data set that are not those of its tensors; a user's ``own`` class is opened to know."""
+    """Problems of a dataset strategy that fits other tensors; ``own``: only of user data, which is opened."""
     strategy = job.parallel.dataset_strategy
     if isinstance(strategy, str) or isinstance(job.data, Target) is not own:
         return []
@@ -138,13 +138,13 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
 def plan_job(job: Job, traces: Traces | None = None) -> Plan:
     """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model.
 
-    ``traces``: what other plans have found out already.
+    ``traces``: traces that other plans have made already.
     """
     return plan_like(job, None, traces)
 
 
 def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = None) -> Plan:
-    """The same, with each module on the stage that it had in another plan, where that is left to the plan."""
+    """A plan with each module on its stage of another plan, where the request leaves that open."""
     checked = before_torch(settled(job))
     checked = replace(checked, asked=replace(checked.asked, like=stages))
     with planning():
@@ -152,7 +152,7 @@ def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = N
 
 
 def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
-    """The plan of a request that nothing is known to be wrong with."""
+    """The plan of a request that has passed all earlier checks."""
     job, asked = checked.job, checked.asked
     if model_operators.asked(job) or epochs.asked(job):
         job = epochs.with_steps(model_operators.written(job) if model_operators.asked(job) else job)
@@ -171,7 +171,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
 
 
 def _backend(job: Job) -> list[Problem]:
-    """Which there are only torch can say."""
+    """Checks the compile backend: only torch knows which backends exist."""
     if job.train.compile is None:
         return []
     from launcher.parallel.forward.compile import backends
@@ -180,7 +180,7 @@ def _backend(job: Job) -> list[Problem]:
 
 
 def _made(job: Job, asked: Asked, traces: Traces | None) -> Plan:
-    """The plan, once it is settled what runs again."""
+    """The plan, after recomputation has been decided."""
     if recompute_auto.asked(job):
         once = traces or Traces(own=False)
         return solved(job, lambda job, like=None: _cut(job, replace(ask(job), like=like), once))
@@ -194,7 +194,7 @@ def _made(job: Job, asked: Asked, traces: Traces | None) -> Plan:
 
 
 def _over_slices(job: Job, error: RequestError) -> Plan | None:
-    """The plan over device matrices, where nothing but how operators fit one axis tp is wrong."""
+    """The plan over device matrices, if the only problem is that operators do not fit one tp axis."""
     other = over_slices(job)
     if other is None or any(not p.key.startswith(device_matrix.OPERATORS) for p in error.problems):
         return None
@@ -207,7 +207,7 @@ def _over_slices(job: Job, error: RequestError) -> Plan | None:
 
 
 def _cut(job: Job, asked: Asked, traces: Traces | None = None) -> Plan:
-    """The plan, with stacks of blocks in one piece where they cannot be cut."""
+    """The plan; stacks of blocks that cannot be cut stay on one stage each."""
     reading = read if traces is None else traces.read
     model = reading(job, builder(job))
     refuse([*own_classes.untaken(job, model)])
@@ -230,7 +230,7 @@ def _cut(job: Job, asked: Asked, traces: Traces | None = None) -> Plan:
 def _undivided(
     job: Job, asked: Asked, skeleton: Skeleton, found: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...] | None, list[Note]]:
-    """Leaves, with what automatic stages leave in one piece for it runs again as a whole."""
+    """The leaves, where automatic stages also leave uncut what is recomputed together."""
     if found is None or asked.config is not None:
         return found, []
     out, whole = recompute.undivided(job.parallel.recompute, skeleton, found, asked.sizes.virtual)
@@ -239,7 +239,7 @@ def _undivided(
 
 
 def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:
-    """With the model's own names where MindSpore's wrapper is around those of the request."""
+    """Removes the prefix of MindSpore's wrapper from module names in the request."""
     if asked.config is None:
         return asked, []
     names = stage_config.unwrapped(asked.config, skeleton, asked.sizes.virtual)
@@ -250,7 +250,7 @@ def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:
 
 
 def _mismatched(job: Job, made: Plan) -> list[Problem]:
-    """Targets that do not fit what the model returns, and samples that cannot be evaluated as they are."""
+    """Targets that do not fit the model's output, and samples that cannot be evaluated."""
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
@@ -259,7 +259,7 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     if not problems and made.objective.whole:
         problems += objective_probe.problems(job, made, target)
 
-    # of ours only the files know how many samples they hold
+    # for built-in data only the files tell how many samples there are
     if made.observed.mixed and isinstance(job.data, Target):
         from launcher.data.open import open_data
 
@@ -274,7 +274,7 @@ def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
 
 
 def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
-    """What an optimizer class of the user's own does; ``None`` of ours, and where nothing is trained."""
+    """What the user's optimizer class does; ``None`` for built-in ones or if nothing is trained."""
     shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
     if not isinstance(job.optim, Target) or not shapes:
         return None
@@ -292,7 +292,7 @@ def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
 
 
 def _unrated(job: Job, steps: int, traces: Traces | None) -> list[Problem]:
-    """What is wrong with the rates that a schedule class of the user's own gives."""
+    """Problems with the learning rates that the user's schedule class returns."""
     if not isinstance(job.schedule, Target):
         return []
     from launcher.optim import own_schedule
@@ -305,7 +305,7 @@ def _unrated(job: Job, steps: int, traces: Traces | None) -> list[Problem]:
 def _followed(
     job: Job, asked: Asked, model: ModelRead, whole: tuple[str, ...] | None, specs: tuple[TensorSpec, ...]
 ) -> Followed:
-    """One forward, in the precision that the model computes in."""
+    """Traces one forward, in the precision that the model computes in."""
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.stages.half_model import narrow
     from launcher.parallel.trace import model_facts
@@ -327,7 +327,7 @@ def _shallow(
     specs: tuple[TensorSpec, ...],
     traces: Traces,
 ) -> Followed:
-    """One forward of a deep model, by those of two shallow ones where layers are alike."""
+    """Traces a forward; a deep model with equal layers is extrapolated from two shallow ones."""
     two = equal_layers.shallow(job, whole) if traces.shallow else None
     if two is not None:
         read = [traces.read(one.job, builder(one.job)) for one in (two.first, two.second)]
@@ -347,7 +347,7 @@ def _planned(
     more: Sequence[Note] = (),
     traces: Traces | None = None,
 ) -> Plan:
-    """The plan with the modules ``whole`` in one piece each; ``model`` is cut and cannot be planned again."""
+    """The plan with the modules ``whole`` not cut; cutting changes ``model``, so it is planned only once."""
     from launcher.parallel.model_state.references import unmarked
 
     specs = inputs(job, asked.sizes.micro_batch)
@@ -356,11 +356,11 @@ def _planned(
     else:
         followed = partial(_shallow, job, asked, model, whole, specs, traces)
         grid = asked.sizes.grid
-        laid_out = job.parallel.param_strategy.load is not None  # for so many ranks
+        laid_out = job.parallel.param_strategy.load is not None  # the layouts are for this number of ranks
         hangs_on = (whole, specs, grid if laid_out else grid["tp"], asked.sizes.pieces)
         seen = traces.followed(hangs_on, job, followed)
 
-    # what has become of settings
+    # notes on resolved settings
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
     fallback = resolve_data(job.data)[1]
     if fallback:

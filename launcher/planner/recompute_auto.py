@@ -1,4 +1,4 @@
-"""``parallel.recompute: auto`` settled: plans of each policy, then one of the cheapest choice that fits."""
+"""Resolves ``parallel.recompute: auto``: plans each policy, then the cheapest choice that fits."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from launcher.plan.recompute_auto import (
 from launcher.plan.values.text import GB
 
 TRIES = 4
-"""A plan may hold a little more than its blocks one by one: that is a margin for the next choice."""
+"""Most attempts. A plan may use more memory than the sum of its blocks: the excess is the next margin."""
 
 
 class Planned(Protocol):
-    """The plan of a request, with stages ``like`` those where it leaves them to the plan."""
+    """Plans a request; modules keep the stages of ``like`` where the request leaves them open."""
 
     def __call__(self, job: Job, like: dict[str, int] | None = None) -> Plan: ...
 
 
 def solved(job: Job, planned: Planned) -> Plan:
-    """The plan of ``job`` with as few blocks running again as fit; ``planned``: without auto.
+    """The plan of ``job`` with as few recomputed blocks as fit in memory; ``planned`` plans without auto.
 
-    Raises ``RequestError`` where none fits.
+    Raises ``RequestError`` if no choice fits.
     """
     room = _room(job)
     plain = planned(under(job, {}))
@@ -59,9 +59,9 @@ def solved(job: Job, planned: Planned) -> Plan:
 
 
 def _same_stages(job: Job, planned: Planned) -> tuple[Planned, Plan]:
-    """``planned`` with the stages of the shortest step, whatever runs again, and its plan where nothing does.
+    """``planned`` with the stages of the fastest step fixed, and its plan without recomputation.
 
-    Memory is no reason for other stages: that is what blocks run again for.
+    Memory does not change the stages: blocks are recomputed for that.
     """
     ample = job.model_copy(update={"cluster": job.cluster.model_copy(update={"memory_gb": None})})
     like = stage_of_modules(planned(under(ample, {})))
@@ -79,7 +79,7 @@ def _noted(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True
 
 
 def _trials(job: Job, planned: Planned, plain: Plan, room: int) -> Trials:
-    """Of the blocks that can run again."""
+    """One plan per policy, with all blocks that can be recomputed."""
     names = blocks(plain)
     while names:
         try:
@@ -95,12 +95,12 @@ def _trials(job: Job, planned: Planned, plain: Plan, room: int) -> Trials:
 
 
 def _cure(job: Job, plain: Plan, planned: Planned, room: int) -> str:
-    """The first lighter layout that fits with all of its blocks running again."""
+    """The first lighter layout that fits if all of its blocks are recomputed."""
     for change in lighter(job, plain):
         try:
             stay, light = _same_stages(change.of(job), planned)
             full = stay(under(change.of(job), dict.fromkeys(blocks(light), "full")))
-        except RequestError:  # not for this model, or beside what else was asked for
+        except RequestError:  # not valid for this model or with other settings
             continue
         if tightest(full.estimate.memory, room).fits:
             return change.words

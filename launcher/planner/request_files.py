@@ -1,4 +1,4 @@
-"""What the files say that a request names, and which torch is installed."""
+"""Reads the files that a request names."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ OPERATORS = "parallel.operator_strategy.load"
 
 
 def inlined(job: Job) -> tuple[Job, list[Problem]]:
-    """``job`` with what its files say, and what is wrong with them; a file that is wrong says nothing."""
+    """``job`` with the content of its files, and their problems; an invalid file contributes nothing."""
     par = job.parallel
     problems: list[Problem] = []
     changes: dict[str, Any] = {}
 
     # switches
     file, typed = transformer_opt.file_of(job)
-    if file:  # "" is none, as MindSpore has it
+    if file:  # "" means none, as in MindSpore
         values, wrong = _switches(file)
         changes["transformer_opt"] = transformer_opt.FromFile({} if wrong else values, file, typed)
         problems += wrong
 
-    # operators, which the request may add to
+    # operator strategies, which the request may extend
     if par.operator_strategy.load is not None:
         got = _operators(par.operator_strategy.load)
         if isinstance(got, Problem):
@@ -48,7 +48,7 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
             if par.grid.tp is None and tp is not None:
                 changes["grid"] = par.grid.model_copy(update={"tp": tp})
 
-    # layouts of parameters, which operators and hsdp follow
+    # parameter layouts, which operators and hsdp follow
     if par.param_strategy.load is not None:
         tp_from = OPERATORS if par.grid.tp is None else TP_KEY
         so_far = par.model_copy(update=changes)
@@ -63,7 +63,7 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
 
 
 def _operators(path: str) -> tuple[int | None, dict[str, FromFile], Searched | None] | Problem:
-    """The operator strategies of a file, or why there are none: also ``tp``, and what a search says."""
+    """The operator strategies of a file with ``tp`` and the search's reasons, or why it cannot be read."""
     values = _json(path)
     if isinstance(values, Unreadable):
         return _unread(OPERATORS, values)
@@ -87,11 +87,11 @@ def _switches(path: str) -> tuple[dict[str, Any], list[Problem]]:
 
 
 class Unreadable(str):
-    """Why a file cannot be read."""
+    """The reason why a file cannot be read."""
 
 
 def _json(path: str) -> Any:
-    """What the file holds, or why it cannot be read."""
+    """The content of a JSON file, or why it cannot be read."""
     try:
         return read_json(path)
     except json.JSONDecodeError as error:
@@ -109,6 +109,6 @@ def _unread(key: str, why: str) -> Problem:
 
 
 def _line(text: str, name: str) -> int:
-    """Where ``name`` is set last, for that is what counts."""
+    """The line that sets ``name`` last, as the last one takes effect."""
     spots = [m.start() for m in re.finditer(re.escape(json.dumps(name)) + r"\s*:", text)]
     return text.count("\n", 0, spots[-1]) + 1 if spots else 1

@@ -1,4 +1,4 @@
-"""Cuts the operators of a planned model over the device matrices of its stages."""
+"""Shards the operators of a planned model over the device matrices of its stages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
-    """``made`` with the strategies of ``job``; ``model`` (on meta) is whole. Raises ``RequestError``."""
+    """``made`` with the strategies of ``job``; ``model`` is the full model on meta.
+
+    Raises ``RequestError``.
+    """
     refuse([*recorded_forward.refused(model.skeleton)])
     operators, wrong = unwrapped(job.parallel.operators, model.skeleton)
     refuse(wrong)
@@ -39,7 +42,7 @@ def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[Tens
     from launcher.models.attention import grouped_heads  # torch
 
     ours = not foreign(job.model)
-    with grouped_heads(False):  # ranks record operators without a device, too
+    with grouped_heads(False):  # ranks record operators without a device as well
         graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
     terms = _terms(job, made)
     sharding = resolve(job, graphs, rule_of, terms, _known(job, made, model))
@@ -47,7 +50,7 @@ def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[Tens
 
 
 def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:
-    """Layouts of a file that parameters get."""
+    """The layouts that a file prescribes for parameters."""
     file = laid_out(job, model.skeleton, made.sizes.grid.size)
     if file is None:
         return None
@@ -59,7 +62,7 @@ def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:
 
 
 def _measured(made: Plan, sharding: Sharding, class_dim: int | None) -> list[StageBytes]:
-    """What each virtual stage holds while it trains."""
+    """The bytes that each virtual stage keeps while it trains."""
     from launcher.parallel.sharding.measure_stage import measure_stages
 
     loss = _loss(sharding.stages[-1], class_dim)
@@ -68,7 +71,7 @@ def _measured(made: Plan, sharding: Sharding, class_dim: int | None) -> list[Sta
 
 
 def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Tensor]:
-    """Of a rank's part of the output, on meta tensors."""
+    """The loss of a rank's part of the output, on meta tensors."""
     import torch
 
     from launcher.objective.cross_entropy import cross_entropy
@@ -89,7 +92,7 @@ def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Ten
 
 
 def _terms(job: Job, made: Plan) -> Terms:
-    """What a search goes by: how this job trains."""
+    """What a search of strategies needs to know: how this job trains."""
     hsdp, gb = job.parallel.hsdp, job.cluster.memory_gb
     costs = CostModel(
         state_bytes=StateSize.of(job).of_matrix * ITEMSIZE[DTYPE[job.train.precision]],
@@ -106,7 +109,7 @@ def _terms(job: Job, made: Plan) -> Terms:
 
 
 def _class_dim(job: Job, made: Plan) -> int | None:
-    """Where the model's output has its classes, if the loss is of classes and takes parts of them."""
+    """The output's dim of classes, if the loss is one of classes and accepts shards of them."""
     from launcher.data.spec import target_spec
 
     if not made.objective.classes or made.objective.whole:
@@ -117,7 +120,7 @@ def _class_dim(job: Job, made: Plan) -> int | None:
 
 
 def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
-    """Every tensor under its first name in the whole model."""
+    """Renames every tensor to its first name in the full model."""
     first = {n: p.name for p in made.params for n in p.names}
 
     def renamed(graph: OpGraph) -> OpGraph:
@@ -132,7 +135,7 @@ def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
 
 
 def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: bool) -> list[StageGraphs]:
-    """What each virtual stage runs. ``ours``: a model of this package, whose equal stages run the same."""
+    """The graphs of each virtual stage; ``ours``: a model of this package, whose equal stages share one."""
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.sharding.equal_stages import StageCode, renamed
     from launcher.parallel.stages.split import split, stage_graph, traced
@@ -161,7 +164,7 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: boo
 
 
 def _given(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
-    """What a stage is given, on meta."""
+    """The inputs of a stage, on meta."""
     from launcher.parallel.trace.model_facts import meta
 
     if not index:
@@ -171,7 +174,7 @@ def _given(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
 
 
 def _recorded(module: nn.Module, given: Sequence[Tensor], ours: bool) -> StageGraphs:
-    """Of ours only modules of torch may do something else in evaluation."""
+    """Records both modes. In our models only torch modules may behave differently in evaluation."""
     from launcher.parallel.dispatch.modes import evaluating
     from launcher.parallel.sharding.equal_modules import record_ours
     from launcher.parallel.sharding.record import record as recorded

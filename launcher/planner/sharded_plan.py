@@ -1,4 +1,4 @@
-"""A plan whose operators are cut over device matrices: layouts of parameters, what stages send, and costs."""
+"""Builds the plan over device matrices: layouts of parameters, what stages send, and costs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from launcher.plan.values.text import many
 
 
 def onto(job: Job, made: Plan, sharding: Sharding, measured: Sequence[StageBytes]) -> Plan:
-    """``made``, which has every tensor whole on all ranks of a stage, with what ``sharding`` cuts.
+    """``made``, whose tensors are all on every rank of a stage, sharded as ``sharding`` says.
 
-    ``measured``: what each virtual stage holds. Raises ``RequestError`` for operators on gathered tensors,
-    where ``strict`` does not want them.
+    ``measured``: the bytes that each virtual stage keeps. Raises ``RequestError`` for operators on gathered
+    tensors if ``strict`` forbids them.
     """
     refuse(transformer_opt.gathered(job, map(str, gathered(sharding))))
     params = tuple(_placed(p, made, sharding) for p in made.params)
@@ -63,7 +63,7 @@ def onto(job: Job, made: Plan, sharding: Sharding, measured: Sequence[StageBytes
 
 
 def _hsdp(job: Job, sharding: Sharding) -> Iterator[Setting]:
-    """What the level comes to: each parameter is shared out over its own replicas."""
+    """What the optimizer level amounts to: each parameter is sharded over its own replicas."""
     hsdp = job.parallel.hsdp
     if hsdp is None:
         return
@@ -86,7 +86,7 @@ def _placed(p: Placed, made: Plan, sharding: Sharding) -> Placed:
 
 
 def _crossings(crossings: tuple[Crossing, ...], stage: StageSharding) -> Iterator[Crossing]:
-    """What a rank sends of each."""
+    """The shards of each boundary tensor that a rank sends."""
     parts = iter(stage.gives)
     for c in crossings:
         yield replace(c, specs=tuple(next(parts) for _ in c.specs))

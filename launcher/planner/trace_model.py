@@ -1,4 +1,4 @@
-"""Builds a model without memory, and follows its forward as a rank of ``tp`` runs it."""
+"""Builds a model without memory, and traces its forward as a rank of ``tp`` runs it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelRead:
-    """A model without memory, as ``make`` yields it.
+    """A model without memory, which ``make`` returns.
 
-    ``lost``: why its weights cannot be made without the whole of it.
-    ``marks``: Python attributes that its tensors had, with the names of those. ``flows``: how operators run
-    in it, as far as that has been followed. ``initial``: the numbers that the constructor gives its tensors.
-    ``mixing``: whether samples of a batch depend on one another, as far as that has been tried.
+    ``lost``: why its weights cannot be initialized without building the full model. ``marks``: Python
+    attributes of its tensors, each with the names of the tensors that have it. ``flows``: traced operators,
+    by operators, tp and inputs. ``initial``: the values that the constructor gives its tensors. ``mixing``:
+    whether samples of a batch depend on one another, by inputs, as far as that was tried.
     """
 
     make: Callable[[], nn.Module]
@@ -55,12 +55,12 @@ class ModelRead:
 
     @cached_property
     def module(self) -> nn.Module:
-        """The same one each time; only who needs it has it made."""
+        """The same module on each access; it is made on the first."""
         return self.make()
 
 
 def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
-    """Without memory, as ``record`` leaves it. Raises ``RequestError`` for what no layout could train."""
+    """Builds the model without memory. Raises ``RequestError`` for models that no layout can train."""
     from launcher.parallel.deferred_init import fill
     from launcher.parallel.deferred_init.record import build_in_memory, record
     from launcher.parallel.model_state.global_hooks import hooked_for_all
@@ -81,7 +81,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
 
             refuse(problems(build, model, tape))
             if not lost and job.parallel.deferred_init:
-                with put_back(files(type(model))):  # a constructor may leave tensors in its module
+                with put_back(files(type(model))):  # a constructor may store tensors in its Python module
                     lost = differing(build, model, tape)
         known = model_facts.skeleton(model)
     names = {n: t.detach() for n, t in fill.tensors(model).items()}
@@ -102,14 +102,14 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
 
 
 class ReadOnce:
-    """Reads a model for several plans: one of this package once, a user's ``own`` class if asked to."""
+    """Reads a model once for several plans: always one of this package, a user's class if ``own``."""
 
     def __init__(self, own: bool = False) -> None:
         self._own = own
         self._first: ModelRead | None = None
 
     def __call__(self, job: Job, build: Callable[[], nn.Module]) -> ModelRead:
-        """As ``read``, for jobs that differ in ``parallel`` only."""
+        """Like ``read``, for jobs that differ only in ``parallel``."""
         from launcher.parallel.model_state.deep_copy import copied
 
         if foreign(job.model) and not self._own:
@@ -121,7 +121,7 @@ class ReadOnce:
 
 
 def _owned(settings: object, section: str) -> AbstractContextManager[None]:
-    """What a class of the user's own raises is told in its own words."""
+    """Turns exceptions of the user's model class into a ``RequestError`` with their message."""
     if isinstance(settings, HuggingFace):
         return owned(f"{section}.path", f"{settings.path}: cannot be built")
     if not isinstance(settings, Target):
@@ -130,7 +130,7 @@ def _owned(settings: object, section: str) -> AbstractContextManager[None]:
 
 
 def breaks(made: Plan, asked: Compilation, model: ModelRead, specs: tuple[TensorSpec, ...]) -> dict[str, str]:
-    """What breaks the graph of modules that are to be one each; of stages, of what lies between modules."""
+    """What breaks the graph of each compiled module; for compiled stages also between their modules."""
     from launcher.parallel.forward.graph_breaks import graph_breaks
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
@@ -145,15 +145,15 @@ def breaks(made: Plan, asked: Compilation, model: ModelRead, specs: tuple[Tensor
 
 
 def keeps_messages() -> bool:
-    """Whether torch keeps what stages send each other until the step is over, as before 2.15."""
+    """Whether torch keeps messages between stages until the step ends, as it did before 2.15."""
     import torch
 
-    return torch.__version__ < "2.15"  # torch compares versions here, not letters
+    return torch.__version__ < "2.15"  # torch compares versions here, not strings
 
 
 @dataclass(frozen=True)
 class Followed:
-    """One forward as a rank of ``tp`` runs it; ``pieces``: of sequences, where they are cut."""
+    """One forward as a rank of ``tp`` runs it; ``pieces``: the forwards of sequence chunks, if any."""
 
     operators: Flow
     recomputed: tuple[Recomputed, ...]
@@ -164,7 +164,7 @@ class Followed:
 def _settled(
     operators: Flow, recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
 ) -> Followed:
-    """With what runs again as ``graph`` allows it. Raises ``RequestError``."""
+    """A traced forward with the recomputation that ``graph`` permits. Raises ``RequestError``."""
     recomputed, found = recompute.settled(recomputed, graph, skeleton)
     refuse(found)
     together = dict.fromkeys((*graph.recomputed, *(r.module for r in recomputed)))
@@ -172,7 +172,7 @@ def _settled(
 
 
 def _operators(job: Job, skeleton: Skeleton, grid: Grid) -> tuple[tuple[Operator, ...], list[Problem]]:
-    """Those of the request, and what follows from layouts of parameters."""
+    """The operators that the request shards, and those that follow from parameter layouts."""
     if over_device_matrix(job):
         return (), []
     file = laid_out(job, skeleton, grid.size)
@@ -189,7 +189,7 @@ def follow(
     whole: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
 ) -> Followed:
-    """How the operators run, and what one rank of ``tp`` does; the model keeps that rank's weights."""
+    """Traces the operators and the forward of one rank of ``tp``; the model keeps that rank's shards."""
     from launcher.parallel.forward import recompute as again
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.sequence import chunks
@@ -200,7 +200,7 @@ def follow(
     model, skeleton = built.module, built.skeleton
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
 
-    # what of the request fits this model
+    # resolve the request against this model
     operators, found = _operators(job, skeleton, asked.sizes.grid)
     found = found or uncalled(operators, whole)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
@@ -208,7 +208,7 @@ def follow(
     if found := found or (chunks.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
 
-    # the model as one rank of tp runs it; pieces are followed on one that nothing was cut of
+    # shard the model as for one rank of tp; sequence chunks are traced on an unsharded copy
     bare = copied(model) if count > 1 else model
     out = built.flows.get((operators, tp, specs)) or propagate.follow(model, operators, tp, specs)
     built.flows[operators, tp, specs] = out
@@ -217,7 +217,7 @@ def follow(
     apply.install(model, out.spreads, axis)
     again.install(model, recomputed, axis)
 
-    # one forward of whole sequences
+    # trace one forward of full sequences
     leaves = None if whole is None else frozenset(whole)
     ours = not foreign(job.model)
     if leaves is None:
@@ -240,16 +240,16 @@ def follow(
 
 
 SAMPLES = 8
-"""Read of a data set of the user's own."""
+"""Samples that are read of a user's data set."""
 
 
 @contextmanager
 def tried(
     job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]
 ) -> Iterator[Callable[[Followed], Followed]]:
-    """What looks at data meanwhile is tried with these numbers, and who reads the environment is noted.
+    """Tries data-dependent code with real samples while tracing, and records reads of the environment.
 
-    Yields what adds to it whether samples of a batch depend on one another.
+    Yields a function that adds to a traced forward whether samples of a batch depend on one another.
     """
     if not (foreign(job.model) or isinstance(job.data, Target)) or model.initial is None:
         yield lambda seen: seen
@@ -268,7 +268,7 @@ def tried(
 
 @contextmanager
 def environment_reads() -> Iterator[None]:
-    """Whoever watches a forward meanwhile is told of the variables of launchers that a model reads."""
+    """Reports a model's reads of launcher environment variables to whoever observes its forward."""
     from launcher.parallel.trace.world_reads import VARIABLES, ask
 
     kind: Any = type(os.environ)
@@ -290,7 +290,7 @@ def environment_reads() -> Iterator[None]:
 
 
 def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> bool | None:
-    """Whether what a user's own class gives for a sample depends on the others; ``None``: not known."""
+    """Whether the output of a user's model for a sample depends on the others; ``None``: not known."""
     if not isinstance(job.model, Target):
         return None
     from launcher.parallel.trace.mixing_samples import mixing
@@ -303,7 +303,7 @@ def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> bool |
 
 
 def samples(job: Job) -> tuple[Tensor, ...]:
-    """The first inputs of the training data; of data of ours, which is not read to plan, drawn ones."""
+    """The first inputs of the training data; for built-in data, which planning does not read, random ones."""
     import numpy as np
     import torch
 
@@ -315,7 +315,7 @@ def samples(job: Job) -> tuple[Tensor, ...]:
         while True:
             try:
                 return tuple(source.inputs(np.arange(count)))
-            except RunError:  # one that cannot be read ends the run that comes to it, with its number
+            except RunError:  # a run that reads a bad sample reports its number
                 if count <= 1:
                     raise
                 count //= 2
@@ -326,17 +326,17 @@ def samples(job: Job) -> tuple[Tensor, ...]:
     for s in input_specs(job.data, SAMPLES, job.security.allow):
         if s.dtype.startswith("float"):
             out.append(torch.rand(s.shape, generator=stream))
-        elif out:  # beside tokens the numbers of their documents, from 0 on and in order
+        elif out:  # beside tokens: the numbers of their documents, from 0 on, ascending
             out.append(torch.randint(0, 2, s.shape, generator=stream).cumsum(-1))
             out[-1] -= out[-1][..., :1].clone()
         else:
             out.append(torch.randint(0, most, s.shape, generator=stream))
-            out[-1][..., -1] = most - 1  # the largest is among them
+            out[-1][..., -1] = most - 1  # include the largest id
     return tuple(out)
 
 
 def batches(inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], ...]:
-    """All of them, and then one alone: its length is the longest, its ids are the only ones."""
+    """All samples at once, then the first and the last alone: there its length and ids are the only ones."""
     count = len(inputs[0]) if inputs else 0
     ones = dict.fromkeys(([0, count - 1]) if count > 1 else ())
     return inputs, *(tuple(t[at : at + 1] for t in inputs) for at in ones)

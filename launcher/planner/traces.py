@@ -1,4 +1,4 @@
-"""What plans of one model share: reading it, its forward on the ranks of ``tp``, trying its schedule."""
+"""Caches what plans of one model share: reading it, its traced forward, trying its schedule."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 
 class Traces:
-    """For many plans of requests that differ in anything: what was found is found no second time.
+    """Caches what many plans have in common; the requests may differ in anything.
 
-    ``own``: a class of the user's own is read once too, and not anew for each plan. ``keeps_messages``: as
-    ``TracedModel`` has it, for a runtime that is not the torch that is here. ``shallow``: equal layers of a
-    deep model are not followed one by one.
+    ``own``: a user's class is also read only once. ``keeps_messages``: as in ``TracedModel``, to plan for
+    another torch than the installed one. ``shallow``: equal layers of a deep model are extrapolated.
     """
 
     def __init__(self, own: bool = True, keeps_messages: bool | None = None, shallow: bool = False) -> None:
@@ -32,21 +31,22 @@ class Traces:
         self._rated: dict[str, Problem | None] = {}
 
     def rated(self, key: Any, rate: Callable[[], Problem | None]) -> Problem | None:
-        """What ``rate`` finds wrong with a schedule; ``key``: all that it hangs on."""
+        """The problem that ``rate`` reports; ``key``: everything that it depends on."""
         key = repr(key)
         if key not in self._rated:
             self._rated[key] = rate()
         return self._rated[key]
 
     def read(self, job: Job, build: Callable[[], nn.Module]) -> ModelRead:
-        """As ``trace_model.read``."""
+        """Like ``trace_model.read``."""
         key = repr((job.model, job.seed, job.train.precision, job.parallel.deferred_init))
         return self._reads.setdefault(key, ReadOnce(self._own))(job, build)
 
     def followed(self, key: Any, job: Job, follow: Callable[[], Followed]) -> Followed:
-        """What ``follow`` finds; ``key``: all that it hangs on besides what is asked of the model here.
+        """The result of ``follow``; ``key``: what it depends on besides the settings that are added here.
 
-        Operators over device matrices, and whole graphs of a compiler, need the model that was followed.
+        Operators over device matrices and full compiler graphs are not cached: they need the traced model
+        itself.
         """
         if over_device_matrix(job) or job.train.compile is not None:
             return follow()

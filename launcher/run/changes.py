@@ -1,4 +1,4 @@
-"""Settings changed since a checkpoint: what is refused, with a way on, and what is accepted or noted."""
+"""Compares settings with those of a checkpoint: refuses some changes with a cure, notes the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST = 60
 
 
 def unknown(job: Job) -> Iterator[Problem]:
-    """Names in ``accept_changes`` that no setting has."""
+    """Names in ``accept_changes`` that are no setting."""
     from launcher.job.schema import schema_keys
 
     known = [
@@ -47,7 +47,7 @@ def _arguments(settings: Any) -> Collection[str]:
 def changes(
     checkpoint: Checkpoint, job: Job, plan: Plan, overrides: Sequence[str], misfit: bool
 ) -> tuple[list[Problem], list[Note]]:
-    """What is refused, and what the plan says. ``misfit``: the weights are those of another model."""
+    """Refused changes, and notes for the plan. ``misfit``: the weights do not fit the model."""
     saved, done = checkpoint.state.get("settings"), int(checkpoint.state["step"])
     if saved is None:
         text = "the checkpoint is too old to say how it was trained, so nothing is compared"
@@ -57,13 +57,13 @@ def changes(
     except ValueError as error:
         return [Problem("", f"{checkpoint.folder}: {error}")], []
 
-    # what matters to weights that are trained, and was not accepted
+    # changes that matter to trained weights and are not accepted
     accepted = job.checkpoint.accept_changes
     refused = [d for d in found if d.why and done and not _covered(d.key, accepted)]
     keep = [d.key for d in refused if not _back(d, saved, job) or sets(overrides, d.key)]
     every = _pasted(ACCEPT, [*accepted, *keep])
 
-    # the way on: accept what was meant, put the rest back
+    # the cures: accept intended changes, revert the others
     problems = []
     for d in refused:
         own = _pasted(ACCEPT, [*accepted, d.key])
@@ -78,7 +78,7 @@ def changes(
 
 
 def sets(overrides: Sequence[str], key: str) -> bool:
-    """Whether one of ``overrides`` is about ``key``, or what it is in."""
+    """Whether one of ``overrides`` sets ``key``, or a part or section of it."""
     words = (o.partition("=")[0].lstrip("+~") for o in overrides)
     return any(_covered(key, [word]) or _covered(word, [key]) for word in words)
 
@@ -88,7 +88,7 @@ def _covered(key: str, keys: Collection[str]) -> bool:
 
 
 def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
-    """The override that puts the old value back, if one does."""
+    """The override that restores the old value, if there is one."""
     section, _, last = d.key.partition(".")
     if d.key in CHOSEN or last in ("name", "_target_"):
         whole = {k.partition(".")[2]: v for k, v in saved.items() if k.startswith(f"{section}.")}
@@ -102,8 +102,8 @@ def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
 
 
 def _pasted(key: str, value: Any) -> str:
-    """Nothing, where a secret is hidden in it."""
-    from launcher.job.overrides.grammar import paste  # imports Hydra, which a rank that joins has no use for
+    """An override; "" if it would contain a hidden secret."""
+    from launcher.job.overrides.grammar import paste  # imports Hydra, which joining ranks do not need
 
     return "" if redact.HIDDEN in json.dumps(value) else paste(key, value)
 
@@ -124,9 +124,9 @@ def _note(d: Difference, name: str, done: int, job: Job) -> Note:
 
 
 def _curve(d: Difference, done: int, job: Job) -> str:
-    """What other steps make of a schedule that is drawn over all of them."""
+    """The effect of a changed number of steps on a schedule that spans all of them."""
     schedule = job.schedule
-    if isinstance(schedule, Constant | CosineRestarts | Target):  # the same step is at the same rate
+    if isinstance(schedule, Constant | CosineRestarts | Target):  # independent of the number of steps
         return ""
     if not isinstance(d.old, int) or done >= d.new:
         return ""

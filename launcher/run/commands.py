@@ -1,4 +1,4 @@
-"""``status``, ``logs`` and ``cancel`` of a run folder: what became of a run that was started elsewhere."""
+"""``status``, ``logs`` and ``cancel`` of a run folder, also for runs that were started elsewhere."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from launcher.untrusted.links import LINK
 
 FIGURES = ("loss", "step", "steps", "step_ms", "tokens_per_s")
 LAST = 1 << 20
-"""Bytes at the end of metrics.jsonl and of a log that are read: a row or a line has a few hundred."""
+"""Bytes read from the end of metrics.jsonl and of a log; a row or a line has a few hundred."""
 ALIVE = ("submitted", "running", "preempted")
 WRITTEN = "written"
-"""What a job is that somebody else submits."""
+"""The status of a job that the user submits."""
 SLURM_SAYS = "%T on %N, %M of %l, %r"
 
 
 def carry_out(words: Sequence[str]) -> int:
-    """``words``: what to do, and a run folder. Raises ``RequestError``, ``RunError``."""
+    """Runs a command; ``words``: its name and a run folder. Raises ``RequestError``, ``RunError``."""
     name, *rest = words
     if len(rest) != 1 or rest[0].startswith("-"):
         text = f"{name}: takes one run folder, as launcher {name} runs/NAME/0001"
@@ -45,7 +45,7 @@ def carry_out(words: Sequence[str]) -> int:
 
 
 def progress(run: Path) -> Iterator[str]:
-    """What has become of a run, and how far training is; nothing of a folder that is no run's."""
+    """The state of a run and its training progress; nothing if the folder is not that of a run."""
     said = folder.read_status(run)
     if said is None:
         return
@@ -66,13 +66,13 @@ def _loss(row: Mapping[str, Any]) -> str:
 
 
 def cancellable(run: Path) -> str | None:
-    """The number of its job of Slurm, which is not over."""
+    """The number of the run's Slurm job, if it has not ended."""
     said = folder.read_status(run)
     return _job(run, said) if said is not None and said.get("status") in ALIVE else None
 
 
 def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
-    """How far it is, what Slurm says of its job, and what it would go on from."""
+    """The progress, what Slurm reports of the job, and the newest checkpoint."""
     state, manifest = said.get("status"), _manifest(run)
     yield from (f"{run}: {line}" if n == 0 else line for n, line in enumerate(progress(run)))
     saved = sorted(p.name for p in (run / "checkpoints").glob("step-*"))
@@ -85,9 +85,9 @@ def _status(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
 
 def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
-    """What it has printed on the console, and while it is at work how to go on reading.
+    """The console output, and for a running run how to follow it.
 
-    What Slurm has written of a job comes first where it is there: it has what all nodes print.
+    Slurm's log of the job takes precedence if it exists: it has the output of all nodes.
     """
     path, number = run / console_log.NAME, _job(run, said)
     if number is not None and (stands(of_job := run / f"slurm-{number}.log") or not stands(path)):
@@ -106,9 +106,9 @@ def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
 
 def _end(run: Path, path: Path) -> tuple[int, bytes]:
-    """The whole lines among the last ``LAST`` bytes of a file in ``run``, and how many bytes are before them.
+    """The number of bytes before the last ``LAST`` of a file in ``run``, and the complete lines in these.
 
-    Raises ``OSError``: also for a link, and for what is no regular file.
+    Raises ``OSError``, also for links and files that are not regular.
     """
     for at in (path, *path.parents):
         if at == run:
@@ -125,7 +125,7 @@ def _end(run: Path, path: Path) -> tuple[int, bytes]:
 
 
 def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
-    """As ``scancel`` does: what is running saves first, and is not requeued."""
+    """Cancels the job with ``scancel``: a running one saves first, and is not requeued."""
     number, state, manifest = _job(run, said), said.get("status"), _manifest(run)
     if state not in (ALIVE if manifest is None else (*ALIVE, WRITTEN)):
         raise RunError(f"{run}: it is {state}, and there is nothing to cancel")
@@ -140,14 +140,14 @@ def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
 
 def _job(run: Path, said: dict[str, Any]) -> str | None:
-    """The number that Slurm gave it, at the submission or at its last start."""
+    """The Slurm job number, from the submission or the last start."""
     name = str(said.get("job", ""))
     number = said.get("slurm") or (name.rpartition(" ")[2] if name.startswith("slurm ") else None)
     return _of_array(run) if number is None else str(number)
 
 
 def _of_array(run: Path) -> str | None:
-    """That of a cell of a sweep, which has not begun."""
+    """The job number of a sweep's cell that has not begun."""
     try:
         numbers = read_json(run.absolute().parent / array_file.NUMBERS)
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def _of_array(run: Path) -> str | None:
 
 
 def _manifest(run: Path) -> Path | None:
-    """Of a job of Kubernetes or SkyPilot, which whoever has applied it can ask."""
+    """The manifest of a job of Kubernetes or SkyPilot, which the user who applied it can query."""
     return next((run / name for name in (write.JOB, write.SKY) if (run / name).exists()), None)
 
 
@@ -174,13 +174,13 @@ def _asked(number: str) -> str:
         return "there is no squeue on this machine to ask"
     try:
         found = cluster.ask(["squeue", "--noheader", f"--jobs={number}", f"--format={SLURM_SAYS}"]).strip()
-    except RunError:  # it forgets jobs some minutes after their end
+    except RunError:  # Slurm forgets jobs some minutes after their end
         found = ""
     return found or "is not in its queue any more"
 
 
 def _last_row(path: Path) -> dict[str, Any] | None:
-    """The last whole row of a step."""
+    """The last complete row of a step."""
     try:
         _, text = _end(path.parent, path)
     except OSError:
@@ -188,7 +188,7 @@ def _last_row(path: Path) -> dict[str, Any] | None:
     for line in reversed(text[: text.rfind(b"\n") + 1].splitlines()):
         try:
             row = parsed(line)
-        except ValueError:  # a part of one, or none
+        except ValueError:  # an incomplete line, or no row
             continue
         if isinstance(row, dict) and "loss" in row and all(_number(row, name) for name in FIGURES):
             return row
@@ -196,5 +196,5 @@ def _last_row(path: Path) -> dict[str, Any] | None:
 
 
 def _number(row: Mapping[str, Any], name: str) -> bool:
-    """Whether it is one where it is there; losses that are none are ``null``."""
+    """Whether a figure is a number or missing; a loss may be ``null``."""
     return isinstance(row.get(name, 0), int | float) or (name == "loss" and row[name] is None)

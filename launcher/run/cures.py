@@ -1,7 +1,7 @@
-"""Every problem of a request at once, with the cures that hold: pasted, they pass and keep what was meant.
+"""Lists all problems of a request with cures that hold: applied, they pass and keep what was intended.
 
-What is wrong hides what would be found behind it. So each problem is mended, by its cure or with something
-that the schema takes, and the request is looked at again. Nothing is started, nothing is written.
+A problem can hide others. So each problem is fixed, by its cure or with a placeholder that the schema
+accepts, and the request is checked again. Nothing is started, nothing is written.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from launcher.job.yaml.origins import Origins
 
 ROUNDS = 6
 MOST = 40
-"""Problems whose cures are tried."""
+"""The most problems whose cures are tried."""
 OF_DEVICES = ("launch.device=", "launch.backend=")
-"""Overrides that are judged where torch is."""
+"""Overrides that need torch to be checked."""
 TRUSTED = "security.allow="
-"""An override whose cures add up."""
+"""An override whose cures are merged."""
 SHOWN = ("show=plan", "show=config", "show=timeline")
 FITTED = ("model", "data", "loss")
-"""Groups that must fit each other: a cure of one may not fit the others."""
+"""Groups that must fit each other: a cure for one may not fit the others."""
 _LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~")
-"""A cure that sets a number of the layout, or takes a setting away."""
+"""Matches a cure that sets a number of the layout, or removes a setting."""
 _NAMED = re.compile(r"[\w.*/@^$-]+")
-"""A key that an override can name."""
+"""Matches a key that an override can name."""
 Words = tuple[str, ...]
 Said = set[tuple[str, str]]
 Look = Callable[[Words], list["ListedProblem"]]
@@ -41,7 +41,7 @@ Look = Callable[[Words], list["ListedProblem"]]
 
 @dataclass(frozen=True)
 class ListedProblem:
-    """A problem, and where the keys of its request were set."""
+    """A problem, and the origins of its request's keys."""
 
     problem: Problem
     origins: Origins
@@ -52,14 +52,14 @@ class ListedProblem:
 
 
 def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, Depth], None]) -> BadRequest:
-    """``error``, with all else that can be known to be wrong with ``words``, and only with cures that hold.
+    """``error`` with all other problems of ``words`` that can be found, and only with cures that hold.
 
-    ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else. It judges
-    as far as is needed, so that an answer comes at once: a misspelt word of a shipped request imports no
-    planner, what needs no plan imports no torch.
+    ``look`` raises ``RequestError`` for a wrong command line, and does nothing else. It checks only as far as
+    needed, so that an answer comes at once: a misspelt word in a shipped request imports no planner, and a
+    request that needs no plan imports no torch.
     """
     listed = _findings(error, words)
-    if len(listed) > MOST:  # no request of a person: to judge it again for each cure takes minutes
+    if len(listed) > MOST:  # not typed by a person; checking it for each cure would take minutes
         return _told(replace(one, problem=replace(one.problem, cure="")) for one in listed)
     far = depth(error)
     if far == Depth.COMPOSED and _to_be_weighed(words, listed):
@@ -70,7 +70,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
         if not left:
             return _told(listed)
 
-        # new is what neither the cures nor the stand-ins have brought
+        # new problems caused neither by cures nor by placeholders
         fresh = [f for f in left if not _near(f, listed)]
         if not fresh:
             break
@@ -83,9 +83,9 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
 
 
 def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> bool:
-    """Whether the schema has refused a request that may be wrong otherwise too, which the planner knows.
+    """Whether a request refused by the schema may have other problems, which only the planner finds.
 
-    Shipped options go together. Other settings, files of the user's own and numbers of a layout may not.
+    Shipped options are compatible. Other settings, user files and numbers of a layout may not be.
     """
     groups = ConfigFiles().groups()
     blamed = {f.problem.key for f in listed}
@@ -118,7 +118,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
 
 
 def _added_up(listed: list[ListedProblem]) -> list[ListedProblem]:
-    """``listed`` with what their cures trust added up: of several lists the last would be the only one."""
+    """Merges the names that the cures of ``listed`` trust: of several lists only the last would count."""
     words = [word for f in listed for word in shlex.split(f.problem.cure) if word.startswith(TRUSTED)]
     trusted = dict.fromkeys(name for _, names in settings(words) for name in names)
     every = f"{TRUSTED}[{','.join(trusted)}]"
@@ -132,10 +132,10 @@ def _added_up(listed: list[ListedProblem]) -> list[ListedProblem]:
 
 
 def _seeing(typed: Sequence[str], look: Callable[[Words, Depth], None], deep: Depth) -> Look:
-    """What is wrong with other words, each worked out once.
+    """Returns a cached function from words to their problems.
 
-    No package that ``typed`` does not trust is imported. Whether there is a device for each rank torch alone
-    knows.
+    It imports no package that ``typed`` does not trust. Only torch knows whether there is a device for each
+    rank.
     """
     known: dict[Words, list[ListedProblem]] = {}
 
@@ -155,7 +155,7 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, Depth], None], deep: De
 
 
 def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
-    """Whether it is about a key that is listed, or one above or below it: it may follow from the stand-in."""
+    """Whether its key is listed, or one above or below it: the placeholder may have caused it."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
     said = {f.said for f in listed}
@@ -165,9 +165,9 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
 def _mended(
     words: Sequence[str], listed: Iterable[ListedProblem], cured: Collection[ListedProblem], which: int
 ) -> Words:
-    """``words`` without what is listed: by the cures of ``cured``, else with a value that stands in.
+    """``words`` with the listed problems fixed: by the cures of ``cured``, else by placeholders.
 
-    ``which``: of the two values that stand in.
+    ``which``: which of the two placeholders.
     """
     out = tuple(words)
     for f in listed:
@@ -184,7 +184,7 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
         other = f"{problem.key}={options[-1]}" if which and problem.key not in ("recipe", "steps") else ""
         return pasted(words, replace(problem, cure=other), origins)
 
-    if not _NAMED.fullmatch(problem.key):  # no override can mend it
+    if not _NAMED.fullmatch(problem.key):  # no override can fix it
         return words
     word = placeholder(problem.key, origins, which)
     origin = origins.of(problem.key)
@@ -195,13 +195,13 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
 
 
 def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -> list[ListedProblem]:
-    """``listed`` without cures that bring something new, each alone or all together."""
+    """``listed`` without cures that cause new problems, alone or together."""
     bare = {f.said for f in see(_mended(words, listed, (), 1))}
     out = [_alone(f, words, listed, bare=bare, see=see) for f in listed]
     for _ in range(ROUNDS):
         new = _new(_mended(words, out, out, 1), bare | {f.said for f in out}, see)
         more = [f for f in new if not _near(f, out)]
-        out += more  # wrong with what was meant
+        out += more  # problems of what was intended
         if not more:
             break
     return out
@@ -210,20 +210,20 @@ def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -
 def _alone(
     f: ListedProblem, words: Sequence[str], listed: Sequence[ListedProblem], *, bare: Said, see: Look
 ) -> ListedProblem:
-    """``f`` with a cure that brings nothing new: its own, or that mended in turn; else why it has none."""
+    """``f`` with a cure that causes no new problem: its own or a corrected one; else why it has none."""
     if not f.problem.cure:
         return f
     new = _new(_mended(words, listed, (f,), 1), bare, see)
     if not new:
         return f
 
-    # its own text says what its cure brings
+    # its text gets the problems that its cure causes
     other = [g.problem for g in new if g.problem.key and g.said[1] != f.said[1]]
     told = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
     joined = " And" if f.problem.text.endswith("?") else "; and"
     text = f"{f.problem.text}{joined} then {told}" if told else f.problem.text
 
-    # its cure, mended by those of what it brings
+    # its cure, corrected by the cures of those problems
     further = tuple(shlex.split(f.problem.cure))
     for g in new:
         further = pasted(further, g.problem, g.origins) if g.problem.cure else ()

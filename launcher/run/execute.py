@@ -1,4 +1,4 @@
-"""Does the phases of a plan where they belong: on ranks, in one process, on files."""
+"""Runs the phases of a plan: on ranks, in one process, or on files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from launcher.steps.on_ranks import RankSteps
 
 UNDISTURBED = Path("drill", "undisturbed")
-"""In a run folder: what the training of a drill leaves without its fault."""
+"""A folder in the run folder for the results of a drill's training without the fault."""
 
 SAME_WEIGHTS = ("load", "broadcast", "train", "sync_shared", "save")
-"""Steps on which the weights hang, and that which writes them."""
+"""Steps that the weights depend on, and the one that writes them."""
 
 Hear = Callable[[int, object], None]
 Work = Callable[["World"], dict[str, Any]]
@@ -42,8 +42,8 @@ Work = Callable[["World"], dict[str, Any]]
 class Run:
     """What every phase needs.
 
-    ``others``: the ranks of an outer launcher; ``resume``: the checkpoint to go on from; ``trial``: it may
-    fail, and others follow.
+    ``others``: the ranks of an outer launcher; ``resume``: the checkpoint to resume from; ``trial``: it may
+    fail, as other layouts follow.
     """
 
     job: Job
@@ -56,9 +56,9 @@ class Run:
 
 
 def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
-    """Carry out ``phase``; ``results`` are the figures of the steps before it. Returns new ones.
+    """Runs ``phase``; ``results``: those of earlier steps. Returns new results.
 
-    ``hear(rank, news)`` is told the news of a step while it works.
+    ``hear(rank, news)`` is called with the news of a step while it runs.
     """
     if phase.where == "ranks":
         return _on_ranks(run, phase, hear)
@@ -104,7 +104,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
 
 
 def _undisturbed(run: Run, todo: RankSteps) -> RankSteps:
-    """The same training without the drill, from where the request begins: what its weights should be."""
+    """The same training without the fault, from the request's start: the reference for the weights."""
     debug = run.job.debug.model_copy(update={"drill": None})
     folder = run.folder / UNDISTURBED
     named = run.job.checkpoint.resume
@@ -121,13 +121,13 @@ def _undisturbed(run: Run, todo: RankSteps) -> RankSteps:
 
 
 def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
-    """What each ``certify`` of the phase trains, one after the other."""
+    """The variants that each ``certify`` or ``calibrate`` of the phase trains, one after the other."""
     steps = {name: run.job.steps[name] for name in phase.steps}
     return {name: module(s).copies(s, run.job, run.plan) for name, s in steps.items() if verb(s).copies}
 
 
 def _from(run: Run) -> Path | None:
-    """The checkpoint that the ranks go on from: what ``import`` brought, unless they have gone on since."""
+    """The checkpoint that the ranks resume from: the imported one, unless a newer one exists."""
     if run.resume is None and any(map(starts, run.job.steps.values())):
         return step_folder(run.folder / "checkpoints", 0)
     return run.resume
@@ -173,7 +173,7 @@ def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 
 def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
-    """In children of the ranks of an outer launcher."""
+    """Runs a trial in children of the ranks of an outer launcher."""
     from launcher.run.outer_ranks.trial import Trial
 
     assert run.others is not None
@@ -189,14 +189,14 @@ def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 
 def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
-    """The one rank is this process: a breakpoint in the model stops here."""
+    """Runs the only rank in this process, so that breakpoints in the model work."""
     import torch.distributed as dist
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     from launcher.runtime.cluster.world import World, backend_of, connect, never, place
     from launcher.runtime.preemption import heard
 
-    # the world of one rank
+    # a world of one rank
     launch, start = run.job.launch, run.start
     world = World(
         rank=0,
@@ -232,7 +232,7 @@ def _logged(path: Path) -> Iterator[None]:
 
 
 def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
-    """A process of its own, which takes its memory and its torch threads along when it ends."""
+    """Runs the phase in a child process, whose end frees its memory and torch threads."""
     from launcher.runtime.processes.start import run_ranks
 
     figures = dict(results)

@@ -1,4 +1,4 @@
-"""Where the ranks of a run come from: the ``launch`` settings, resolved for this process and this machine."""
+"""Resolves the ``launch`` settings for this process and machine: how and where ranks start."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ THEY = "torchrun or srun"
 
 @dataclass(frozen=True)
 class Start:
-    """``backend`` ``None`` fits ``device``, a kind that torch knows: ``cpu`` or an accelerator.
+    """How ranks start. ``backend`` ``None``: the default for ``device``, which is ``cpu`` or an accelerator.
 
-    ``notes``: what has no effect, and why.
+    ``notes``: settings that have no effect, and why.
     """
 
     mode: Mode
@@ -33,13 +33,13 @@ class Start:
 
 
 def outer_size(env: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks torchrun or srun has started, this one included; ``None`` if neither has."""
+    """The number of ranks that torchrun or srun has started, with this one; ``None`` without them."""
     at = place(env)
     return None if at is None else at.size
 
 
 def at_home(job: Job, outer: int | None) -> Job:
-    """``launch.nproc: null`` under an outer launcher is what that has started."""
+    """Sets ``launch.nproc: null`` to the ranks per node of an outer launcher."""
     if outer is None or mode(job, outer) != "external":
         return job
     job = _on_those_left(job)
@@ -50,7 +50,7 @@ def at_home(job: Job, outer: int | None) -> Job:
 
 
 def _on_those_left(job: Job) -> Job:
-    """``launch.elastic``: fewer nodes than were asked for, so fewer copies of the model; the batch stays."""
+    """``launch.elastic``: with fewer nodes than requested there are fewer replicas; the batch stays."""
     there = place()
     nodes = 0 if there is None else there.size // there.local_size
     if there is None or not job.launch.elastic or not 0 < nodes < job.launch.nnodes:
@@ -61,7 +61,7 @@ def _on_those_left(job: Job) -> Job:
 
 
 def _over(asked: Parallel, replicas: int) -> Parallel:
-    """The same layout on so many data-parallel ranks: shards as large as they can still be."""
+    """The same layout on ``replicas`` data-parallel ranks, with the largest shards that fit."""
     hsdp, shard = asked.hsdp, asked.grid.dp_shard
     size = shard if hsdp is None or hsdp.shard_size < 1 else hsdp.shard_size
     fits = max((n for n in range(1, (size or 0) + 1) if replicas and replicas % n == 0), default=size)
@@ -72,7 +72,7 @@ def _over(asked: Parallel, replicas: int) -> Parallel:
 
 
 def shrunk(asked: Job, here: Job) -> tuple[Note, ...]:
-    """What ``launch.elastic`` has made of a request, for the reader of its plan."""
+    """Notes what ``launch.elastic`` has changed."""
     if here.launch.nnodes == asked.launch.nnodes:
         return ()
     why = "as many as are left (launch.elastic)"
@@ -85,15 +85,15 @@ def shrunk(asked: Job, here: Job) -> tuple[Note, ...]:
 
 
 def mode(job: Job, outer: int | None) -> Mode:
-    """``auto`` joins an outer launcher where there is one."""
+    """The launch mode; ``auto`` joins an outer launcher if there is one."""
     if job.launch.mode == "auto":
         return "spawn" if outer is None else "external"
     return job.launch.mode
 
 
 def refused(job: Job, outer: int | None) -> list[Problem]:
-    """What can be said before there is a plan."""
-    if job.launch.slurm is not None or job.launch.k8s is not None:  # they start elsewhere
+    """Problems that show before there is a plan."""
+    if job.launch.slurm is not None or job.launch.k8s is not None:  # started elsewhere
         return [*_unstarted(job)]
     asked, problems = job.launch.mode, []
     if asked == "external" and outer is None:
@@ -109,7 +109,7 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
 
 
 def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
-    """A fault after which nobody would start the ranks again, or which takes an outer launcher to happen."""
+    """Problems of a fault after which no ranks would be restarted, or which needs an outer launcher."""
     asked = job.debug.drill
     if asked is None or how == "external":
         return
@@ -124,10 +124,10 @@ def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
 
 
 def _unstarted(job: Job) -> Iterator[Problem]:
-    """A drill that ends ranks, which no one would start again."""
+    """Problems of a drill that ends ranks which would not be restarted."""
     if job.debug.drill is None or not drill.restarts(job) or job.launch.max_restarts:
         return
-    if job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob":  # which has no such restarts
+    if job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob":  # it has no such restarts
         text = "pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not started again"
         yield Problem("launch.k8s.kind", f"{text}; a JobSet is, with launch.max_restarts=1")
         return
@@ -140,13 +140,13 @@ def start(job: Job, outer: int | None, size: int) -> Start:
     refuse(mismatched(job, outer, size))
     how = mode(job, outer)
 
-    # where they work, and how they talk
+    # their devices and backends
     where, notes = device(job, -(-size // job.launch.nnodes))
     return Start(how, where, _backend(job, where), (*notes, *_idle(job, how)))
 
 
 def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
-    """Another number of ranks than the ``size`` of a plan is there, or can be."""
+    """Problems if the ``size`` of the plan differs from the number of ranks that exist, or can exist."""
     how = mode(job, outer)
     if how == "inproc" and size > 1:
         text = f"inproc: this process can be one rank, the plan has {size}; debug=onerank makes it one"
@@ -158,7 +158,7 @@ def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
 
 
 def device(job: Job, here: int) -> tuple[str, list[str]]:
-    """``auto`` is the accelerator where each of the ``here`` ranks of a machine has a device of its own."""
+    """The device, and notes; ``auto`` is the accelerator if each of ``here`` ranks can have its own."""
     from launcher.runtime import device as devices
 
     asked, kind = job.launch.device, devices.accelerator()
@@ -180,7 +180,7 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
 
 
 def _backend(job: Job, where: str) -> str | None:
-    """The collectives that ``launch.backend`` names, ``None`` for those that fit. Raises ``RequestError``."""
+    """The backend of ``launch.backend``, ``None`` for the device's default. Raises ``RequestError``."""
     from launcher.runtime import device as devices
 
     asked, own = job.launch.backend, devices.own_backend(where)
@@ -194,7 +194,7 @@ def _backend(job: Job, where: str) -> str | None:
 
 
 def _idle(job: Job, how: Mode) -> list[str]:
-    """Settings that this mode leaves to others."""
+    """Notes on settings that have no effect in this mode."""
     out = []
     restarts = f"launch.max_restarts {job.launch.max_restarts} has no effect"
     if how == "external" and job.launch.max_restarts:
@@ -210,7 +210,7 @@ def _idle(job: Job, how: Mode) -> list[str]:
 
 
 def command(words: Sequence[str], env: Mapping[str, str] = os.environ) -> list[str]:
-    """What to type for the same run again; ``words`` stand behind ``launcher``."""
+    """The command for the same run; ``words`` follow ``launcher``."""
     at = place(env)
     if at is not None and "TORCHELASTIC_RUN_ID" in env:
         there = ["--nnodes", env.get("GROUP_WORLD_SIZE", "1"), "--nproc-per-node", str(at.local_size)]
@@ -221,7 +221,7 @@ def command(words: Sequence[str], env: Mapping[str, str] = os.environ) -> list[s
 
 
 def port_is_free(job: Job, start: Start) -> None:
-    """Raises ``RequestError`` when ours is taken, which is better known before a folder is made."""
+    """Raises ``RequestError`` if our port is taken, before a run folder is created."""
     if start.mode == "spawn" and job.launch.port is not None:
         from launcher.runtime.processes.rendezvous import rendezvous
 

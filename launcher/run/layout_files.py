@@ -1,4 +1,4 @@
-"""Files that a request wants written beside its run: layouts and groups."""
+"""Writes the files that a request names beside its run: layouts and groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from launcher.runtime import folder
 
 
 def unwritable(job: Job) -> list[Problem]:
-    """What would keep them from being written; writes nothing."""
+    """Problems that would keep the files from being written; writes nothing."""
     named = [(key, path) for key, path in _named(job) if not path.startswith(RUN)]
     problems = [_unwritable(key, Path(path)) for key, path in named]
     dump = job.parallel.local_norm.dump
@@ -56,7 +56,7 @@ def _unwritable(key: str, path: Path) -> Problem | None:
 
 
 def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:
-    """One file cannot be two."""
+    """Problems of two settings with the same file."""
     for i, (key, path) in enumerate(named):
         if other := next((k for k, p in named[:i] if p == path), None):
             yield Problem(key, f"{path}: {other} is written there too")
@@ -75,7 +75,7 @@ def _named(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def write(job: Job, plan: Plan, run: Path) -> None:
-    """Before the first step, each in one piece."""
+    """Writes the files, each atomically, before the first step."""
     par = job.parallel
     if (path := par.param_strategy.save) is not None:
         strategy = of_plan(plan, par.param_strategy.only_trainable)
@@ -94,7 +94,7 @@ MINDSPORES_JSON = ".ms.json"
 
 
 def _each(path: str, plan: Plan) -> Iterator[tuple[str, int | None]]:
-    """One file a rank where the name asks for it, as AutoParallel's ranks write; else one for all."""
+    """One file per rank if the name contains ``RANK``, as in AutoParallel; else one for all ranks."""
     if RANK not in path:
         yield path, None
     else:
@@ -102,12 +102,12 @@ def _each(path: str, plan: Plan) -> Iterator[tuple[str, int | None]]:
 
 
 def _mindspores(path: str) -> bool:
-    """Whether the name is that of a file in MindSpore's form."""
+    """Whether the file's name requests MindSpore's format."""
     return path.endswith(".ckpt")
 
 
 def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
-    """Of one stage, or of all of them."""
+    """The layouts of one stage, or of all stages."""
     if _mindspores(path):
         file = merged_file(strategy) if stage is None else stage_files(strategy)[stage]
         return strategy_text(file, "protobuf")
@@ -118,7 +118,7 @@ def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
 
 
 def _operators(plan: Plan, path: str) -> bytes:
-    """In MindSpore's form where the name asks for it: that has to end in .json too."""
+    """The operator strategies, in MindSpore's format for names that end in ``.ms.json``."""
     tp = plan.sizes.grid["tp"]
     if plan.sharding is not None:
         if path.endswith(MINDSPORES_JSON):
@@ -141,7 +141,7 @@ def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:
 
 
 def _groups(plan: Plan, rank: int | None) -> GroupFile:
-    """Those that ``rank`` is in; of all ranks, with what rank 0 may restore from, where there is one file."""
+    """The groups of ``rank``, or of all ranks, with the ranks that it, or rank 0, can restore from."""
     groups = rank_groups.groups(plan.sizes.grid, plan.ties)
     found = (ranks for group in groups for ranks in group.ranks if len(ranks) > 1)
     named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in found}

@@ -1,4 +1,4 @@
-"""Whether the ranks that run on this machine fit its memory, before they are started."""
+"""Checks before a start whether the ranks on this machine fit into its memory."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from launcher.runtime.cluster.launch_env import place
 
 
 def checked(job: Job, plan: Plan, start: Start) -> Start:
-    """``start`` with what its notes have to say of memory.
+    """``start`` with notes on memory.
 
-    Raises ``RequestError`` where it does not suffice.
+    Raises ``RequestError`` if memory does not suffice.
     """
     if job.launch.check_memory:
         refuse(_roomy(job, plan))
@@ -46,7 +46,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
 
 
 def told(job: Job) -> Job:
-    """With the memory of the devices here, where a plan is to fit it and nobody has said how much it is."""
+    """Sets the devices' memory if a plan must fit it and the request does not state it."""
     if not recompute_auto.unknown(job) or job.launch.device == "cpu":
         return job
     from launcher.runtime import device as devices
@@ -60,7 +60,7 @@ def told(job: Job) -> Job:
 
 
 def _roomy(job: Job, plan: Plan) -> list[Problem]:
-    """A plan that is for smaller devices, with what makes it fit these."""
+    """Problems of a plan that exceeds the stated memory, with a cure that fits."""
     room = plan.estimate.room
     trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
     found = None if room is None else tightest(plan.estimate.memory, room)
@@ -71,7 +71,7 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
     for change in (auto, *lighter(job, plan)):
         try:
             other = plan_job(change.of(job))
-        except RequestError:  # not for this model, or beside what else was asked for
+        except RequestError:  # not valid for this model or with other settings
             continue
         if tightest(other.estimate.memory, found.room).fits:
             return [Problem(ROOM, text, change.words)]
@@ -79,9 +79,9 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
 
 
 def shortage(job: Job, plan: Plan) -> str | None:
-    """What a plan that is only shown says when it would be refused here; another machine may be meant.
+    """Why a plan that is only shown would be refused here, though another machine may be intended.
 
-    A plan for a cluster is judged by what the cluster has, and by that alone.
+    A plan for a cluster is checked only against the memory of the cluster.
     """
     if job.cluster.name is not None or plan.estimate.room is not None:
         return None
@@ -96,7 +96,7 @@ def shortage(job: Job, plan: Plan) -> str | None:
 
 
 def local_ranks(job: Job, plan: Plan) -> tuple[int, ...]:
-    """Those that a start from here runs on this machine, in the order of their devices."""
+    """The ranks that a start from here runs on this machine, in the order of their devices."""
     size = plan.sizes.grid.size
     if mode(job, outer_size()) != "external":
         return tuple(range(size)) if job.launch.nnodes == 1 else ()
@@ -115,7 +115,7 @@ def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None
 
 
 def _copied(job: Job, plan: Plan, rank: int) -> int:
-    """Bytes of the copy that ``checkpoint.async`` writes from: a rank's weights, and what is kept of each."""
+    """Bytes of the copy that ``checkpoint.async`` writes from: a rank's weights and optimizer states."""
     layout, state = of_plan(plan), StateSize.of(job, plan.observed.optimizer)
     placed = {p.name: p for p in plan.params}
     total = 0
@@ -134,7 +134,7 @@ def _cure(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> str:
         other = change.of(job)
         try:
             found = _fit(other, plan_job(other), ranks, free)
-        except RequestError:  # not for this model, or beside what else was asked for
+        except RequestError:  # not valid for this model or with other settings
             continue
         if found is not None and found.fits:
             return change.words

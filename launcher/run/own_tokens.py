@@ -1,4 +1,4 @@
-"""A request that makes the tokens that it trains on: ``prepare`` comes before the plan, which reads them."""
+"""A request that makes the tokens it trains on: ``prepare`` runs before the plan, which reads them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Prepare
 
 WINDOWS = 512
-"""Samples of the tokens that stand for those that are not there yet."""
+"""Samples of the stand-in for tokens that do not exist yet."""
 
 
 def makers(job: Job) -> dict[str, Prepare]:
-    """The steps before all others that write what ``data`` reads."""
+    """The steps at the start of the request that write what ``data`` reads."""
     found: dict[str, Prepare] = {}
     for name, step in job.steps.items():
         if not isinstance(step, Prepare):
@@ -31,7 +31,7 @@ def makers(job: Job) -> dict[str, Prepare]:
 
 @contextmanager
 def supposed(job: Job) -> Iterator[tuple[Job, list[str]]]:
-    """``job`` with tokens of the same kind in place of those that ``makers`` have yet to make, and a note."""
+    """``job`` with stand-ins for tokens that ``makers`` have not made yet, and notes."""
     absent = {
         path: name
         for name, step in makers(job).items()
@@ -55,7 +55,7 @@ def supposed(job: Job) -> Iterator[tuple[Job, list[str]]]:
 
 
 def make(job: Job, done: tuple[str, ...]) -> None:
-    """Carry out ``makers``, except steps that an earlier start has ``done``."""
+    """Runs ``makers``, except steps that an earlier start has ``done``."""
     from launcher.data.prepare.prepare import prepare
     from launcher.data.prepare.speed import Speed
 
@@ -81,7 +81,7 @@ def _below(path: str, dst: str) -> bool:
 
 
 def _there(path: str) -> bool:
-    """Whether anything has such a name; of a folder, whether anything is in it."""
+    """Whether a file matches the pattern; for a folder, whether it has entries."""
     return any(os.listdir(p) if os.path.isdir(p) else [p] for p in glob(path))
 
 
@@ -100,7 +100,7 @@ def _reading(job: Job, files: dict[str, str]) -> Job:
 
 
 def _said(path: str, name: str, bound: int, job: Job) -> str:
-    """What a plan of stand-ins does not know."""
+    """A note on what a plan with stand-ins does not know."""
     at_most = "at most " if makers(job)[name].tokenizer == "bpe" else ""
     text = f"{path}: steps.{name} has yet to make it; planned with {at_most}{bound} different tokens"
     return f"{text}; it is known then how many steps train.epochs are" if job.train.epochs else text

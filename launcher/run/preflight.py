@@ -1,4 +1,4 @@
-"""What is refused before anything is started or written: without plan and torch, then with the plan."""
+"""Refusals before anything is started or written: first without plan and torch, then with the plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launcher.steps.files.checks import FileChecks
 
 
 def before_plan(run: Settled) -> list[Problem]:
-    """What is wrong with a request besides its settings, as far as it can be known without a plan."""
+    """Problems of a request besides its settings that can be found without a plan."""
     job = run.job
     key, where = home(job)
     writable = folder.check_writable(where, key)
@@ -42,7 +42,7 @@ def before_plan(run: Settled) -> list[Problem]:
 
 
 def _of_others(run: Settled) -> list[Problem]:
-    """A drill where checkpoints of another training are, one of which it might damage."""
+    """Problems of a drill in a folder with checkpoints of another training, which it might damage."""
     if run.job.debug.drill is None or run.job.run_dir is None:
         return []
     at = Path(run.job.run_dir)
@@ -55,7 +55,7 @@ def _of_others(run: Settled) -> list[Problem]:
 
 
 def _cache(job: Job) -> list[Problem]:
-    """Where tokens that are made once cannot be kept."""
+    """Problems of a cache folder that cannot be written."""
     data = job.data
     if not isinstance(data, Text | Chat) or data.cache is None:
         return []
@@ -66,7 +66,7 @@ def _cache(job: Job) -> list[Problem]:
 
 
 def after_plan(run: Settled, plan: Plan) -> tuple[list[Problem], list[Note]]:
-    """What does not fit the model of ``plan``, and notes on the checkpoints that the run goes on from."""
+    """Problems with the model of ``plan``, and notes on the checkpoints that the run resumes from."""
     problems, notes = resume.looked(run.job, plan, run.overrides, run.done)
     for at in _looks(run.job):
         if at.name not in run.done:
@@ -75,7 +75,7 @@ def after_plan(run: Settled, plan: Plan) -> tuple[list[Problem], list[Note]]:
 
 
 def pending(job: Job, plan: Plan) -> list[str]:
-    """Of a plan that is only shown: what is seen when the run starts.
+    """For a plan that is only shown: what is known only when the run starts.
 
     Raises ``RequestError`` for what does not fit.
     """
@@ -86,15 +86,14 @@ def pending(job: Job, plan: Plan) -> list[str]:
 
 
 def previews(job: Job) -> list[str]:
-    """What each transform of a checkpoint that is there will read. Raises ``RequestError``."""
+    """What each transform of an existing checkpoint will read. Raises ``RequestError``."""
     return _told([FileChecks(name, job, shown=True) for name in job.steps], "preview")
 
 
 def _step_problems(run: Settled) -> list[Problem]:
-    """Of the files that steps name, except those of steps that are done.
+    """Problems of the files that steps name, except steps that are done.
 
-    What a step before may write is left to the step. What files say together is looked at when each of them
-    can be read.
+    What an earlier step may write is left to the step. Files are compared only if each can be read.
     """
     problems: list[Problem] = []
     for at in _looks(run.job):
@@ -104,7 +103,7 @@ def _step_problems(run: Settled) -> list[Problem]:
 
 
 def _looks(job: Job) -> Iterator[FileChecks]:
-    """Each step, with the places where those before it leave files."""
+    """Each step, with the places where earlier steps leave files."""
     written: list[Path] = []
     for name, step in job.steps.items():
         yield FileChecks(name, job, tuple(written))
@@ -121,13 +120,13 @@ def _unfit(at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:
-    """What the file of the verb has under this name; nothing is imported of one that refuses nothing."""
+    """The function ``name`` of the verb's module, if it has one; imports no module without checks."""
     step = at.job.steps[at.name]
     return getattr(module(step), name, None) if verb(step).checks else None
 
 
 def _told(looks: list[FileChecks], what: str) -> list[str]:
-    """What the steps that have something to say answer; all that they refuse is raised at once."""
+    """Collects the answers of all steps; raises all of their refusals at once."""
     out: list[str] = []
     problems: list[Problem] = []
     for at in looks:
@@ -142,5 +141,5 @@ def _told(looks: list[FileChecks], what: str) -> list[str]:
 
 
 def _reads(job: Job) -> bool:
-    """Whether a step opens the data of the request; one that trains copies has a copy of it."""
+    """Whether a step opens the request's data; a step that trains copies uses its own."""
     return any(not verb(step).copies for step in job.steps.values())

@@ -1,4 +1,4 @@
-"""A job as a recipe that runs as it is, whatever becomes of the files that it was asked for with."""
+"""Writes a job as a recipe that runs unchanged, without the files that the request was composed from."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import yaml
 from launcher.job.schema.job import Job
 
 GROUPS = ("model", "data", "loss", "optim", "schedule", "steps")
-"""Sections that are one option out of several: all of their keys are written."""
+"""Sections with one of several options: all of their keys are written."""
 ASIDE = {"recipe", "show", "run_dir", "search", "sweep"}
 
 
 def text(job: Job, said: tuple[str, ...]) -> str:
-    """All that is not at its default; ``said`` as comments."""
+    """A recipe with all settings that are not defaults; ``said``: comments."""
     whole = job.model_dump(mode="json", by_alias=True)
     changed = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     data: dict[str, Any] = {"defaults": [{f"override /{group}": None} for group in GROUPS]}

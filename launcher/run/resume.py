@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, and whether it can: changes since are refused, accepted or noted."""
+"""Finds the checkpoint to resume from, and checks it: changes are refused, accepted or noted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESUME, ENCRYPT, ACCEPT = "checkpoint.resume", "checkpoint.encrypt", "checkpoint
 
 @dataclass(frozen=True)
 class ResumeSource:
-    """A checkpoint that weights come from, and the key that names it; ``trains``: steps go on from its."""
+    """A checkpoint of weights, and the key that names it; ``trains``: training resumes from it."""
 
     key: str
     path: Path
@@ -37,7 +37,7 @@ class ResumeSource:
 
 
 def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -> list[Problem]:
-    """What is wrong with the checkpoints that the request names; needs no plan and no torch."""
+    """Problems of the checkpoints that the request names; needs neither a plan nor torch."""
     problems: list[Problem] = []
     comes = [*_loads(job), *(n for n, step in job.steps.items() if starts(step))]
     if job.checkpoint.resume not in ("auto", "never"):
@@ -48,7 +48,7 @@ def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -
     for name, path in _loads(job).items():
         problems += _closed(f"steps.{name}.path", Path(path), job)
 
-    # the newest of the run's own
+    # the newest checkpoint in the run's folder
     try:
         own = _own(job)
     except RequestError as error:
@@ -59,7 +59,7 @@ def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -
 
 
 def _loads(job: Job) -> dict[str, str]:
-    """The path of each ``load``, those left out that a ``save`` of this very run may write first."""
+    """The path of each ``load``, except those that an earlier ``save`` of this run may write."""
     out: dict[str, str] = {}
     saved = False
     home = Path(job.run_dir) if job.run_dir is not None else Path(job.runs) / job.name
@@ -88,7 +88,7 @@ def _closed(key: str, path: Path, job: Job) -> list[Problem]:
 def own(job: Job, run: Path) -> Path | None:
     """The newest complete checkpoint of ``run``.
 
-    Raises ``RequestError`` when nobody can say which that is.
+    Raises ``RequestError`` if that cannot be determined.
     """
     try:
         return latest(run / "checkpoints", trust(job))
@@ -98,7 +98,7 @@ def own(job: Job, run: Path) -> Path | None:
 
 
 def _own(job: Job) -> Path | None:
-    """What a run in ``run_dir`` goes on from; nothing while another launcher is using it."""
+    """The checkpoint that a run in ``run_dir`` resumes from; ``None`` while another launcher uses it."""
     if job.run_dir is None or job.checkpoint.resume != "auto" or _busy(Path(job.run_dir)):
         return None
     return own(job, Path(job.run_dir))
@@ -107,17 +107,17 @@ def _own(job: Job) -> Path | None:
 def _busy(run: Path) -> bool:
     try:
         return at_work(run, 0) is not None
-    except OSError:  # somebody else's, to look at
+    except OSError:  # another user's, which may only be read
         return False
 
 
 def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iterator[Problem]:
-    """Encryption that would be dropped."""
+    """Problems of a run that would drop encryption."""
     writes = any(verb(s).checkpoints for name, s in job.steps.items() if name not in done)
     if job.checkpoint.encrypt is not None or not writes or ENCRYPT in job.checkpoint.accept_changes:
         return
 
-    # every checkpoint that weights may come from
+    # all checkpoints that weights may come from
     paths = [Path(path) for path in _loads(job).values()]
     if job.checkpoint.resume not in ("auto", "never"):
         paths.append(Path(job.checkpoint.resume))
@@ -127,7 +127,7 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
     if found is None:
         return
 
-    # imports Hydra, which a rank that joins has no use for
+    # imports Hydra, which joining ranks do not need
     from launcher.job.overrides.grammar import paste, shell
 
     path, place = found
@@ -138,7 +138,7 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
 
 
 def sources(job: Job, left: Collection[str] | None = None) -> list[ResumeSource]:
-    """Checkpoints that the request names, and its run folder's; ``left``: the steps to do, if not all."""
+    """The checkpoints that the request names and its run folder's; ``left``: the steps to run, if not all."""
     steps = {name: s for name, s in job.steps.items() if left is None or name in left}
     trains = any(map(goes_on, steps.values()))
     if job.checkpoint.resume not in ("auto", "never"):
@@ -156,7 +156,7 @@ Found = tuple[list[Problem], list[Note]]
 
 
 def looked(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
-    """Refusals and notes for what has changed since the checkpoints that the request goes on from."""
+    """Refusals and notes about changes since the checkpoints that the request resumes from."""
     return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
 
 
@@ -168,12 +168,12 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
         more = _unfit(source.key, checkpoint, job, plan)
         problems += more
 
-        # newer ones that are damaged
+        # newer checkpoints that are damaged
         if source.key == "run_dir":
             start = f"goes on from {checkpoint.folder.name}"
             notes += [Note(source.key, f"{start}: {why}") for why in passed_over(checkpoint.folder)]
 
-        # settings that are not those it was trained with
+        # settings that differ from those of the training
         if source.trains:
             misfit = any(p.key == source.key for p in more)
             wrong, told = changes(checkpoint, job, plan, overrides, misfit=misfit)
@@ -183,7 +183,10 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
 
 
 def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
-    """As ``looked``, for a plan that may be made elsewhere: what is not here is seen when the run starts."""
+    """Like ``looked``, for a plan that may be made elsewhere.
+
+    Checkpoints that do not exist here are checked when the run starts.
+    """
     paths = {f"steps.{name}.path": path for name, path in _loads(job).items()}
     if job.checkpoint.resume not in ("auto", "never"):
         paths[RESUME] = job.checkpoint.resume
@@ -215,7 +218,7 @@ def source(job: Job, plan: Plan, run: Path, trains: bool, overrides: Sequence[st
 
 
 def step(checkpoint: Path, job: Job) -> int:
-    """How many optimizer steps its weights have seen."""
+    """How many optimizer steps its weights have been trained."""
     return int(open_checkpoint(checkpoint, trust(job)).state["step"])
 
 
@@ -225,7 +228,7 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
         match(checkpoint.strategy.only("param", "buffer"), target)
     except ValueError as error:
         return [Problem(key, f"{checkpoint.folder} is of another model: {error}")]
-    if len(target.entries) < len(of_plan(plan).entries):  # nothing goes on that was optimized
+    if len(target.entries) < len(of_plan(plan).entries):  # no optimizer state is resumed
         return []
     if wrong := _other_optimizer(job.optim, plan.observed.optimizer, checkpoint):
         which = "optim.name" if plan.observed.optimizer is None else "optim._target_"
@@ -241,7 +244,7 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
 
 
 def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
-    """What one of the two optimizers of ``optim=muon`` would find the other's state of."""
+    """A parameter for which one optimizer of ``optim=muon`` would get the state of the other."""
     keeps = {"muon": "momentum_buffer", "adamw": "exp_avg"}
     for group in plan.param_groups:
         use = dict(group.settings).get("use")
@@ -253,14 +256,14 @@ def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
 
 
 def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Checkpoint) -> str | None:
-    """A checkpoint without any optimizer state fits every optimizer.
+    """Why the checkpoint's optimizer state does not fit ``optim``; without any state it always fits.
 
-    ``own``: what a class of the user's own does.
+    ``own``: the traits of a user's class.
     """
     keys = (name.split(".")[1] for name in checkpoint.strategy.only("optim").entries)
     has = {key.split("/")[0] for key in keys if not key.startswith("param_group/") and key != AVERAGE}
 
-    # what ours keep is known, what a class of the user's own keeps was tried out
+    # the states of built-in optimizers are known, those of user classes were probed
     match optim:
         case AdamW():
             needs = may = {"step", "exp_avg", "exp_avg_sq"}

@@ -1,4 +1,4 @@
-"""One request from its settings to its last step."""
+"""Runs one request, from its settings to its last step."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from launcher.runtime.training.progress import SilentProgress
 
 BEST = Path("plan", "best.yaml")
-"""In the folder of a run whose layout was searched for."""
+"""The file in the folder of a run whose layout was searched."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A job to carry out, and how it was asked for: ``command`` as typed, ``config`` all of it as YAML."""
+    """A job to run, and its origin: ``command`` as typed, ``config`` the complete request as YAML."""
 
     job: Job
     command: Sequence[str]
@@ -65,7 +65,7 @@ class RunRequest:
 
 
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
-    """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
+    """Runs a composed request; ``words`` is the command line. Returns the exit code."""
     if request.job.show not in (None, "search"):
         say("\n".join((*request.code, *show.shown(request.job, request.overrides))))
         return DONE
@@ -93,13 +93,13 @@ def _start(request: Request, words: Sequence[str], others: Others | None) -> Non
 
 
 def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Plan ``job``, run its steps, return their figures.
+    """Plans ``job``, runs its steps and returns their results.
 
-    Raises ``RequestError`` before anything is started or written, ``RunError`` when it failed,
-    ``Interrupted`` when it was told to stop. Under torchrun or srun rank 0 alone calls it; the others call
+    Raises ``RequestError`` before anything is started or written, ``RunError`` if the run failed,
+    ``Interrupted`` if it was told to stop. Under torchrun or srun only rank 0 calls it; the others call
     ``join``.
     """
-    from launcher.job.cures.report import as_yaml  # imports Hydra, which a rank that joins has no use for
+    from launcher.job.cures.report import as_yaml  # imports Hydra, which joining ranks do not need
 
     config = as_yaml(job.model_dump(mode="json", by_alias=True))
     request = RunRequest(job, command or ["python", *sys.argv], config, overrides)
@@ -114,9 +114,9 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
 
 
 def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
-    """What every rank but 0 of torchrun or srun does: as rank 0 says. Returns the exit code.
+    """Follows rank 0's instructions, on every other rank of torchrun or srun. Returns the exit code.
 
-    ``timeout_s()``: how long rank 0 may take to come; it is asked when that takes long.
+    ``timeout_s()`` returns how long rank 0 may take to arrive; it is called if that takes long.
     """
     from launcher.run.outer_ranks.follower import follow
 
@@ -124,9 +124,9 @@ def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
 
 
 def rehearse(request: Request, planned: bool = True) -> Plan | None:
-    """All that a request can be refused for before it starts or prints anything. Raises ``RequestError``.
+    """Raises ``RequestError`` for everything that would refuse a request before it starts or prints.
 
-    Not ``planned``: what it can be refused for without importing torch. Returns the plan where there is one.
+    Without ``planned`` it checks only what needs no torch. Returns the plan if there is one.
     """
     job = request.job
     if job.show == "config":
@@ -152,9 +152,9 @@ def rehearse(request: Request, planned: bool = True) -> Plan | None:
 
 
 def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
-    """Returns the figures of the steps."""
+    """Carries out a request; returns the results of the steps."""
     with serving() as server, stoppable(), _saved(request.job):
-        # What is meant here, what can be refused, what will happen.
+        # Resolve the request, check it, and plan it.
         _make_tokens(request, others)
         settled = settle(request.job, request.config, request.overrides, others)
         if handover.key(settled.job) is not None:
@@ -165,7 +165,7 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
         with _opened(asked, others) as at:
             console_log.keep_in(at)
             start = start if others is None else replace(start, notes=(*start.notes, *others.notes))
-            # What an earlier start has left to do.
+            # Find the steps that an earlier start has not done.
             record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
             left = [p for p in plan.phases if not set(p.steps) <= set(record.steps)]
             if record.before == "running":
@@ -183,9 +183,9 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
 
 
 def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
-    """Write all but the job itself into the folder of a run that somebody else starts; it has a ``run_dir``.
+    """Writes the run folder of a run that another process starts, without its batch file.
 
-    Raises ``RequestError``.
+    Returns the job, which has a ``run_dir``, and the plan. Raises ``RequestError``.
     """
     from launcher.job.cures.report import as_yaml
 
@@ -199,7 +199,7 @@ def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
 
 @contextmanager
 def _frozen(settled: Settled, request: RunRequest) -> Iterator[tuple[Job, Plan, Path, status.RunStatus]]:
-    """The folder of a run that is planned here and starts elsewhere."""
+    """Plans a run here that starts elsewhere, in its new run folder."""
     asked, chosen = _settled(settled)
     plan = _plan(asked, chosen)
     with _opened(asked, None) as at:
@@ -210,7 +210,7 @@ def _frozen(settled: Settled, request: RunRequest) -> Iterator[tuple[Job, Plan, 
 
 
 def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
-    """Plan the run and hand it to a cluster."""
+    """Plans the run and hands it to a cluster."""
     with _frozen(settled, request) as (job, plan, at, record):
         told, more = handover.hand_over(job, plan, at)
         record.say("submitted" if more else "written", **more)
@@ -219,7 +219,7 @@ def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
 
 
 def _plan(asked: Settled, chosen: layout_search.Chosen) -> Plan:
-    """Of a run that starts elsewhere. Raises ``RequestError``; starts nothing, writes nothing."""
+    """The plan of a run that starts elsewhere. Raises ``RequestError``; starts and writes nothing."""
     checked = before_torch(asked.job, preflight.before_plan(asked))
     with planning():
         plan = plan_checked(checked)
@@ -229,7 +229,7 @@ def _plan(asked: Settled, chosen: layout_search.Chosen) -> Plan:
 
 
 def _make_tokens(request: RunRequest, others: Others | None) -> None:
-    """Those that the plan reads and a step makes, once there is nothing else to refuse the request for."""
+    """Makes the tokens that the plan reads and a step makes, after all other checks of the request."""
     if not own_tokens.makers(request.job):
         return
     if (key := handover.key(request.job)) is not None:
@@ -247,7 +247,7 @@ def _make_tokens(request: RunRequest, others: Others | None) -> None:
 def _settled(
     asked: Settled, measure: bool = False, others: Others | None = None
 ) -> tuple[Settled, layout_search.Chosen]:
-    """With the layout that is found where one is left open, and what was chosen."""
+    """The request with the layout that a search has chosen, and the choice."""
     chosen = layout_search.settled(asked.job, measure, others)
     return replace(asked, job=chosen.job), chosen
 
@@ -257,9 +257,9 @@ def _decide(
 ) -> tuple[launch.Start, Plan]:
     """How the ranks start, and the plan. Raises ``RequestError``; starts no rank, writes nothing.
 
-    ``server``: from which ranks of this machine will be forked; it imports while this process plans.
+    ``server``: the server that forks ranks of this machine; it imports while this process plans.
     """
-    # What can be refused without torch, all of it at once.
+    # Check at once everything that needs no torch.
     checked = before_torch(asked.job, preflight.before_plan(asked))
 
     with planning():
@@ -269,7 +269,7 @@ def _decide(
         launch.port_is_free(asked.job, start)
         plan = plan_checked(checked)
 
-        # What does not fit the plan: checkpoints, files of steps, the memory of this machine.
+        # Check against the plan: checkpoints, files of steps, the memory of this machine.
         found, notes = preflight.after_plan(asked, plan)
         refuse(found)
         start = memory_check.checked(asked.job, plan, start)
@@ -278,7 +278,7 @@ def _decide(
 
 @contextmanager
 def _opened(asked: Settled, others: Others | None) -> Iterator[Path]:
-    """The folder of the run, which every rank sees and no other run works in meanwhile."""
+    """The locked run folder, which every rank sees."""
     job = asked.job
     if others is not None:
         others.gather(job.launch.timeout_s)
@@ -292,7 +292,7 @@ def _opened(asked: Settled, others: Others | None) -> Iterator[Path]:
 
 
 def _source(asked: Settled, plan: Plan, at: Path, left: Sequence[Phase]) -> Path | None:
-    """The checkpoint that the phases ``left`` go on from."""
+    """The checkpoint that the phases ``left`` resume from."""
     trains = any(goes_on(asked.job.steps[n]) for p in left for n in p.steps)
     return resume.source(asked.job, plan, at, trains, overrides=asked.overrides)
 
@@ -304,7 +304,7 @@ def _already_done(record: status.RunStatus) -> None:
 
 
 def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, request: RunRequest) -> None:
-    """The phases that are ``left``, with what the folder says of the run from now to its end."""
+    """Runs the phases that are ``left``, and keeps the status in the run folder up to date."""
     folder.reserve_status(run.folder)
     try:
         if run.plan.drill is not None:
@@ -336,13 +336,13 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, requ
 
 
 def _reads_data(job: Job, left: Sequence[Phase]) -> bool:
-    """Whether a step opens the data of the request; one that trains copies has a copy of it."""
+    """Whether a step opens the request's data; a step that trains copies uses its own."""
     names = (name for phase in left if phase.where != "files" for name in phase.steps)
     return any(not verb(job.steps[name]).copies for name in names)
 
 
 def _prepare(job: Job) -> None:
-    """The tokens that every rank reads, made once, by this process."""
+    """Makes once, in this process, the tokens that every rank reads."""
     from launcher.data.prepare import text_cache
     from launcher.data.prepare.speed import Speed
 
@@ -356,12 +356,12 @@ def _prepare(job: Job) -> None:
 
 
 def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -> None:
-    """Those that are ``left``, each recorded when it is done."""
+    """Runs the phases that are ``left``, and records each when it is done."""
     from launcher.run.report.viewers import viewers
     from launcher.runtime.training.metrics import Metrics, read
     from launcher.runtime.training.progress import progress
 
-    # rows of the steps that will be trained again go
+    # drop the rows of steps that will be repeated
     first = sys.maxsize
     if any(p.where == "ranks" for p in left):
         first = 0 if run.resume is None else resume.step(run.resume, run.job) + 1
@@ -409,7 +409,7 @@ def _hear(
 
 @contextmanager
 def _saved(job: Job) -> Iterator[None]:
-    """A phase that is ended at once loses nothing either: it begins anew, from what those before it left."""
+    """Reports a stop as ``Preempted``: even an interrupted phase loses nothing, because it is repeated."""
     try:
         yield
     except Interrupted as stop:

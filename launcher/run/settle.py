@@ -1,4 +1,4 @@
-"""What a request means for this process: one rank or all of them, a first start or one more."""
+"""Resolves what a request means for this process: its ranks, and whether it resumes a run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settled:
-    """A request to be carried out. ``config``: all of it, as it is written into the folder of the run.
+    """A resolved request. ``config``: all of it, as it is written into the run folder.
 
-    ``outer``: how many ranks an outer launcher has started; ``done``: the steps that a start
-    before this one has done. ``notes``: what has become of the request here.
+    ``outer``: the number of ranks that an outer launcher has started; ``done``: the steps that earlier starts
+    have done. ``notes``: changes to the request.
     """
 
     job: Job
@@ -39,12 +39,12 @@ class Settled:
 
     @property
     def anew(self) -> bool:
-        """Whether nothing that is there already counts."""
+        """Whether existing results are ignored."""
         return self.job.checkpoint.resume == "never"
 
 
 def settle(job: Job, config: str, overrides: Sequence[str], others: Others | None) -> Settled:
-    """Raises ``RequestError`` for a folder of an earlier start that cannot be read."""
+    """Resolves a request. Raises ``RequestError`` if the folder of an earlier start cannot be read."""
     outer = launch.outer_size()
     asked = _again(settled(job), config, others)
     here = launch.at_home(asked, outer)
@@ -55,12 +55,12 @@ def settle(job: Job, config: str, overrides: Sequence[str], others: Others | Non
 
 
 def home(job: Job) -> tuple[str, Path]:
-    """The setting that says where the run goes, and the folder that it names."""
+    """The setting of the run's location, and the folder that it names."""
     return ("runs", Path(job.runs)) if job.run_dir is None else ("run_dir", Path(job.run_dir))
 
 
 def _with_cache(job: Job) -> Job:
-    """``job`` with the folder that keeps the tokens of its text, where it makes any."""
+    """``job`` with the folder that caches tokens of its text, if it makes any."""
     if not isinstance(job.data, Text | Chat):
         return job
     from launcher.data.prepare.text_cache import with_cache  # imports tokenizers
@@ -69,7 +69,7 @@ def _with_cache(job: Job) -> Job:
 
 
 def _of_finished_run(job: Job) -> tuple[Job, tuple[Note, ...]]:
-    """``job`` with the last checkpoint of its folder where a step reads one and none makes any."""
+    """``job`` with the last checkpoint of its folder, for steps that read one if no step makes one."""
     rows = {name: verb(step) for name, step in job.steps.items()}
     makes = any(row.trains or row.leaves == CHECKPOINT or row.copies for row in rows.values())
     reads = [n for n, row in rows.items() if row.source == "src" and needs(job.steps[n]) == CHECKPOINT]
@@ -77,7 +77,7 @@ def _of_finished_run(job: Job) -> tuple[Job, tuple[Note, ...]]:
         return job, ()
     try:
         last = latest(Path(job.run_dir) / "checkpoints", trust(job))
-    except (ValueError, OSError):  # which is told where it is read
+    except (ValueError, OSError):  # reported where it is read
         last = None
     if last is None:
         return job, ()
@@ -87,7 +87,7 @@ def _of_finished_run(job: Job) -> tuple[Job, tuple[Note, ...]]:
 
 
 def _again(job: Job, config: str, others: Others | None) -> Job:
-    """A job that its outer launcher starts again stays in its first folder, whatever that resumed."""
+    """Keeps a job that its outer launcher restarts in its first folder, whatever it resumed from."""
     run = others.folder(job.launch.elastic) if others is not None else None
     if run is None and job.run_dir is None:
         run = status.begun(Path(job.runs) / job.name, config)
@@ -99,7 +99,7 @@ def _again(job: Job, config: str, others: Others | None) -> Job:
 
 
 def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """The steps that a start in its folder would go on behind."""
+    """The steps in the job's folder that are already done."""
     if job.run_dir is None:
         return ()
     key, where = home(job)

@@ -1,4 +1,4 @@
-"""A request that is only shown: its plan or its timeline, and what is known of its files."""
+"""Shows a request: its plan or its timeline, and what is known of its files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from launcher.run.search import layout_search
 
 
 def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
-    """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
+    """The plan or its timeline, and what each transform of an existing checkpoint will read."""
     with own_tokens.supposed(job) as (supposed, pending):
         yield from _shown(supposed, overrides, pending)
 
 
 def _shown(job: Job, overrides: Sequence[str], pending: Sequence[str]) -> Iterator[str]:
-    """``pending``: what is said of tokens that are still to be made."""
+    """The lines of ``shown``; ``pending``: notes on tokens that do not exist yet."""
     chosen = layout_search.settled(memory_check.told(job))
     job = chosen.job
     transforms = preflight.previews(job)
@@ -46,7 +46,7 @@ def _shown(job: Job, overrides: Sequence[str], pending: Sequence[str]) -> Iterat
 
 
 def check(job: Job) -> None:
-    """Raises ``RequestError`` for what would keep it from being shown, as far as is known without torch."""
+    """Raises ``RequestError`` if it could not be shown, as far as that is known without torch."""
     with own_tokens.supposed(job) as (supposed, _):
         if layout_search.open_ended(supposed) or job.show == "search":
             layout_search.check(supposed)

@@ -1,4 +1,4 @@
-"""What a run folder says about its run: files written at the start, ``status.json`` from then to the end."""
+"""The status of a run in its folder: files written at the start, ``status.json`` until the end."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class RunStatus:
-    """The state of a run, on disk after every change. ``steps`` are those done, ``results`` their figures.
+    """The state of a run, written after every change. ``steps``: the finished ones; ``results``: theirs.
 
-    ``before`` is how the start before this one has ended: ``running`` when it was killed.
+    ``before``: how the previous start ended; ``running`` if it was killed.
     """
 
     run: Path
@@ -43,7 +43,7 @@ class RunStatus:
     before: str | None = None
 
     def say(self, status: str, **more: Any) -> None:
-        """On disk; while it runs, with room for the next one."""
+        """Writes the status; while the run is running, reserves space for the next one."""
         job = launch_env.job()
         outer = {"job": job} if job else {}
         folder.write_status(
@@ -67,7 +67,7 @@ class RunStatus:
             status = "interrupted"
         try:
             self.say(status, error=line)
-        except OSError as more:  # what is to be told is why it failed
+        except OSError as more:  # the failure itself is what must be reported
             if self.run.is_dir():
                 _log.warning("the status %s could not be written: %s", status, said(more))
 
@@ -77,7 +77,7 @@ class RunStatus:
 
 
 def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunStatus:
-    """The record of ``run``: a second start of the same configuration goes on after the done steps."""
+    """The record of ``run``; a second start with the same configuration continues after the done steps."""
     record = RunStatus(run, tuple(map(redact.text, overrides)))
     said = folder.read_status(run)
     record.before = None if said is None else said.get("status")
@@ -88,7 +88,7 @@ def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunS
 
 
 def begun(home: Path, config: str) -> Path | None:
-    """The run below ``home`` that this very job has begun, if its outer launcher starts it again."""
+    """The run below ``home`` that this job has begun, if its outer launcher restarts it."""
     job = launch_env.job()
     if job is None or not launch_env.again() or not home.is_dir():
         return None
@@ -100,7 +100,7 @@ def begun(home: Path, config: str) -> Path | None:
 
 
 def config_of(run: Path) -> str | None:
-    """What the start before was asked for, all of it; ``None`` where there was none."""
+    """The complete configuration of the previous start; ``None`` if there was none."""
     return _reads(run / "config.yaml")
 
 
@@ -112,14 +112,14 @@ def _reads(file: Path) -> str | None:
 
 
 def done(run_dir: str | None, overrides: Sequence[str], config: str, anew: bool) -> tuple[str, ...]:
-    """The steps that a start in ``run_dir`` would go on behind; nothing is made there."""
+    """The steps that are already done in ``run_dir``; writes nothing there."""
     return () if run_dir is None else reopen(Path(run_dir), overrides, config, anew).steps
 
 
 def write_versions(run: Path, job: Job, before: str | None) -> None:
-    """``versions.json``: of the code, an entry more where it is not that of the start before.
+    """Appends an entry to ``versions.json`` if the code differs from that of the previous start.
 
-    ``before``: how that has ended. What has changed since is said, and is no reason to stop.
+    ``before``: how that start ended. Changes cause a warning, but do not stop the run.
     """
     then = code_versions.read(run)
     now = code_versions.code_versions(Path.cwd(), targets.named(job.model_dump(mode="json", by_alias=True)))
@@ -131,9 +131,9 @@ def write_versions(run: Path, job: Job, before: str | None) -> None:
 
 
 def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool) -> None:
-    """The files that say what this run is.
+    """Writes the files that describe the run.
 
-    Errors of an earlier start go; ``anew``: its strategy files too.
+    Removes errors of an earlier start; with ``anew`` its strategy files too.
     """
     stale = [*run.glob("errors/rank*.json")]
     if anew:
@@ -151,6 +151,6 @@ def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool
     if plan.graph is not None:
         (run / "graphs").mkdir(exist_ok=True)
     for name, content in files.items():
-        if _reads(run / name) != content:  # a run that goes on needs no room for what is there
+        if _reads(run / name) != content:  # so that a resumed run needs no space for unchanged files
             write_text(run / name, content)
     dump(of_plan(plan), run / "strategy")

@@ -1,4 +1,4 @@
-"""Which code a run runs: versions of packages, a commit, digests of the user's own modules."""
+"""Which code a run uses: versions of packages, a commit, digests of the user's modules."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from launcher.untrusted.files import TEXT
 NAME = "versions.json"
 PACKAGES = {"launcher": "autoparallel-launcher", "torch": "torch"}
 UNINSTALLED = "not installed: run from a checkout"
-PATIENCE_S = 20.0  # of git, on a folder that many machines share
+PATIENCE_S = 20.0  # the limit for git in a folder that many machines share
 STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=all")
 FILTERS = ("config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$")
 OFF = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "protocol.allow": "never"}
-"""What a repository may have git run, and may not here: it may be a stranger's."""
+"""Disables programs that a repository may have git run, as it may be untrusted."""
 SHORT = 10
-"""Digits of a commit or a digest that tell it apart."""
+"""Digits of a commit or a digest that are shown."""
 
 
 @dataclass(frozen=True)
 class CodeVersions:
-    """``commit`` null: ``folder`` is in no git repository; ``dirty``: tracked files are not as committed.
+    """``commit``: ``None`` if ``folder`` is in no git repository; ``dirty``: tracked files have changes.
 
-    ``modules``: the SHA-256 of the file of each module that a ``_target_`` is in.
+    ``modules``: the SHA-256 of each module file that contains a ``_target_``.
     """
 
     launcher: str
@@ -47,7 +47,7 @@ class CodeVersions:
 
 
 def code_versions(folder: Path, targets: Iterable[str]) -> CodeVersions:
-    """Of this process, which has imported what ``targets``, dotted paths, name."""
+    """The versions of this process, which has imported the dotted paths ``targets``."""
     commit, dirty = _commit(folder)
     return CodeVersions(
         python=platform.python_version(),
@@ -60,7 +60,7 @@ def code_versions(folder: Path, targets: Iterable[str]) -> CodeVersions:
 
 
 def package_version(package: str) -> str:
-    """Of what is installed; nothing of it is imported."""
+    """The installed version of ``package``, without importing it."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -69,7 +69,7 @@ def package_version(package: str) -> str:
 
 @cache
 def of_a_rank() -> dict[str, str]:
-    """What must be the same in all ranks of a run, by names for the user."""
+    """What must be the same on all ranks of a run, by names for the user."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
@@ -83,7 +83,7 @@ def of_a_rank() -> dict[str, str]:
 
 
 def _commit(folder: Path) -> tuple[str | None, bool | None]:
-    """That git knows, and whether there are changes since; a run needs no git."""
+    """The commit of ``folder`` and whether it has changes; ``None`` without git, which is optional."""
     filters = _git(folder, FILTERS, OFF)
     if filters is None or filters.returncode not in (0, 1):  # 1: it has none
         return None, None
@@ -99,10 +99,10 @@ def _commit(folder: Path) -> tuple[str | None, bool | None]:
 def _git(
     folder: Path, words: Sequence[str], settings: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str] | None:
-    """What git says; ``settings`` count over those of the repository. ``None`` where there is no git."""
+    """Runs git; ``settings`` override those of the repository. Returns ``None`` if git does not work."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_CONFIG_")}
     env |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
-    env["GIT_CONFIG_COUNT"] = str(len(settings))  # names of filters may have what -c takes apart
+    env["GIT_CONFIG_COUNT"] = str(len(settings))  # not by -c, which would split some names of filters
     for n, (name, value) in enumerate(settings.items()):
         env |= {f"GIT_CONFIG_KEY_{n}": name, f"GIT_CONFIG_VALUE_{n}": value}
     try:
@@ -131,9 +131,9 @@ def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def changes(before: CodeVersions, now: CodeVersions) -> str:
-    """What differs, each as before and now; "" where nothing does.
+    """Lists the differences, each as before -> now; "" if there are none.
 
-    Where two starts know different modules only those that both know are compared.
+    Only modules that both starts have imported are compared.
     """
     pairs = [(name, getattr(before, name), getattr(now, name)) for name in ("launcher", "python", "torch")]
     pairs.append(("commit", _shown(before), _shown(now)))
@@ -149,9 +149,9 @@ def _shown(at: CodeVersions) -> str:
 
 
 def read(run: Path) -> tuple[CodeVersions, ...]:
-    """Those that starts of ``run`` have left, in their order.
+    """The versions that the starts of ``run`` recorded, in their order.
 
-    What cannot be read counts as nothing: they say what was, and nothing goes by them.
+    Unreadable records count as none: they are for information, and nothing depends on them.
     """
     path = run / NAME
     try:

@@ -21,7 +21,7 @@ from launcher.runtime.stdio import lossy
 
 NAME = "logs/console.log"
 _EARLY = 4096
-"""Pieces of text that are kept while there is no folder."""
+"""Pieces of text that are kept before there is a folder."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -41,10 +41,10 @@ class ConsoleLog:
         self._file.flush()
 
     def flush(self) -> None:
-        """Nothing waits: each ``write`` is in the file when it returns."""
+        """Does nothing: each ``write`` flushes the file."""
 
     def keep_in(self, run: Path) -> None:
-        """Go on at the end of the file of ``run``. Raises ``OSError``, ``RefusedFile`` for a link."""
+        """Continues the console log of ``run``. Raises ``OSError``, ``RefusedFile`` for a link."""
         from launcher.untrusted.links import open_below  # here: a refused request has no folder
 
         self.close()
@@ -61,7 +61,7 @@ class ConsoleLog:
 
 
 class _Copied:
-    """A standard stream, of which ``log`` gets a copy; ``terminal`` is the stream itself."""
+    """A standard stream that is copied to ``log``; ``terminal`` is the stream itself."""
 
     def __init__(self, terminal: TextIO, log: ConsoleLog) -> None:
         self.terminal = terminal
@@ -79,12 +79,12 @@ class _Copied:
 
 
 _log: ConsoleLog | None = None
-"""That of this process, while something is recorded."""
+"""The copy of this process, while output is recorded."""
 
 
 @contextmanager
 def recorded() -> Iterator[None]:
-    """Copy what is printed in the block, and the traceback of an error that leaves it."""
+    """Copies what the block prints, and the traceback of an error that leaves it."""
     global _log
     outer, streams = _log, (sys.stdout, sys.stderr)
     _log = log = ConsoleLog()
@@ -101,19 +101,19 @@ def recorded() -> Iterator[None]:
 
 
 def copy_streams() -> None:
-    """Copy standard output and error as they are now: a bar that is being drawn has put others there."""
+    """Copies standard output and error as they are now; while a progress bar is drawn they are replaced."""
     if _log is not None:
         sys.stdout, sys.stderr = _Copied(sys.stdout, _log), _Copied(sys.stderr, _log)
 
 
 def keep_in(run: Path) -> None:
-    """From now on the copy is in the folder of ``run``; nothing happens where nothing is recorded."""
+    """Writes the copy to the folder of ``run`` from now on; does nothing if nothing is recorded."""
     if _log is not None:
         _log.keep_in(run)
 
 
 def record_rank(run: Path) -> None:
-    """Copy what this process, which is rank 0, prints, until it ends."""
+    """Copies what this process, which is rank 0, prints until it ends."""
     global _log
     _log = ConsoleLog()
     _log.keep_in(run)
@@ -121,10 +121,10 @@ def record_rank(run: Path) -> None:
 
 
 def terminal(stream: TextIO) -> TextIO:
-    """``stream`` itself, past the copy."""
+    """``stream`` itself, without the copy."""
     return stream.terminal if isinstance(stream, _Copied) else stream
 
 
 def copy() -> TextIO | None:
-    """Where lines go that the console shows in another form; ``None`` where nothing is recorded."""
+    """The copy, for lines that the console shows in another form; ``None`` if nothing is recorded."""
     return _log  # type: ignore[return-value]

@@ -1,8 +1,8 @@
-"""The devices of this machine: the CPU, and the accelerator that torch knows, whatever it is called.
+"""The devices of this machine: the CPU, and the accelerator that torch supports, whatever its kind.
 
-All that differs between CUDA, XPU, Ascend's NPU and others is asked here, by the names that their modules
-(``torch.cuda``, ``torch.xpu``, ``torch.npu``) have in common. Functions that say so initialise no device:
-ranks can be forked afterwards.
+All differences between CUDA, XPU, Ascend's NPU and others are handled here, through the functions that their
+modules (``torch.cuda``, ``torch.xpu``, ``torch.npu``) have in common. Functions that say so initialize no
+device: ranks can be forked afterwards.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ CPU = "cpu"
 GLOO = "gloo"
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
-"""The variable by which a process is given some of a machine's devices."""
+"""The variable that restricts a process to some of a machine's devices."""
 
 JOINED = {
     "cuda": "PYTORCH_ALLOC_CONF=expandable_segments:True",
     "npu": "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
 }
-"""The variable by which the allocator of a kind of device joins free pieces of memory."""
+"""The variable that lets the allocator of a kind of device join free pieces of memory."""
 
 
 def accelerator() -> str | None:
-    """The kind of accelerator that torch has been built for or has loaded, which this machine need not have.
+    """The kind of accelerator that torch was built for or has loaded; this machine may not have one.
 
-    Initialises nothing.
+    Initializes nothing.
     """
     found = torch.accelerator.current_accelerator()
     return None if found is None else found.type
 
 
 def count(kind: str) -> int:
-    """Devices of a ``kind`` that torch sees here, 0 where it knows none of that name. Initialises nothing."""
+    """The number of devices of a ``kind`` here; 0 if torch does not support the kind. Initializes nothing."""
     if kind != accelerator():
         return 0
     return int(_module(kind).device_count())
 
 
 def is_accelerator(device: torch.device | str) -> bool:
-    """Whether ``device`` has memory and collectives of its own."""
+    """Whether ``device`` has its own memory and collectives."""
     return torch.device(device).type != CPU
 
 
 def own_backend(kind: str) -> str | None:
-    """The collectives of a kind of device, by torch's own table: ``nccl``, ``xccl``, ``hccl``, ``gloo``."""
+    """The collective backend of a kind of device in torch's table: ``nccl``, ``xccl``, ``hccl``, ``gloo``."""
     found = dist.Backend.default_device_backend_map.get(kind)
     return None if found is None else str(found)
 
 
 def takes(backend: str, kind: str) -> bool:
-    """Whether a ``backend`` of torch carries tensors of a kind of device."""
+    """Whether a ``backend`` of torch supports tensors on a kind of device."""
     return kind in dist.Backend.backend_capability.get(backend, ())
 
 
 def backends(kind: str) -> str:
-    """What a process group of ranks on ``kind`` is made with; gloo carries what lives in host memory.
+    """The backends of a process group of ranks on ``kind``; gloo is used for tensors in host memory.
 
     >>> backends("cpu")
     'gloo'
@@ -72,16 +72,16 @@ def backends(kind: str) -> str:
 
 
 def use(device: torch.device) -> None:
-    """Make an accelerator the device of this process; else a DeviceMesh would choose one by itself."""
+    """Makes an accelerator the device of this process; otherwise a DeviceMesh would choose one itself."""
     module = _module(device.type)
     module.set_device(device)
     module.init()
 
 
 def bind(device: torch.device) -> None:
-    """Keep the process group bound to an accelerator only where its collectives can be split.
+    """Keeps the process group bound to an accelerator only if its communicators can be split.
 
-    A DeviceMesh makes its groups by splitting one that is bound, and fails where no such collectives are.
+    A DeviceMesh creates its groups by splitting a bound group, which fails if the backend cannot split.
     """
     group: Any = dist.group.WORLD
     if not group._get_backend(device).supports_splitting:
@@ -89,14 +89,14 @@ def bind(device: torch.device) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until all that was launched on ``device`` is done."""
+    """Waits until all work that was launched on ``device`` is done."""
     if is_accelerator(device):
         torch.accelerator.synchronize(device)
 
 
 # memory
 def free_memory(kind: str, ranks: int) -> list[int]:
-    """Bytes that are free on each of the first devices. Initialises them."""
+    """Free bytes on each of the first ``ranks`` devices. Initializes them."""
     return [int(_module(kind).mem_get_info(i)[0]) for i in range(ranks)]
 
 
@@ -106,15 +106,15 @@ def total_memory(device: torch.device) -> int:
 
 
 def peak_memory(device: torch.device) -> tuple[int, int]:
-    """The most bytes so far that torch's allocator gave, and that it took from an accelerator."""
+    """The peak bytes that torch's allocator handed out, and those that it reserved on an accelerator."""
     module = _module(device.type)
     return int(module.max_memory_allocated(device)), int(module.max_memory_reserved(device))
 
 
 def memory_in_use(device: torch.device) -> tuple[int, int, int, int]:
-    """An accelerator's bytes at this process's fullest moment: all, free, its tensors, its allocator's rest.
+    """An accelerator's bytes at this process's peak: total, free, its tensors, the rest of its allocator.
 
-    What others have is taken to be the same then as now.
+    Assumes that other processes used as much then as they do now.
     """
     module = _module(device.type)
     free, total = module.mem_get_info(device)
@@ -124,7 +124,7 @@ def memory_in_use(device: torch.device) -> tuple[int, int, int, int]:
 
 
 def memory_history(device: torch.device) -> Any:
-    """What records allocations, with ``_record_memory_history`` and ``_dump_snapshot``; ``None``: nothing."""
+    """The module that records allocations (``_record_memory_history``, ``_dump_snapshot``), or ``None``."""
     found = getattr(_module(device.type), "memory", None) if is_accelerator(device) else None
     return found if hasattr(found, "_record_memory_history") else None
 
@@ -138,13 +138,13 @@ def profiled(device: torch.device) -> list[ProfilerActivity]:
 
 
 def name(device: torch.device) -> str:
-    """The model of an accelerator, as its driver calls it; ``cpu``."""
+    """The model name of an accelerator, from its driver; for the CPU ``cpu``."""
     return str(_module(device.type).get_device_name(device)) if is_accelerator(device) else device.type
 
 
 # random numbers
 def rng_states(device: torch.device) -> dict[str, Tensor]:
-    """The random streams of a process that works on ``device``, by the kind of device."""
+    """The random states of a process that uses ``device``, by kind of device."""
     states = {CPU: torch.get_rng_state()}
     if is_accelerator(device):
         states[device.type] = _module(device.type).get_rng_state(device)
@@ -152,7 +152,7 @@ def rng_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_rng_states(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Put streams where they were; those of a kind that this process does not work on are left out."""
+    """Restores random states; ignores those of kinds that this process does not use."""
     if CPU in states:
         torch.set_rng_state(states[CPU])
     if is_accelerator(device) and device.type in states:
@@ -160,7 +160,7 @@ def set_rng_states(states: Mapping[str, Tensor], device: torch.device) -> None:
 
 
 def forked_streams(device: torch.device) -> AbstractContextManager[None]:
-    """Random streams are where they were after the block, those of ``device`` too."""
+    """Restores random states after the block, including that of ``device``."""
     if not is_accelerator(device):
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng([device], device_type=device.type)
@@ -168,22 +168,22 @@ def forked_streams(device: torch.device) -> AbstractContextManager[None]:
 
 # copies between a device and the host
 def pinned(t: Tensor) -> Tensor:
-    """``t``, which is on the CPU, in memory from which an accelerator copies while the host goes on."""
+    """``t``, which is on the CPU, in pinned memory, from which an accelerator copies asynchronously."""
     return t.pin_memory()
 
 
 def host_copy(t: Tensor) -> Tensor:
-    """Memory of the host for a copy of ``t``: pinned where ``t`` is on an accelerator."""
+    """Host memory for a copy of ``t``; pinned if ``t`` is on an accelerator."""
     return torch.empty(t.shape, dtype=t.dtype, pin_memory=is_accelerator(t.device))
 
 
 def copies_done(device: torch.device) -> torch.Event:
-    """What ``device`` comes to when it has made all copies that were asked of it until now."""
+    """An event that ``device`` reaches when it has finished all copies issued so far."""
     event = torch.Event(device=device)
     event.record(torch.accelerator.current_stream(device))
     return event
 
 
 def _module(kind: str) -> Any:
-    """``torch.cuda`` and its like."""
+    """The torch module of a kind of device, such as ``torch.cuda``."""
     return torch.get_device_module(kind)

@@ -1,4 +1,4 @@
-"""Which rank failed first, and how the user is told."""
+"""Finds which rank failed first, and describes it to the user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launcher.untrusted.links import open_below
 
 _log = logging.getLogger(__name__)
 
-# What a healthy rank says when it has lost another one.
+# Messages of a healthy rank that has lost another rank.
 ECHOES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -50,7 +50,7 @@ ECHOES = (
 )
 
 DUMP_NS = 60_000_000_000
-"""So much older than the end of a rank its dump may be: NCCL's watchdog waits for those of all ranks."""
+"""How much older than the end of a rank its dump may be: NCCL's watchdog waits for the dumps of all ranks."""
 
 _HINTS = {
     "SIGKILL": "out of memory? see dmesg",
@@ -63,9 +63,10 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One rank's end.
+    """How one rank ended.
 
-    ``type`` is an exception's, a signal's name or ``exit``; ``echo``: it only lost its peer.
+    ``type`` is the name of an exception or a signal, or ``exit``; ``echo``: the rank failed only because a
+    peer did.
     """
 
     rank: int
@@ -86,21 +87,21 @@ class Fault:
 
     @property
     def late(self) -> bool:
-        """Whether it has waited for a peer until its timeout; a rank that lost one says no such thing."""
+        """Whether it waited for a peer until a timeout; a rank that lost a connection reports no timeout."""
         return self.echo and re.search("timeout|timed out", self.message, re.IGNORECASE) is not None
 
     @property
     def told(self) -> bool:
-        """Its message says all: it is ours, for the user; where in our code it was raised helps nobody."""
+        """Whether the message is ours and complete: the traceback into our code would not help the user."""
         return self.type in (RunError.__name__, OutOfMemory.__name__)
 
 
 class OutOfMemory(RunError):
-    """A rank had no memory left; the message says what was planned and what makes room."""
+    """A rank ran out of memory; the message says what was planned and what frees memory."""
 
 
 class RanksFailed(RunError):
-    """``fault`` is the root cause, ``faults`` are all of them."""
+    """Ranks have failed; ``fault`` is the root cause, ``faults`` are all failures."""
 
     def __init__(self, message: str, fault: Fault, faults: tuple[Fault, ...]) -> None:
         super().__init__(message)
@@ -109,7 +110,7 @@ class RanksFailed(RunError):
 
 
 class Interrupted(BaseException):
-    """The user or the system asked this process to stop, and it did at once; no failure.
+    """The user or the system asked this process to stop, and it stopped at once; this is no failure.
 
     ``insisted``: it was asked twice.
     """
@@ -121,14 +122,14 @@ class Interrupted(BaseException):
 
     @property
     def code(self) -> int:
-        """What to exit with."""
+        """The exit code."""
         return 128 + self.signum
 
 
 class Preempted(Interrupted):
-    """Asked to stop, it stopped where nothing is lost: the same command goes on.
+    """The run was asked to stop and stopped where nothing is lost: the same command resumes it.
 
-    ``saved``: the checkpoint written.
+    ``saved``: the checkpoint that was written.
     """
 
     def __init__(self, signum: int, saved: str | None = None) -> None:
@@ -144,16 +145,19 @@ class Preempted(Interrupted):
 
     @property
     def code(self) -> int:
-        """That of Ctrl-C is known to shells; the other is ``EX_TEMPFAIL``: try again later."""
+        """The exit code.
+
+        Shells know that of Ctrl-C; the other is ``EX_TEMPFAIL``, which means try again later.
+        """
         return INTERRUPTED if self.signum == signal.SIGINT else REQUEUE
 
 
 def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fault:
-    """The fault of an exception; its traceback begins below the frames of the file ``skip``."""
+    """The fault of an exception; frames of the file ``skip`` at the top of its traceback are left out."""
     error = _own(error)
     text = "".join(traceback.format_exception(type(error), error, _below(error.__traceback__, skip)))
 
-    # an echo is what a rank says whose peer is gone
+    # it is an echo if any exception in the chain reports a lost peer
     echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
     told = error if isinstance(error, RunError) else unwritten(error)
     kind = OutOfMemory if isinstance(error, OutOfMemory) else RunError
@@ -169,7 +173,7 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
 
 
 def _own(error: BaseException) -> BaseException:
-    """What a stage raised, without the error that torch's pipeline wraps around it."""
+    """The error that a stage raised, without the error that torch's pipeline wraps around it."""
     wrapped = isinstance(error, RuntimeError) and "failed to run forward:" in str(error)
     return error.__cause__ if wrapped and error.__cause__ is not None else error
 
@@ -181,7 +185,7 @@ def _below(frames: TracebackType | None, skip: str) -> TracebackType | None:
 
 
 def died(rank: int, attempt: int, code: int) -> Fault:
-    """The fault of a process that ended without telling why.
+    """The fault of a process that ended without an error report.
 
     ``code`` as in ``subprocess``: negative is a signal.
     """
@@ -193,12 +197,12 @@ def died(rank: int, attempt: int, code: int) -> Fault:
 
 
 def hung(rank: int, attempt: int, timeout_s: float, where: str) -> Fault:
-    """The fault of a rank that is waited for in vain. ``where``: what is known of what it does."""
+    """The fault of a rank that does not respond; ``where``: what is known of its current work."""
     return silent(rank, attempt, "hung", f"hung for {timeout_s:g} s (launch.timeout_s): {where}")
 
 
 def aborted(rank: int, attempt: int, timeout_s: float, dump: Path) -> Fault:
-    """The fault of a rank that NCCL's watchdog has ended: an echo, for it has waited for another."""
+    """The fault of a rank that NCCL's watchdog ended: an echo, as it was waiting for another rank."""
     text = (
         f"waited for the other ranks in a collective that timed out after {timeout_s:g} s (launch.timeout_s)"
     )
@@ -206,12 +210,12 @@ def aborted(rank: int, attempt: int, timeout_s: float, dump: Path) -> Fault:
 
 
 def silent(rank: int, attempt: int, kind: str, message: str) -> Fault:
-    """The fault, as of now, of a rank that has raised nothing."""
+    """A fault, timed now, of a rank that raised no exception."""
     return Fault(rank=rank, attempt=attempt, type=kind, message=message, traceback="", time_ns=time.time_ns())
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; real-time signals have no name of their own."""
+    """The name of a signal, ``SIGKILL`` for 9; real-time signals have no names."""
     known = {s.value: s.name for s in signal.Signals}
     return known.get(number, f"signal {number}")
 
@@ -226,7 +230,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def root(faults: Iterable[Fault]) -> Fault:
-    """The earliest failure that is no echo, or the earliest echo."""
+    """The earliest failure that is not an echo; if all are echoes, the earliest."""
     return min(faults, key=lambda f: (f.echo, f.time_ns))
 
 
@@ -236,10 +240,9 @@ def failed(
     finished: Iterable[int] = (),
     folder: Path | None = None,
 ) -> RanksFailed:
-    """The error to raise: the root cause, its traceback, what became of the others, the log to read.
+    """The error to raise: the root cause, its traceback, how the others ended, the log to read.
 
-    ``stopped`` are ranks that were still running and had to be killed, ``finished`` those that brought a
-    result.
+    ``stopped``: ranks that were still running and were killed; ``finished``: ranks that returned a result.
     """
     # the root cause
     every = tuple(faults)
@@ -248,7 +251,7 @@ def failed(
     if first.traceback and not first.told:
         lines.append(first.traceback)
 
-    # what became of the others
+    # how the others ended
     lines += _others(first, [f for f in every if f is not first])
     killed = sorted(stopped)
     if killed:
@@ -264,7 +267,7 @@ def failed(
 
 
 def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
-    full = OutOfMemory.__name__  # each rank has figures of its own
+    full = OutOfMemory.__name__  # the message has figures of its own on each rank
     same = sorted(
         f.rank for f in rest if f.type == first.type and (f.message == first.message or first.type == full)
     )
@@ -280,7 +283,7 @@ def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
 
 
 def _dumps(faults: tuple[Fault, ...], folder: Path) -> Iterator[str]:
-    """Where ranks that waited in vain have left their last collectives; not those of an earlier run."""
+    """Where ranks that timed out have written their last collectives; ignores dumps of earlier runs."""
     since = min(f.time_ns for f in faults) - DUMP_NS
     if any(f.late for f in faults) and flight_recorder.written(folder, since):
         yield f"last collectives of each rank that waited: {folder / 'logs' / 'flight-*'}"
@@ -295,10 +298,10 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def write(fault: Fault, folder: Path) -> None:
-    """The end of the rank's log, then ``errors/rank<N>.json`` of a run folder; a later attempt replaces it.
+    """Appends to the rank's log, then writes ``errors/rank<N>.json``, replacing that of an earlier attempt.
 
-    Under an outer launcher rank 0 looks for that file while it is written: it sees a whole one or none, and
-    the log that it then points to is there.
+    Under an outer launcher rank 0 polls for that file: it sees a complete file or none, and the log that the
+    file points to exists then.
     """
     error = folder / "errors" / f"rank{fault.rank}.json"
     log = log_file(folder, fault.rank)
@@ -316,7 +319,7 @@ def write(fault: Fault, folder: Path) -> None:
 
 @contextmanager
 def _if_possible(path: Path) -> Iterator[None]:
-    """What is to be told is the failure, not that a full disk has no room for its traceback."""
+    """Ignores I/O errors: the failure itself must be reported, even if a full disk cannot store it."""
     try:
         yield
     except OSError as error:

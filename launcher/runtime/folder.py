@@ -1,4 +1,4 @@
-"""The folder of one run: made, reopened, its status written and read."""
+"""The folder of one run: creating it, reopening it, writing and reading its status."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 def check_writable(root: Path, key: str = "runs", what: str = "a run folder") -> Problem | None:
-    """What would keep a folder from being made at ``root`` or below; writes nothing."""
+    """Why a folder cannot be created at ``root`` or below, if so; writes nothing."""
     there = root
     while (
         not os.path.lexists(there) and there != there.parent
-    ):  # a current folder that may not be read has no end
+    ):  # the loop also ends where the working directory is unreadable
         there = there.parent
     if os.path.lexists(there) and not there.is_dir():
         return _problem(key, root, f"{there} is not a folder", what)
@@ -37,7 +37,7 @@ def check_writable(root: Path, key: str = "runs", what: str = "a run folder") ->
 
 _NEW = os.O_WRONLY | os.O_CREAT
 STATUS, NEXT_STATUS = "status.json", ".status.json"
-STATUS_ROOM = 16 << 10  # bytes; one with many figures has a few thousand
+STATUS_ROOM = 16 << 10  # bytes; a status with many figures needs a few thousand
 FOLDERS = (
     "certify", "checkpoints", "drill", "errors", "exports", "graphs", "local_norm", "loggers", "logs",
     "profile", "strategy", "tensorboard", "tokens", "transformed",
@@ -50,11 +50,11 @@ FILES = (
 )  # fmt: skip
 
 OTHERS = ("loggers",)
-"""Folders in which other libraries write, with links of their own."""
+"""Folders in which other libraries write, and may create links."""
 
 
 def check_entries(run: Path) -> Problem | None:
-    """What stands in ``run`` in the place of something that a run writes there."""
+    """The problem of links, or of entries of the wrong type, where a run would write in ``run``."""
     folders = [run / name for name in FOLDERS if os.path.lexists(run / name)]
     files = [run / name for name in FILES if os.path.lexists(run / name)]
     found = list(dict.fromkeys(link for path in (*folders, *files) for link in _links(path)))
@@ -75,9 +75,9 @@ def _links(path: Path) -> Iterator[Path]:
 
 
 def make(root: Path, name: str) -> Path:
-    """A new ``<root>/<name>/<NNNN>``, ``latest`` beside it pointing there.
+    """Creates ``<root>/<name>/<NNNN>`` and points ``latest`` beside it to it.
 
-    Runs that start at once get one each.
+    Runs that start at the same time get different folders.
     """
     with _refused("runs", root):
         home = root / name
@@ -91,7 +91,7 @@ def make(root: Path, name: str) -> Path:
 
 
 def reopen(run_dir: Path) -> Path:
-    """The folder the user named, made if it is not there yet."""
+    """The folder that the user named, created if it does not exist."""
     with _refused("run_dir", run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
     problem = check_writable(run_dir, "run_dir")
@@ -101,7 +101,7 @@ def reopen(run_dir: Path) -> Path:
 
 
 def write_command(run: Path, argv: Sequence[str]) -> None:
-    """``command.txt``: a line for each start, to paste into a shell; later ones resumed the first."""
+    """Appends this start's command to ``command.txt``, for a shell; later starts resumed the first."""
     path = run / "command.txt"
     line = shlex.join(argv) + "\n"
     with _refused("run_dir", run), told(path, len(line)):
@@ -111,9 +111,9 @@ def write_command(run: Path, argv: Sequence[str]) -> None:
 
 
 def write_status(run: Path, **fields: Any) -> None:
-    """Replace ``status.json``; a reader sees the old one or the new one, never a part.
+    """Replaces ``status.json`` atomically: a reader sees the old or the new one.
 
-    One process at a time. Where ``reserve_status`` was called before, a full disk has room for it.
+    Only one process may call it at a time. After ``reserve_status`` there is room for it even on a full disk.
     """
     new = run / NEXT_STATUS
     data = (json.dumps(_digested(fields), indent=2) + "\n").encode()
@@ -128,15 +128,15 @@ def write_status(run: Path, **fields: Any) -> None:
 
 
 def reserve_status(run: Path) -> None:
-    """Reserve room for the next status, or what there is: a full disk too must tell how the run ended."""
+    """Reserves disk space for the next status, as far as possible: it must be written on a full disk too."""
     with suppress(OSError), open(open_below(run, NEXT_STATUS, _NEW | os.O_TRUNC), "wb") as file:
         file.write(bytes(STATUS_ROOM))
 
 
 def read_status(run: Path) -> dict[str, Any] | None:
-    """``None`` when the run never got so far as to have one.
+    """The status of a run; ``None`` if the run ended before it had one.
 
-    Raises ``RequestError`` for one that is damaged.
+    Raises ``RequestError`` for a damaged one.
     """
     path = run / STATUS
     try:
@@ -153,30 +153,30 @@ def read_status(run: Path) -> dict[str, Any] | None:
 
 
 def status_of(path: Path) -> dict[str, Any]:
-    """What a ``status.json`` says.
+    """The content of a ``status.json``.
 
-    Raises ``ValueError`` for one that is damaged; ``OSError`` as ``open`` does.
+    Raises ``ValueError`` for a damaged one; ``OSError`` as ``open`` does.
     """
     status = parsed(path, read_bytes(path, TEXT))
     if not isinstance(status, dict):
         raise ValueError(f"{path}: no mapping")
     said = {name: value for name, value in status.items() if name not in ("version", "digest")}
-    if said != status and status != _digested(said):  # one written before had neither
+    if said != status and status != _digested(said):  # older versions wrote neither
         raise ValueError(f"{path}: its digest is not that of what it says")
     return said
 
 
 def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """As the file has it.
+    """The fields with version and digest.
 
-    What hits the digest, or its name, leaves the version at the other end: it asks for one.
+    They are at opposite ends of the file: damage to the digest leaves the version, which requires a digest.
     """
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     return {"version": 2, **json.loads(json.dumps(fields)), "digest": digest}
 
 
 def identity(run: Path) -> tuple[int, int] | None:
-    """What stays the same of a folder for as long as it is this one; ``None`` where there is none."""
+    """The device and inode of a folder, which identify it while it exists; ``None`` if it does not exist."""
     try:
         about = os.stat(run)
     except (FileNotFoundError, NotADirectoryError):
@@ -185,9 +185,9 @@ def identity(run: Path) -> tuple[int, int] | None:
 
 
 def still_there(run: Path, began: tuple[int, int] | None) -> None:
-    """Raises ``RunError`` when somebody has deleted or moved the folder of a run that is at work there.
+    """Raises ``RunError`` if the folder of the running run has been deleted or moved.
 
-    ``began``: its ``identity`` when the run began; ranks may have made another in its place since.
+    ``began``: its ``identity`` when the run began; ranks may have created another folder at its path since.
     """
     if not run.is_dir() or identity(run) != began:
         raise RunError(f"{run}: the run folder was deleted or moved during the run")
@@ -202,7 +202,7 @@ def _made(path: Path) -> bool:
 
 
 def _point(link: Path, target: str) -> None:
-    """A convenience, so a file system without links costs a warning and not the run."""
+    """Points ``link`` to ``target``; a file system without links only causes a warning."""
     new = link.with_name(f".latest.{target}")
     try:
         new.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Memory that is free on this machine: by the kernel, the control group and the devices."""
+"""Free memory of this machine, as reported by the kernel, the control group and the devices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from launcher.plan.capacity import Free
 
 NONE = 1 << 60
-"""A limit of version 1 that is none: the largest number of pages."""
+"""A version 1 limit from this on means no limit: the largest number of pages."""
 
 
 def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
-    """Memory for so many ``ranks`` of this machine on devices of one kind; ``None`` where nobody says."""
+    """Free memory for ``ranks`` on this machine with devices of one kind; ``None`` if it is unknown."""
     there = ram(proc)
     if there is None or device == "cpu":
         return there
@@ -25,7 +25,7 @@ def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
 
 
 def ram(proc: Path = Path("/proc")) -> Free | None:
-    """Bytes that the kernel can give without swapping, or that a control group of ours leaves, if less."""
+    """Bytes available without swapping, or the smaller rest that a control group of this process permits."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
     except OSError:
@@ -42,7 +42,7 @@ def ram(proc: Path = Path("/proc")) -> Free | None:
 
 @dataclass(frozen=True)
 class _Group:
-    """A control group of memory, at ``path``; the names of its files are those of its version."""
+    """A memory control group at ``path``; the names of its files depend on the version."""
 
     path: Path
     limit: str
@@ -50,7 +50,7 @@ class _Group:
     reclaimable: str
 
     def left(self) -> int | None:
-        """``None``: it has no limit. Page cache that the kernel would give back first counts as free."""
+        """Bytes left below the limit; ``None`` without a limit. Reclaimable page cache counts as free."""
         try:
             limit = (self.path / self.limit).read_text().strip()
             if not limit.isdecimal() or int(limit) >= NONE:
@@ -64,11 +64,11 @@ class _Group:
 
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
-"""Files of the limit and of the use, and the name of what of it can be reclaimed."""
+"""The files of the limit and the usage, and the entry of reclaimable memory in ``memory.stat``."""
 
 
 def _groups(proc: Path) -> Iterator[_Group]:
-    """Those that this process is in, with all above them that can be seen: each bounds those below it."""
+    """The groups of this process and all visible ones above them: each limits those below it."""
     try:
         member = (proc / "self/cgroup").read_text().splitlines()
         mounts = (proc / "self/mountinfo").read_text().splitlines()
@@ -89,7 +89,7 @@ def _groups(proc: Path) -> Iterator[_Group]:
 
 
 def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
-    """Which part of the tree is mounted where: of version 1's ``kind``, or of version 2."""
+    """The root and the mount point of each mounted hierarchy: version 1 of a ``kind``, or version 2."""
     for line in mounts:
         left, _, right = line.partition(" - ")
         root, point = left.split()[3:5]
@@ -100,7 +100,10 @@ def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
 
 
 def _devices(kind: str, count: int) -> tuple[int, ...]:
-    """Asked by a child: it makes a context of hundreds of megabytes on each, which no fork could use."""
+    """Free bytes of the devices, read in a child process.
+
+    Reading creates a context of hundreds of megabytes on each device, which forked ranks could not use.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""How often Python collects garbage: seldom while a command starts, as usual once ranks work."""
+"""How often Python collects garbage: rarely while a command starts, as usual once ranks work."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _USUAL = gc.get_threshold()
 
 
 def seldom() -> None:
-    """For a process that is about to import torch: half a million objects that stay.
+    """Makes collections rare in a process that is about to import torch.
 
-    Looking takes a seventh of it.
+    The import creates half a million lasting objects; collecting takes a seventh of its time.
     """
     gc.set_threshold(*_SELDOM)
 
 
 def as_usual() -> None:
-    """Undoes ``seldom``, if that was called; what there is by now is looked at no more."""
+    """Undoes ``seldom`` if it was called; objects that exist by then are not examined any more."""
     if gc.get_threshold() == _SELDOM:
         gc.freeze()
         gc.set_threshold(*_USUAL)

@@ -1,4 +1,4 @@
-"""Turns signals that ask to stop into an exception, in the process that the user started."""
+"""Turns stop signals into an exception, in the process that the user started."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _late: list[int] = []
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """The first signal in the block raises ``Interrupted``. Only the main thread gets any.
+    """The first stop signal in the block raises ``Interrupted``, in the main thread only.
 
-    A signal that is ignored (``nohup``, a background job) stays so, and what ``deafen`` did within.
+    Ignored signals stay ignored (``nohup``, a background job), and ``deafen`` within the block stays in
+    effect.
     """
     _late.clear()
     if threading.current_thread() is not threading.main_thread():
@@ -35,10 +36,10 @@ def stoppable() -> Iterator[None]:
 
 
 def deafen() -> None:
-    """From now on no signal that asks to stop does anything; one from before may still raise ``Interrupted``.
+    """Stop signals have no effect from now on; an earlier one may still raise ``Interrupted``, once.
 
-    It does so once. A mask would not do: it is the main thread's, and the system hands the signal to one of
-    torch's.
+    A signal mask would not suffice: it only covers the main thread, and the system would deliver the signal
+    to one of torch's threads.
     """
     if threading.current_thread() is threading.main_thread():
         for signum in STOPS:
@@ -50,19 +51,17 @@ def _unheard(signum: int, _: FrameType | None) -> None:
 
 
 def later(signum: int) -> None:
-    """A signal that came when there was nothing to stop any more; the next ``check`` raises it."""
+    """Stores a signal that came when there was nothing left to stop; the next ``check`` raises it."""
     _late.append(signum)
 
 
 def check() -> None:
-    """Raises ``Interrupted`` for a signal that was put off: there is more to do, and it is not begun."""
+    """Raises ``Interrupted`` for a stored signal, before more work begins."""
     if _late:
         raise Interrupted(_late.pop())
 
 
 def _stop(signum: int, _: FrameType | None) -> None:
     for more in STOPS:
-        signal.signal(
-            more, signal.SIG_IGN
-        )  # a launcher sends what the terminal has sent already; we are leaving
+        signal.signal(more, signal.SIG_IGN)  # a launcher repeats the terminal's signals; we are stopping
     raise Interrupted(signum)

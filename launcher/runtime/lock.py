@@ -1,4 +1,4 @@
-"""The lock of a run folder: one launcher at a time works there."""
+"""Locks a run folder, so that only one launcher works there at a time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from launcher.untrusted.files import RefusedFile
 from launcher.untrusted.links import open_below
 
 NAME = ".lock"
-PATIENCE_S = 5.0  # for ranks that their launcher's death is just ending
+PATIENCE_S = 5.0  # for ranks that are ending because their launcher died
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _log = logging.getLogger(__name__)
 
 
 held: set[int] = set()
-"""Descriptors of locks that this process has."""
+"""Descriptors of the locks that this process holds."""
 
 
 @contextmanager
 def holding(fd: int) -> Iterator[None]:
-    """Children that start in the block hold ``fd`` too: a lock lasts until the last of them has ended."""
+    """Children that start in the block inherit ``fd``: the lock lasts until the last of them has ended."""
     held.add(fd)
     try:
         yield
@@ -40,10 +40,10 @@ def holding(fd: int) -> Iterator[None]:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Holds ``run`` for this process and the ranks that work for it.
+    """Locks ``run`` for this process and its ranks.
 
-    Raises ``RequestError`` while another launcher has it. The kernel lets go when the last of them has
-    ended, however that came. A file system without locks costs a warning.
+    Raises ``RequestError`` while another launcher holds the lock. The kernel releases it when the last of
+    them has ended, in whatever way. A file system without locks causes a warning.
     """
     path = run / NAME
     mine = f"{os.getpid()} {socket.gethostname()}\n".encode()
@@ -60,7 +60,7 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def at_work(run: Path, patience_s: float) -> str | None:
-    """In words, which launcher still holds ``run`` after ``patience_s``; ``None`` when none does."""
+    """Describes the launcher that still holds ``run`` after ``patience_s``; ``None`` if none does."""
     if not (run / NAME).is_file():
         return None
     end = time.monotonic() + patience_s
@@ -86,7 +86,7 @@ def _who(file: TextIO) -> str:
 
 
 def _taken(file: TextIO) -> bool:
-    """Whether somebody else has it; else it is ours."""
+    """Tries to take the lock; returns whether another process holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -99,7 +99,10 @@ def _taken(file: TextIO) -> bool:
 
 
 def _wait_for_the_dead(file: TextIO, run: Path) -> None:
-    """A holder that is gone has left ranks behind, which are ending; one that lives is to be left alone."""
+    """Waits for ranks that a dead launcher left behind and that are ending.
+
+    Raises ``RequestError`` if the launcher is alive.
+    """
     end = time.monotonic() + PATIENCE_S
     while True:
         file.seek(0)
@@ -112,7 +115,10 @@ def _wait_for_the_dead(file: TextIO, run: Path) -> None:
 
 
 def _alive(pid: str, host: str) -> bool:
-    """``False`` only for a process of this machine that has ended; an empty file is about to be written."""
+    """Whether the holder of the lock may be at work: on another machine, or in a live process here.
+
+    An empty file is about to be written; it counts as held by no process.
+    """
     if not pid:
         return False
     return host != socket.gethostname() or Path("/proc", pid).exists()

@@ -1,4 +1,4 @@
-"""Sets up what one rank logs: to the console, and to its file."""
+"""Sets up the logging of one rank: to the console, and to its file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.untrusted.links import open_below
 
 
 class Relay(QueueHandler):
-    """Hands each record over, ready to be pickled, instead of writing it."""
+    """Sends each record, prepared for pickling, instead of writing it."""
 
     def __init__(self, send: Callable[[logging.LogRecord], None]) -> None:
         super().__init__(queue=None)  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ class Relay(QueueHandler):
 
 
 class Console(logging.StreamHandler[TextIO]):
-    """Standard error as it is at the time: a progress bar takes its place while it is drawn."""
+    """Writes to the current standard error: a progress bar replaces it while it is drawn."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -41,7 +41,7 @@ class Console(logging.StreamHandler[TextIO]):
 
 
 class LogFile(logging.FileHandler):
-    """Loses what a full disk has no room for: no reason to end a run, nor to print a traceback a line."""
+    """Drops records that do not fit on a full disk, instead of ending the run or printing tracebacks."""
 
     def _open(self) -> TextIOWrapper:
         fd = _opened(Path(self.baseFilename), os.O_APPEND if self.mode == "a" else os.O_TRUNC)
@@ -54,21 +54,21 @@ class LogFile(logging.FileHandler):
 
 
 def _opened(path: Path, how: int) -> int:
-    """For writing; neither the file nor the folder that it is in is a link."""
+    """Opens a file for writing; refuses links, also for its folder."""
     return open_below(path.parent.parent, Path(path.parent.name, path.name), os.O_WRONLY | os.O_CREAT | how)
 
 
 def console() -> None:
-    """Show what this process and its rank 0 log, unless the program around us has handlers of its own."""
+    """Shows the log of this process and its rank 0, unless the embedding program has its own handlers."""
     if not logging.getLogger().handlers:
         _install([_handler(Console(), "%(message)s")])
 
 
 def configure(rank: int, folder: Path | None, console: logging.Handler | None = None) -> None:
-    """Rank 0 logs to the console and to its file; all that another rank prints or logs goes to its file.
+    """Rank 0 logs to the console and to its file; another rank's log and output go to its file.
 
-    ``console`` stands for rank 0's console where the supervisor owns it. Without a run folder the other ranks
-    keep the console too, each line naming the rank.
+    ``console`` replaces rank 0's console if the supervisor owns it. Without a run folder the other ranks also
+    log to the console, with the rank in each line.
     """
     if rank == 0 and folder is not None and console is not None:
         console_log.record_rank(folder)
@@ -85,7 +85,7 @@ def configure(rank: int, folder: Path | None, console: logging.Handler | None = 
 
 
 def _redirect(path: Path) -> None:
-    """Standard output and error, native code's too, go to the end of ``path``; standard input is empty."""
+    """Redirects standard output and error, including native code's, to the end of ``path``; empties stdin."""
     sys.stdout.flush()
     sys.stderr.flush()
     with open(_opened(path, os.O_APPEND), "ab") as file, open(os.devnull, "rb") as nothing:

@@ -1,4 +1,4 @@
-"""What the C library does with memory that a rank on CPU frees."""
+"""Sets what the C library does with memory that a rank on CPU frees."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 from collections.abc import Mapping
 
 TOLD = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_")
-"""Where users say themselves what it does."""
+"""Variables with which users configure this themselves."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _MOST = (1 << 31) - 1
 _LARGE = 1 << 30
 
 
 def keep(environ: Mapping[str, str] = os.environ) -> bool:
-    """From here on freed memory stays with this process for what comes next; whether that could be said.
+    """Keeps freed memory in this process for later use; returns whether that could be set.
 
-    By default glibc gives it back to the kernel wherever the top of the heap happens to be free. Each tensor
-    of the next operation is then made of new pages, which takes longer than what is element by element. If
-    it comes to that hangs on where tensors lie: ranks that do the same take unlike times, and wait.
+    By default glibc returns memory to the kernel whenever the top of the heap happens to be free. The tensors
+    of the next operation then need new pages, which takes longer than elementwise work. Whether that happens
+    depends on the addresses of tensors: ranks with equal work would take different times, and wait.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in environ for name in TOLD):

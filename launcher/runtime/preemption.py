@@ -1,4 +1,4 @@
-"""Turns signals that ask to stop into a flag that ranks poll, so that they can save first."""
+"""Turns stop signals into a flag that ranks poll, so that they can save first."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from launcher.runtime.faults import Interrupted
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ONCE_S = 0.5
-"""A signal that comes again so soon was sent once: to the whole process group, and on by its leader."""
-LEAVE_S = 1.5  # from the second signal until a process that waits in native code is ended
+"""A signal that is repeated within this time counts once: the group's leader forwards it as well."""
+LEAVE_S = 1.5  # seconds from the second signal until a process that waits in native code is ended
 
 
 class StopFlag:
-    """``signum`` is that of the first signal, 0 while none has come. ``insisted``: another came later."""
+    """``signum``: the first signal, or 0; ``insisted``: another one came later."""
 
     def __init__(self) -> None:
         self.signum = 0
@@ -39,9 +39,9 @@ class StopFlag:
 
 
 def polled(signums: tuple[signal.Signals, ...] = STOPS) -> StopFlag:
-    """From now on ``signums`` set the flag and do nothing else; one that is ignored (``nohup``) stays so.
+    """From now on ``signums`` only set the flag; an ignored signal (``nohup``) stays ignored.
 
-    For a rank whose supervisor sees to those who ask twice.
+    For a rank whose supervisor handles a repeated request to stop.
     """
     flag = StopFlag()
     for signum in signums:
@@ -52,10 +52,10 @@ def polled(signums: tuple[signal.Signals, ...] = STOPS) -> StopFlag:
 
 @contextmanager
 def heard(forced: bool = False) -> Iterator[StopFlag]:
-    """In the block the first signal sets the flag, a second one raises ``Interrupted``.
+    """In the block the first stop signal sets the flag, a second one raises ``Interrupted``.
 
-    ``forced``: a process that waits in native code for a peer, where nothing is raised, is ended soon after.
-    Only the main thread gets signals; ``deafen`` within the block lasts.
+    ``forced``: a process that waits for a peer in native code, where nothing can be raised, is ended soon
+    after. Only the main thread receives signals; ``deafen`` within the block stays in effect.
     """
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
@@ -82,7 +82,7 @@ def heard(forced: bool = False) -> Iterator[StopFlag]:
 
 
 def _force(hear: Callable[[int, FrameType | None], None]) -> None:
-    """A thread that is told of each signal when it comes. It ends nothing once ``hear`` has been replaced."""
+    """Starts a thread that is woken by each signal. It ends nothing once ``hear`` has been replaced."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)

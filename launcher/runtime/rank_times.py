@@ -1,4 +1,4 @@
-"""What each rank's own work takes in a step: what it does while it waits for no other."""
+"""How long each rank's own work takes in a step, without the time in which it waits for others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from launcher.runtime.torch_private import waits
 
 
 class RankTimes:
-    """Of this rank, and of all ranks as it hears of them in a collective that there is anyway.
+    """Times the work of this rank; all ranks exchange their times in a collective that runs anyway.
 
-    In a synchronous step all ranks take the same time by the clock: the one that is slow is the one that
-    waits least. A step is measured from its start until its gradients are there.
+    In a synchronous step all ranks take the same wall-clock time: the slow one is the one that waits least. A
+    step is measured from its start until its gradients have arrived.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -27,20 +27,20 @@ class RankTimes:
         waits.seconds()
 
     def begin(self) -> None:
-        """A step does."""
+        """Marks the start of a step."""
         self._began = time.perf_counter() - waits.seconds()
 
     def arrived(self) -> None:
-        """Its gradients are there."""
+        """Marks the arrival of the step's gradients."""
         if self._began is not None:
             self._seconds += time.perf_counter() - waits.seconds() - self._began
             self._steps += 1
             self._began = None
 
     def share(self) -> torch.Tensor:
-        """Milliseconds a step since the last call, (ranks,) float64: its own in its place, elsewhere 0.
+        """Milliseconds per step since the last call, (ranks,) float64: this rank's at its index, elsewhere 0.
 
-        The sum over all ranks has those of each.
+        The sum over all ranks contains the times of each.
         """
         out = torch.zeros(self._size, dtype=torch.float64)
         if self._steps:
@@ -50,7 +50,7 @@ class RankTimes:
 
 
 def figures(each: Sequence[float]) -> dict[str, float]:
-    """Of the milliseconds of each rank.
+    """The median and the worst of the ranks' milliseconds.
 
     >>> figures([30.0, 90.0, 31.0])
     {'step_ms_median': 31.0, 'step_ms_worst': 90.0, 'worst_rank': 1}

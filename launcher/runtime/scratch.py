@@ -18,10 +18,10 @@ OWNER = "owner"
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A new folder, deleted with the block; so are those of owners that were killed.
+    """A new folder, deleted with the block; also deletes folders whose owners were killed.
 
-    The file ``owner`` in it is locked: by the kernel, so the lock goes with the last process that has it, and
-    is seen from other containers, where a process id says nothing.
+    The file ``owner`` in it is locked. The kernel releases the lock with the last process that holds it, and
+    other containers see it, where a process id means nothing.
     """
     home = Path(tempfile.gettempdir())
     sweep(home)
@@ -35,22 +35,22 @@ def scratch() -> Iterator[Path]:
 
 
 def sweep(home: Path) -> tuple[Path, ...]:
-    """Deletes folders below ``home`` that no process owns; other users' and those unlike ours stay."""
+    """Deletes folders below ``home`` that no process owns; keeps those of other users and other programs."""
     gone = []
     for owner in home.glob(f"{PREFIX}*/{OWNER}"):
         try:
             if owner.stat().st_uid != os.geteuid():
                 continue
             fd = os.open(owner, os.O_RDWR | os.O_NOFOLLOW)
-        except OSError:  # its owner was faster
+        except OSError:  # its owner was first
             continue
 
-        # the kernel gives the lock of a process that has ended
+        # the lock of a process that has ended can be taken
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(owner.parent, ignore_errors=True)
             gone.append(owner.parent)
-        except OSError:  # somebody is at work there, or this file system has no locks
+        except OSError:  # a process works there, or this file system has no locks
             continue
         finally:
             os.close(fd)
@@ -58,7 +58,7 @@ def sweep(home: Path) -> tuple[Path, ...]:
 
 
 def _made(home: Path) -> tuple[Path, int]:
-    """Locked; another that sweeps may have taken it for a dead one's before it was."""
+    """A new folder with a lock; repeats if another process swept the folder before it was locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
         owner = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
@@ -68,6 +68,6 @@ def _made(home: Path) -> tuple[Path, int]:
                 return folder, owner
         except BlockingIOError:
             pass
-        except OSError:  # no locks here: nobody can sweep it either
+        except OSError:  # no locks here: it cannot be swept either
             return folder, owner
         os.close(owner)

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, or files on a full disk: what does not fit is lost, the run goes on."""
+"""Standard streams that are closed, or files on a full disk: output that does not fit is dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 
 class _Lossy(io.FileIO):
-    """A file that loses what the disk has no room for."""
+    """A file that drops what does not fit on the disk."""
 
     def write(self, data: Any) -> int:
         from launcher.checkpoint.tensorfile.disk_space import BROKEN, FULL
@@ -24,16 +24,16 @@ class _Lossy(io.FileIO):
 
 
 def lossy(fd: int) -> TextIO:
-    """A standard stream that is a file: what it has no room for is no reason to end a run."""
+    """A standard stream that is a file: a full disk does not end the run."""
     file = io.BufferedWriter(_Lossy(fd, "wb", closefd=False))
     return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=fd == 2)
 
 
 def open_missing() -> None:
-    """Open those of the standard descriptors that are closed, as cron and daemons leave them, on /dev/null.
+    """Opens standard descriptors that are closed, as cron and daemons leave them, on /dev/null.
 
-    Called before anything else opens a file: a pipe or a log would get the number 1, and be closed, or
-    written to, as the standard output of a process that is started.
+    Call it before any other file is opened: a pipe or a log would get descriptor 1, and would be closed, or
+    written to, as the standard output of a child process.
     """
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -45,7 +45,7 @@ def open_missing() -> None:
                 os.close(null)
             os.set_inheritable(fd, True)
 
-        # Python has none for a descriptor that was closed when it started
+        # Python has no stream for a descriptor that was closed when it started
         if getattr(sys, name) is None:
             stream = io.TextIOWrapper(io.FileIO(fd, mode, closefd=False), "utf-8", "backslashreplace")
             setattr(sys, name, stream)
@@ -53,7 +53,7 @@ def open_missing() -> None:
 
 
 def spare_streams() -> None:
-    """Make the standard streams ``lossy`` where they are files, as under ``sbatch``."""
+    """Makes standard streams ``lossy`` if they are files, as under ``sbatch``."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stat.S_ISREG(os.fstat(fd).st_mode):

@@ -1,18 +1,18 @@
 """One small file a verb: what refuses it before anything starts, and what happens, in order.
 
 The work itself lives in ``runtime`` and ``checkpoint``. The row of a verb in ``launcher.plan.verbs`` names
-its module, which has, as the row says, of these:
+its module, which has those of the following functions that the row says:
 
-``run_on_ranks(step, session, job)``: every rank calls it; returns what is to be said of it, ``""`` for
-nothing. ``run_on_files(step, run)``: in one process; ``run`` is a ``RunFiles``. Returns figures.
+``run_on_ranks(step, session, job)``: called by every rank; returns a message, or ``""`` for none.
+``run_on_files(step, run)``: called in one process; ``run`` is a ``RunFiles``. Returns figures.
 ``copies(step, job, plan)`` and ``run_copies(step, world, copies, folder, drawn)``, in place of
-``run_on_ranks``: what is trained of the run, each with its plan, and the training; ``BUILDS``: of each how
-many models.
+``run_on_ranks``: the variants of the run to train, each with its plan, and their training; ``BUILDS``: the
+models that each variant builds.
 
-Where the row says ``checks``, it imports without torch and has ``check(step, at)``: what is wrong with the
-step, before there is a plan; ``at`` is a ``FileChecks``. It may have ``fits(step, at, plan)``: the same, with
-one. For what is only shown: ``preview(step, at)``, what it will do, and ``pending(step, at)``, what is seen
-only when the run starts.
+If the row says ``checks``, the module imports without torch and has ``check(step, at)``: the problems of the
+step before there is a plan; ``at`` is a ``FileChecks``. It may have ``fits(step, at, plan)``: the problems
+that need a plan. For display only: ``preview(step, at)``, what the step will do, and ``pending(step, at)``,
+what is known only when the run starts.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ __all__ = ["on_files", "on_ranks"]
 
 
 def module(step: Step) -> Any:
-    """What carries out ``step``, imported."""
+    """Imports the module that carries out ``step``."""
     return import_module(verb(step).module)

@@ -1,4 +1,4 @@
-"""``broadcast``: the first rank of each piece sends it to its replicas."""
+"""``broadcast``: the first rank with each shard sends it to the shard's replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``calibrate``: products, memory, links, overheads are timed in turn; a cluster's file is written."""
+"""``calibrate``: times products, memory, links and overheads in turn, and writes a cluster file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fits(step: Calibrate, at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def copies(step: Calibrate, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:
-    """What is trained to see the overheads of a step."""
+    """Small models to train, which show the overheads of a step."""
     from launcher.planner.plan_job import plan_job
 
     return tuple((copy, plan_job(copy.job)) for copy in tiny_copies(job, plan.sizes.grid.size))
@@ -48,9 +48,9 @@ def copies(step: Calibrate, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ..
 def run_copies(
     step: Calibrate, world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
 ) -> str:
-    """Write the file; returns where it is, and how noisy the machine was.
+    """Writes the cluster file; returns its path, and how noisy the machine was.
 
-    Raises ``RunError`` on every rank where it was too noisy.
+    Raises ``RunError`` on every rank if it was too noisy.
     """
     from launcher.runtime.calibration.measure import Wanted, calibrated
     from launcher.steps.model.tiny_trainings import trainings

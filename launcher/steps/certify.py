@@ -1,4 +1,4 @@
-"""``certify``: a copy of the run is trained under its layout and in one process; every number must agree."""
+"""``certify``: trains a copy of the run in its layout and in one process; all numbers must agree."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ FILE = "certificate.json"
 FOLDER = "certify"
 EXPORTED = "exported.safetensors"
 BUILDS = 2
-"""Of the layout: to train, and to load what that has saved."""
+"""Models of the layout: one to train, one to load what the first has saved."""
 HALF = 0.5
-"""Of the first step's norm: what gradients are clipped at, so that they are."""
+"""The clipping limit as a share of the first step's norm, so that gradients are clipped."""
 
 
 def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:
-    """What is trained of ``job``, one after the other, and the plan of each."""
+    """Copies of ``job`` to train one after the other, each with its plan."""
     if plan.sharding is not None:
         job = over_slices(job) or job
     return tuple((copy, plan_job(copy.job)) for copy in copies_of(job, step, plan.sizes))
@@ -63,16 +63,15 @@ def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan]
 def run_copies(
     step: steps.Certify, world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
 ) -> str:
-    """Write ``certificate.json``; returns the verdict.
+    """Writes ``certificate.json``; returns the verdict.
 
-    Raises ``RunError`` on every rank when it does not hold. What does not hold in one precision is not
-    looked at in the next.
+    Raises ``RunError`` on every rank if it does not hold. After a failure the next precision is not tried.
     """
     job = copies[0][0].job
-    # opened once: a tokenizer takes its time to train
+    # opened once, as training a tokenizer takes long
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
 
-    # only rank 0 has certificates; all hear whether to go on
+    # only rank 0 has certificates; all ranks learn whether to continue
     done: list[tuple[Certificate, Copy, Plan]] = []
     for copy, plan in copies:
         certificate = examine(world, copy, plan, folder, data=data, drawn=drawn)
@@ -94,10 +93,10 @@ def run_copies(
 def examine(
     world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset, drawn: Drawings | None = None
 ) -> Certificate | None:
-    """Train all steps of ``copy`` twice; rank 0 compares and has the result.
+    """Trains all steps of ``copy`` in both ways; rank 0 compares them and returns the result.
 
-    Leaves random streams as they were. The last but one is on samples that leave experts idle; the last
-    follows a save and a load.
+    Restores random states. The last step but one uses samples that leave experts idle; the last step follows
+    a save and a load.
     """
     device, job = torch.device(world.device), copy.job
     setup = Setup(
@@ -115,14 +114,14 @@ def examine(
     if judge is None:
         return None
 
-    # all ranks have trained on: they have read what they need
+    # all ranks have continued training, so they have read the files
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return Certificate(tuple(judge.findings), copy.tolerance, job.train.precision)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained. ``judge`` is on rank 0 only."""
+    """What is trained; only rank 0 has a ``judge``."""
 
     world: World
     job: Job
@@ -134,7 +133,7 @@ class Setup:
 
 
 def _compare(s: Setup, steps: int) -> None:
-    """Ends where there is nothing to go on with: weights wrong at step 0, or a step without numbers."""
+    """Runs the steps; stops early if weights are wrong at step 0, or if a step is not finite."""
     live, judge = _live(s), s.judge
     start, others = gathered(s.plan, pieces(live.model, weights=True)), _others(live)
     if judge and start:
@@ -142,8 +141,8 @@ def _compare(s: Setup, steps: int) -> None:
     if not _agreed(judge is None or judge.agrees):
         return
 
-    # plain steps, one whose experts idle, one after a save and a load; at last, for a forward may change
-    # buffers, by padding too, a validation
+    # plain steps, one with idle experts, one after a save and a load; a validation comes last, as a forward
+    # may change buffers, also by padding
     live.scaling.factor = broadcast(judge.scale(live.scaling.factor) if judge else 0.0, float)
     drawing, clip = _agreed(judge is not None and judge.draws()), None
     if not _agreed(judge is None or judge.agrees):
@@ -166,7 +165,7 @@ def _compare(s: Setup, steps: int) -> None:
 
 
 def _constructed(s: Setup) -> Mapping[str, Tensor]:
-    """What a plain construction makes of the draws that the weights at step 0 come from."""
+    """The tensors of a plain construction with the draws that the weights at step 0 come from."""
     build, seed = builder(s.job), s.plan.seed
     with s.drawn.as_first(s.job), default_dtype(dtype_of(DTYPE[s.plan.precision])):
         if s.plan.deferred:
@@ -175,16 +174,16 @@ def _constructed(s: Setup) -> Mapping[str, Tensor]:
 
 
 class _NoNumbers(Exception):
-    """A step of the layout came to no numbers, that of one process did; the judge has written it down."""
+    """A step of the layout was not finite but that of one process was; the judge has recorded it."""
 
 
 def _agreed(value: bool) -> bool:
-    """What rank 0 says."""
+    """Rank 0's ``value``, on all ranks."""
     return bool(broadcast(value, bool))
 
 
 def _live(s: Setup) -> Session:
-    """What it reports stays here."""
+    """A session whose reports are discarded."""
     live = build_session.build(s.world, s.job, s.plan, s.folder, data=s.data, drawn=s.drawn)
     live.emit = lambda row: None
     undropped(part.module for part in live.model.parts)
@@ -192,7 +191,7 @@ def _live(s: Setup) -> Session:
 
 
 def _draw_alike(live: Session, drawing: bool) -> None:
-    """What this rank draws is what one process draws, as its ``Training`` has it."""
+    """Makes this rank draw the same values as one process, as ``Training`` does."""
     if drawing:
         live.pipeline.around = EqualDraws
 
@@ -202,7 +201,7 @@ def _undropped(model: nn.Module) -> None:
 
 
 def undropped(modules: Iterable[nn.Module]) -> None:
-    """Dropout modules of torch off; what else draws is made to draw the same."""
+    """Disables torch's dropout modules; other random draws are made equal."""
     for m in (m for module in modules for m in module.modules() if is_dropout(m)):
         if isinstance(m, nn.MultiheadAttention):
             m.dropout = 0.0
@@ -211,7 +210,7 @@ def undropped(modules: Iterable[nn.Module]) -> None:
 
 
 def _others(live: Session) -> Mapping[str, Tensor]:
-    """On rank 0 the tensors that no checkpoint keeps: where a model draws them, they are the layout's own."""
+    """On rank 0 the tensors that no checkpoint contains, as the layout drew them."""
     known = {n for p in live.plan.params for n in p.names}
     mine = {
         name: b.detach().cpu()
@@ -224,14 +223,14 @@ def _others(live: Session) -> Mapping[str, Tensor]:
 
 
 def _clip(job: Job, norm: float) -> float | None:
-    """What the steps after the first clip at; that one's gradients are compared as they are."""
+    """The clipping limit of the steps after the first, whose gradients are compared unclipped."""
     limit = job.train.clip_norm
     return None if limit is None else broadcast(min(limit, norm * HALF) or limit, float)
 
 
 def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = None) -> float:
-    """One optimizer step of the real loop; rank 0 returns the norm that it reports."""
-    # its gradients are seen when the optimizer is about to use them, its figures when they are emitted
+    """Runs one optimizer step of the real loop; rank 0 returns its gradient norm."""
+    # capture gradients before the optimizer uses them, and figures when they are emitted
     seen: list[Piece] = []
     hook = live.optimizer.register_step_pre_hook(lambda *_: seen.extend(pieces(live.model)))
     rows: list[Mapping[str, Any]] = []
@@ -241,14 +240,14 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
         live.feed = _narrowed(feed, narrow, s.plan.sizes.local_batch)
     try:
         loop.train(live, replace(train.asked(live, s.job), until=live.step + 1, clip=clip, log_every=1))
-    except RunError as error:  # on every rank
+    except RunError as error:  # raised on every rank
         if _agreed(judge is not None and judge.failed(str(error), scale, narrow)):
             raise _NoNumbers from error
         raise
     live.feed = feed
     hook.remove()
 
-    # what it did, against one process
+    # compare with one process
     grads, weights = gathered(s.plan, seen), gathered(s.plan, pieces(live.model, weights=True))
     means = gathered(s.plan, _averages(live))
     if judge is None or grads is None or weights is None or means is None:
@@ -260,7 +259,7 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
 
 
 def _averages(live: Session) -> list[Piece]:
-    """What this rank holds of the moving average of the weights, if there is one."""
+    """This rank's shards of the moving average of the weights, if there is one."""
     found = [] if live.average is None else live.average.named()
     rank = live.world.rank
     held = [(p.name, p.layout.box(rank), mean) for p, mean in found]
@@ -277,11 +276,11 @@ def _narrowed(feed: Feed, narrow: Narrow, local: int) -> Feed:
 
 
 def _validate(live: Session, judge: Judge | None, whole: bool) -> None:
-    """On held-out samples that do not fill their last batch; nor a micro batch, where padding may not matter.
-    ``whole``: they fill micro batches, whose shape decides what a forward draws.
+    """Validates on held-out samples that do not fill the last batch.
 
-    Not of a model whose output depends on what an evaluation before it has changed: no two ways to cut it
-    agree.
+    ``whole``: the samples fill micro batches, whose shape determines what a forward draws. Otherwise they do
+    not fill the last micro batch either, where padding must not matter. Skips models whose output depends on
+    state that an earlier evaluation has changed: no two layouts of them agree.
     """
     feed, sizes = live.feed, live.plan.sizes
 
@@ -308,7 +307,7 @@ def _validate(live: Session, judge: Judge | None, whole: bool) -> None:
 
 
 def _again(live: Session, s: Setup) -> Session:
-    """A new model of the same layout, with what the old one saved."""
+    """Saves, and loads the checkpoint into a new model of the same layout."""
     saved, factor = save.save(live, None), live.scaling.factor
     del live
     new = _live(s)
@@ -321,19 +320,19 @@ def _again(live: Session, s: Setup) -> Session:
 
 
 def _exported(saved: Path, path: Path, live: Session) -> Mapping[str, Tensor]:
-    """What an export of a checkpoint reads back as, by the library of the format: the writer is ours."""
+    """The tensors of an export, read by the library of its format, as the writer is ours."""
     export(saved, path, live.trust)
     return load_file(path)
 
 
 def _look(live: Session) -> None:
-    """A validation before a step, which must not know of it."""
+    """Runs a validation before a step, which must not affect the step."""
     if len(live.feed.val) and not live.plan.observed.unsteady:
         loop.validate(live, 1)
 
 
 def _next_batch(live: Session, judge: Judge | None) -> None:
-    """Every rank says what it would read next."""
+    """Compares what every rank would read next with the reference."""
     batch, sizes = live.feed.batch(live.step), live.plan.sizes
     ins = digest(batch.inputs) if batch.inputs else ""
     out = "" if batch.targets is None else digest([batch.targets])
@@ -347,7 +346,7 @@ def _next_batch(live: Session, judge: Judge | None) -> None:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """128 bits of the numbers, in order."""
+    """128 bits of the values, in order."""
     found = xxhash.xxh3_128()
     for t in tensors:
         found.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

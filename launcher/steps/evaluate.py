@@ -1,4 +1,4 @@
-"""``evaluate``: the loss on held-out samples, of the live model or of a file in one process."""
+"""``evaluate``: the loss on held-out samples, for the model in training or for a file in one process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:
 
 
 def _validated(step: Evaluate, session: Session) -> tuple[float, str]:
-    """The loss, and of which weights."""
+    """The loss, and a text that names the weights."""
     if step.weights == "trained":
         return loop.validate(session, step.batches), ""
     assert session.average is not None, "the planner refuses to read an average that nobody keeps"
@@ -39,7 +39,7 @@ def _validated(step: Evaluate, session: Session) -> tuple[float, str]:
 
 
 def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
-    """Of what an ``export`` or a ``transform`` of the run has written."""
+    """Evaluates what an ``export`` or a ``transform`` of the run has written."""
     if step.of == "exported":
         model = export.exported(run)
     else:

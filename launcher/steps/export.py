@@ -1,4 +1,4 @@
-"""``export``: a checkpoint's whole tensors, as a file or a Hugging Face folder, tried in one process."""
+"""``export``: writes a checkpoint's full tensors as a file or a Hugging Face folder, and verifies it."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SUMS = ("float32", "float64")
-"""Dtypes that adapters are added to weights in."""
+"""Dtypes in which adapters are added to weights."""
 EXACT = 1e-5
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""How far the loss of what was written may be from the run's."""
+"""How far the loss of what was written may differ from that of the run."""
 
 
 def check(step: Export, at: FileChecks) -> list[Problem]:
@@ -72,7 +72,7 @@ def check(step: Export, at: FileChecks) -> list[Problem]:
 
 
 def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
-    """Settings that say nothing of what is written."""
+    """Settings that have no effect on what is written."""
     if step.lora == "separate" and at.job.model.lora is None:
         yield Problem(f"{at.key}.lora", "separate: model.lora is null, so there are no adapters")
     if _apart(step, at.job):
@@ -83,7 +83,7 @@ def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
 
 
 def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
-    """Of each setting by itself."""
+    """Problems of each setting by itself."""
     yield from at.problems("names", lambda: renamed((), from_ours(step.names)))
     yield from at.problems("max_shard_size", lambda: size_in_bytes(step.max_shard_size))
     if not at.later(step.path):
@@ -96,7 +96,7 @@ def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
 
 
 def fits(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
-    """Names that leave no place for what the run has; not of what a transform brings from elsewhere."""
+    """Problems of a name table that does not fit the run; skipped if a transform brings other tensors."""
     elsewhere = any(isinstance(s, Transform) and s.src is not None for s in at.job.steps.values())
     if at.shown or elsewhere:
         return []
@@ -108,7 +108,7 @@ def fits(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
-    """A checkpoint that is compared with the run, whose model it is not of."""
+    """Problems of a checkpoint to compare with the run that belongs to another model."""
     if not step.check or step.src is None or not at.here(step.src):
         return
     strategy = open_checkpoint(Path(step.src), at.trust).strategy
@@ -120,7 +120,7 @@ def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Prob
 
 
 def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
-    """Weights that an adapter cannot be added to."""
+    """Problems of weights that an adapter cannot be added to."""
     if at.job.model.lora is None or step.lora == "separate":
         return
     placed = {p.name: p for p in plan.params}
@@ -137,7 +137,7 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
 
 
 def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
-    """Returns the loss of what was written, where it is checked."""
+    """Writes the export; returns the loss of what was written, if it is checked."""
     asked, step, path = step, settled(step, run.job), written(run)
     path.parent.mkdir(parents=True, exist_ok=True)
     figures: dict[str, float] = {}
@@ -164,10 +164,10 @@ def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
 def _compared(
     step: Export, run: RunFiles, new: Path, itself: HuggingFace | None, *, say: Callable[[str], None]
 ) -> dict[str, float]:
-    """The loss of what was written to ``new``, and how far it is from the run's.
+    """The loss of what was written to ``new``, and its difference from the run's.
 
-    ``itself``: where the folder is to give this model when transformers opens it. Raises ``RunError`` when
-    one of them is too far from another.
+    ``itself``: the model that transformers must get when it opens the folder. Raises ``RunError`` if a
+    difference is too large.
     """
     from launcher.steps.model import opened_folder, single_process
 
@@ -178,12 +178,12 @@ def _compared(
         opened_folder.check_logits(made, itself, job, new)
     trained = {} if _merged(step, job) else _trained(step, run)
     if dtypes := _check_rounding(trained, there):
-        # the loss of the run is that of the weights before they were rounded
+        # the run's loss is that of the weights before rounding
         made = single_process.of(job, trained)
         say(f"export: weights are rounded once, to the nearest in {dtypes} (steps.export.dtype)")
     of = AVERAGED if step.weights == "ema" else ""
     if f"val_loss{of}" not in before or before.get(f"val_step{of}") != before.get("saved_step"):
-        loss = single_process.held_out_loss(made, job, 1, terms)  # that it runs; more would tell no more
+        loss = single_process.held_out_loss(made, job, 1, terms)  # only shows that it runs
         alone = "no 'evaluate' of these weights to compare with"
         say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
         return {"exported_loss": loss}
@@ -201,9 +201,9 @@ def _compared(
 
 
 def _check_rounding(trained: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
-    """The dtypes that weights were rounded to, empty where none was.
+    """The dtypes to which weights were rounded, empty if none was.
 
-    Raises ``RunError`` unless each written number is the trained one, rounded once.
+    Raises ``RunError`` unless each written value is the trained one, rounded once.
     """
     rounded = {n: t for n, t in there.items() if n in trained and trained[n].dtype != t.dtype}
     for name, tensor in rounded.items():
@@ -224,12 +224,12 @@ def _trained(step: Export, run: RunFiles) -> dict[str, Tensor]:
 
 
 def _merged(step: Export, job: Job) -> bool:
-    """Whether adapters are added to the weights beside them."""
+    """Whether adapters are added to their base weights."""
     return job.model.lora is not None and not _apart(step, job)
 
 
 def _tolerance(step: Export, job: Job) -> float:
-    """Of sums that are rounded to half precision, or of whose terms a run has rounded, a rounding."""
+    """The allowed difference of losses; for merged adapters one rounding to half precision, if it occurs."""
     if step.tolerance is not None:
         return step.tolerance
     if not _merged(step, job):
@@ -239,7 +239,7 @@ def _tolerance(step: Export, job: Job) -> float:
 
 
 def written(run: RunFiles) -> Path:
-    """Where this step writes: each has a place of its own."""
+    """The path that this step writes to; each step has its own."""
     step, other = _step(run), run.suffix(EXPORTED)
     if step.path:
         return Path(step.path)
@@ -249,14 +249,14 @@ def written(run: RunFiles) -> Path:
 
 
 def source(step: Export, run: RunFiles) -> Path:
-    """What it names, else that of a transform before it, else the run's own last checkpoint."""
+    """The checkpoint that the step names, else that of an earlier transform, else the run's newest."""
     if step.src is not None:
         return run.source(step.src)
     return transform.transformed(run) or run.last()
 
 
 def check_place(step: Export, job: Job) -> None:
-    """Raises as ``run_on_files`` does for a destination that is named. Writes nothing."""
+    """Raises as ``run_on_files`` does if the named destination is not usable. Writes nothing."""
     if step.path is not None and _apart(step, job):
         return check_peft(Path(step.path), step.overwrite)
     if step.path is not None and step.format != "hf":
@@ -267,7 +267,7 @@ def check_place(step: Export, job: Job) -> None:
 
 
 def check_source(step: Export, src: Path, trusted: Trust) -> None:
-    """Raises as ``run_on_files`` does for what the heads of the files in ``src`` tell. Writes nothing."""
+    """Raises as ``run_on_files`` does if file headers in ``src`` show a problem. Writes nothing."""
     if step.path is not None and step.format == "hf":
         check_apart(src, Path(step.path))
     reader = Reader(open_checkpoint(src, trusted))
@@ -276,13 +276,13 @@ def check_source(step: Export, src: Path, trusted: Trust) -> None:
 
 
 def check_names(step: Export, job: Job, src: object, strategy: Strategy) -> None:
-    """Raises as ``run_on_files`` does for what the table of names makes of the tensors of ``strategy``."""
+    """Raises as ``run_on_files`` does if the name table does not fit the tensors of ``strategy``."""
     if step.format == "hf" and not _apart(step, job):
         to_theirs(src, _entries(job, strategy), from_ours(step.names))
 
 
 def _entries(job: Job, strategy: Strategy) -> Mapping[str, Entry]:
-    """What is written of the tensors of ``strategy``."""
+    """The tensors of ``strategy`` that are written."""
     adapters = _adapters(job)
     return strategy.only("param", "buffer").entries if adapters is None else merged(strategy, adapters)
 
@@ -293,12 +293,12 @@ def _adapters(job: Job) -> Adapters | None:
 
 
 def _apart(step: Export, job: Job) -> bool:
-    """Whether adapters are written, and nothing else."""
+    """Whether only adapters are written."""
     return job.model.lora is not None and step.lora == "separate"
 
 
 def exported(run: RunFiles) -> nn.Module:
-    """The model that the last ``export`` before this step has written, in one process."""
+    """The model that the last earlier ``export`` has written, in one process."""
     from launcher.steps.model import single_process
 
     made = run.maker(EXPORTED)
@@ -308,14 +308,14 @@ def exported(run: RunFiles) -> nn.Module:
 
 
 def _exported_job(step: Export, job: Job) -> Job:
-    """That whose model the written weights are of: without adapters where these are in them."""
+    """The job whose model the written weights fit: without adapters if they are merged."""
     if job.model.lora is None or _apart(step, job):
         return job
     return job.model_copy(update={"model": job.model.model_copy(update={"lora": None})})
 
 
 def read(run: RunFiles, path: Path) -> Mapping[str, Tensor]:
-    """What this step has written to ``path``, by our names, as the format's own library reads it."""
+    """What this step has written to ``path``, by our names, read by the format's own library."""
     from safetensors.torch import load_file
 
     step = _step(run)
@@ -332,7 +332,7 @@ def read(run: RunFiles, path: Path) -> Mapping[str, Tensor]:
 
 
 def _one(there: dict[str, Tensor], parts: Pieces, shape: tuple[int, ...]) -> Tensor:
-    """The tensor of the model that was written in ``parts``."""
+    """The model's tensor that was written in ``parts``."""
     out = there[next(iter(parts))].new_empty(shape)
     for piece, box in parts.items():
         out[tuple(map(slice, box.lo, box.hi))] = there[piece]
@@ -340,7 +340,7 @@ def _one(there: dict[str, Tensor], parts: Pieces, shape: tuple[int, ...]) -> Ten
 
 
 def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Adapters as they were written, and the weights of the checkpoint that they are beside."""
+    """The written adapters, with the base weights of their checkpoint."""
     from launcher.runtime.training.state import unpacked
 
     checkpoint = open_checkpoint(source(_step(run), run), run.trust)
@@ -365,7 +365,7 @@ def _write(step: Export, run: RunFiles, path: Path, judge: Callable[[Path], None
         )
     if step.format != "hf":
         return export(src, path, trusted, averaged, adapters, dtype_of(step, run.job), judge)
-    own = step.path is None  # a folder of this run, which a second start may write again
+    own = step.path is None  # a folder of this run, which a second start may overwrite
     return write_hf(
         src,
         path,
@@ -384,7 +384,7 @@ def _write(step: Export, run: RunFiles, path: Path, judge: Callable[[Path], None
 
 
 def _batches(job: Job) -> int | None:
-    """What the run's own last evaluation read."""
+    """The number of batches of the run's own last evaluation."""
     return next(
         (s.batches for s in reversed(job.steps.values()) if isinstance(s, Evaluate) and s.of == "run"), None
     )

@@ -1,4 +1,4 @@
-"""``import``: another program's weights as the checkpoint of step 0, in the layout of the run."""
+"""``import``: stores another program's weights as the checkpoint of step 0, in the layout of the run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def pending(step: Import, at: FileChecks) -> list[str]:
 
 
 def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
-    """What keeps the source of the step ``name`` from becoming the model of ``plan``, found in file heads."""
+    """Problems that keep the source of the step ``name`` from loading into the model of ``plan``.
+
+    Reads only the headers of files.
+    """
     strategy = Path(step.strategy) if step.strategy else None
     try:
         problems = outline(Path(step.src), strategy)
@@ -62,9 +65,10 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
 
 
 def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
-    """Checks all before the checkpoint appears, encrypted with the run's key; it becomes the newest.
+    """Checks everything before it writes the checkpoint, which becomes the newest.
 
-    What the run has saved since an earlier start is kept, unless it resumes never: the ranks go on from that.
+    It is encrypted with the run's key. If the run saved newer checkpoints in an earlier start, nothing is
+    imported and the ranks resume, unless ``checkpoint.resume`` is never.
     """
     final = step_folder(run.checkpoints, 0)
     newest = None if run.job.checkpoint.resume == "never" else latest(run.checkpoints, run.trust)
@@ -74,7 +78,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     if wrong := misfits(run.name, step, run.plan):
         raise RequestError(tuple(wrong))
 
-    # What comes in, under our names; what the model has no place for is left.
+    # The incoming tensors under our names; without ``strict``, those that the model lacks are left out.
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     target = of_plan(run.plan)
     strategy = Path(step.strategy) if step.strategy else None
@@ -84,7 +88,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
         left += [n for n in tensors.specs if n not in target.named]
         tensors = RenamedTensors(tensors, {n: n for n in tensors.specs if n in target.named})
 
-    # The checkpoint of step 0, which is the newest from now on.
+    # Write the checkpoint of step 0, which is the newest from now on.
     key, state = run.trust.key, _state(run)
     done = import_whole(_as_kept(tensors, target, run.say), final, target, state, overwrite=True, key=key)
     point(final, key)
@@ -100,7 +104,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
 
 
 def _state(run: RunFiles) -> dict[str, object]:
-    """What the checkpoint says besides its tensors."""
+    """The checkpoint's content besides its tensors."""
     plan = run.plan
     return {
         "step": 0,
@@ -113,7 +117,7 @@ def _state(run: RunFiles) -> dict[str, object]:
 
 
 def _as_kept(tensors: FullTensors, target: Strategy, say: Callable[[str], None]) -> FullTensors:
-    """Weights as wide as the run keeps them, which ``train.precision`` says; what is cast is said."""
+    """Casts tensors to the dtypes of the run, which ``train.precision`` determines; reports casts."""
     specs = tensors.specs
     into = differing(specs, {name: target.entries[first].spec for name, first in target.named.items()})
     pairs = Counter((specs[name].dtype, dtype) for name, dtype in into.items())

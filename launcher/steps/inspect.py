@@ -1,4 +1,4 @@
-"""``inspect``: who holds what of a checkpoint, as a table."""
+"""``inspect``: shows as a table which ranks have which shards of a checkpoint."""
 
 from __future__ import annotations
 

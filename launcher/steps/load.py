@@ -1,4 +1,4 @@
-"""``load``: the weights of a checkpoint of any layout, in that of the run."""
+"""``load``: loads the weights of a checkpoint of any layout into that of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.steps.files.run_files import best
 
 
 def run_on_ranks(step: Load, session: Session, job: Job) -> str:
-    save.finish(session)  # it may be writing what is asked for
+    save.finish(session)  # the requested checkpoint may still be written
     checkpoints = session.folder / "checkpoints"
     path = latest(checkpoints, session.trust)
     if step.path is not None:

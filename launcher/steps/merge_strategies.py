@@ -1,4 +1,4 @@
-"""``merge_strategies``: the strategy files of all stages as one."""
+"""``merge_strategies``: merges the strategy files of all stages into one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _check_suffix(step: MergeStrategies, key: str) -> list[Problem]:
-    """Without a cure: nobody knows whether the form was meant or the name."""
+    """Problems of a file suffix; no cure, as either the form or the name may be intended."""
     suffix = SUFFIX.get(step.form)
     if step.dst is None or suffix is None or Path(step.dst).suffix == suffix or Path(step.dst).is_dir():
         return []
@@ -52,7 +52,7 @@ def run_on_files(step: MergeStrategies, run: RunFiles) -> dict[str, float]:
 
 
 def target(step: MergeStrategies, folder: Path, source: Path) -> Path:
-    """What ``step`` names, else a file in ``folder`` with the suffix of the form that comes out."""
+    """The file that ``step`` names, else a file in ``folder`` with the suffix of the resulting form."""
     if step.dst is not None:
         return Path(step.dst)
     form: str = step.form
@@ -62,14 +62,14 @@ def target(step: MergeStrategies, folder: Path, source: Path) -> Path:
 
 
 def merge(step: MergeStrategies, source: Path, merged: Path) -> int:
-    """How many files were merged. Raises as ``merge_pipeline_strategies``."""
+    """Merges the files; returns their number. Raises as ``merge_pipeline_strategies``."""
     files, write = prepared(step, source, merged)
     write()
     return files
 
 
 def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Callable[[], None]]:
-    """How many files will be merged, and what writes the result.
+    """The number of files to merge, and the function that writes the result.
 
     Raises as ``merge``; writes nothing itself.
     """
@@ -78,14 +78,14 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
         raise ValueError(f"{merged}: {text}")
     check_outside(merged)
 
-    # in their own form
+    # merge in the files' own form
     files: list[Path] = []
     if source.is_dir():
         files = sorted(p for p in source.glob("*") if p.suffix in SUFFIX.values())
     if step.form == "same" or not files or (step.form == "ours" and all(map(is_ours, files))):
         return len(files), merging(source, merged)
 
-    # in another
+    # convert to another form
     if step.form == "ours":
         text = "MindSpore's files leave out dtypes, which ours need; give form: protobuf or json"
         raise ValueError(f"{files[0]}: {text}")

@@ -1,4 +1,4 @@
-"""Runs the steps of one process with a whole model, and those on files, in the order of the request."""
+"""Runs the steps that need one process with the full model, and those on files, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(
     results: Mapping[str, float],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Carry out ``names``; ``results`` are the figures of the steps before. Returns new figures."""
+    """Runs the steps ``names``; ``results``: those of earlier steps. Returns new results."""
     out: dict[str, Any] = {}
     for name in names:
         step = job.steps[name]

@@ -1,4 +1,4 @@
-"""Carries out the steps that run on all ranks with the live model, in the order of the request."""
+"""Runs the steps that run on all ranks with the live model, in the order of the request."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from launcher.steps.model.shared_construction import Drawings
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The steps ``names`` of one phase, and what every rank needs to carry them out.
+    """The steps ``names`` of one phase, and what every rank needs to run them.
 
-    ``resume`` is the checkpoint to go on from, if any; ``before`` the newest one that ``folder`` had
-    at the start: a restarted attempt goes on from a newer one. ``copies``: what each step that has no
-    use for the model of the run trains in its place; those are done first, while there is no model
-    yet. ``drill``: a fault that happens while these steps are done; ``undisturbed`` is the same training once
-    more, without it, in a folder of its own. ``trial``: of a layout, others follow.
+    ``resume``: the checkpoint to resume from, if any; ``before``: the newest one in ``folder`` at the start,
+    as a restarted attempt resumes from a newer one. ``copies``: what steps that do not use the run's model
+    train instead; those run first, before there is a model. ``drill``: a fault that happens during these
+    steps; ``undisturbed``: the same training repeated without it, in a folder of its own. ``trial``: a trial
+    of a layout, after which others follow.
     """
 
     job: Job
@@ -51,7 +51,7 @@ class RankSteps:
 
 
 def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
-    """The work of every rank, with the models that they are to build drawn once, before they are forked."""
+    """The work of every rank; constructs the models once, before the ranks are forked."""
     drawn = Drawings()
     for name in todo.names:
         step = todo.job.steps[name]
@@ -64,9 +64,9 @@ def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
 
 
 def work(world: World, todo: RankSteps, drawn: Drawings | None = None) -> dict[str, Any]:
-    """Carry out the steps; of a drill once more, undisturbed. Returns the figures they left.
+    """Runs the steps, and after a drill the undisturbed training. Returns the results of the steps.
 
-    ``drawn``: blueprints of models that ranks share; without them a rank draws its own.
+    ``drawn``: blueprints that ranks share; without them a rank constructs its own.
     """
     drawn = drawn or Drawings()
     figures = _work(world, todo, drawn)
@@ -78,11 +78,11 @@ def work(world: World, todo: RankSteps, drawn: Drawings | None = None) -> dict[s
 
 
 def _unheard(_: object) -> None:
-    """The metrics of the run are those of the training that is drilled."""
+    """Drops what the undisturbed training reports: the run's metrics are those of the drill."""
 
 
 def _work(world: World, todo: RankSteps, drawn: Drawings) -> dict[str, Any]:
-    """Build the model, go on from a checkpoint if there is one, carry out the steps."""
+    """Builds the model, resumes from a checkpoint if there is one, and runs the steps."""
     if todo.job.deterministic:
         deterministic()
 
@@ -105,10 +105,10 @@ def _work(world: World, todo: RankSteps, drawn: Drawings) -> dict[str, Any]:
 
 
 def _on_model(live: Session, todo: RankSteps, names: Sequence[str]) -> dict[str, Any]:
-    """The steps ``names``, which share one model."""
+    """Runs the steps ``names``, which share one model."""
     for name in names:
         step = todo.job.steps[name]
-        if live.resumed and loads(step):  # what was loaded has been trained on since
+        if live.resumed and loads(step):  # the loaded weights have been trained since
             continue
         said = module(step).run_on_ranks(step, live, todo.job)
         if said and live.world.rank == 0:
@@ -119,7 +119,7 @@ def _on_model(live: Session, todo: RankSteps, names: Sequence[str]) -> dict[str,
 
 
 def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:
-    """The model in training, with the weights to go on from."""
+    """A session, with the weights to start or resume from."""
     live = build_session.build(world, todo.job, todo.plan, todo.folder, drawn=drawn)
     resume = _again(live, todo) if world.attempt else todo.resume
     if todo.drill is not None:
@@ -140,7 +140,7 @@ def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:
 
 
 def _again(live: Session, todo: RankSteps) -> Path | None:
-    """Where a restarted attempt goes on: at a newer checkpoint than the start found, if that is whole."""
+    """The checkpoint of a restarted attempt: a newer, undamaged one than at the start, else ``resume``."""
     checkpoints = todo.folder / "checkpoints"
     newest = latest(checkpoints, live.trust)
     own = (
@@ -155,5 +155,5 @@ def _again(live: Session, todo: RankSteps) -> Path | None:
 
 
 def _rescued(live: Session, job: Job, since: int) -> str | None:
-    """The checkpoint to go on from; weights that nothing has trained ``since`` they came are not written."""
+    """Saves if steps were trained ``since`` the weights were loaded; returns the checkpoint's name."""
     return save.save(live, job.checkpoint.keep).name if live.step > since else None

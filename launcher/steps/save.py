@@ -1,4 +1,4 @@
-"""``save``: a checkpoint of the run; the oldest go where only so many are kept."""
+"""``save``: saves a checkpoint of the run, and deletes the oldest beyond ``checkpoint.keep``."""
 
 from __future__ import annotations
 

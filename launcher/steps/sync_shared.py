@@ -1,4 +1,4 @@
-"""``sync_shared``: parameters that stages share are made equal on all of them."""
+"""``sync_shared``: makes parameters that stages share equal on all of them."""
 
 from __future__ import annotations
 

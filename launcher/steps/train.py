@@ -1,4 +1,4 @@
-"""``train``: ``train.steps`` optimizer steps, going on from where the weights are."""
+"""``train``: runs ``train.steps`` optimizer steps from the current weights."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def run_on_ranks(step: Train, session: Session, job: Job) -> str:
 
 
 def _until(step: Train, job: Job, total: int) -> int:
-    """The optimizer step that this ``train`` goes up to; all of the request share ``total`` evenly."""
+    """The step count at which this ``train`` ends; a request's ``train`` steps share ``total`` evenly."""
     trains = [s for s in job.steps.values() if isinstance(s, Train)]
     which = next(n for n, s in enumerate(trains, 1) if s is step)
     return total * which // len(trains)
 
 
 def asked(s: Session, job: Job) -> loop.Loop:
-    """The whole training of ``job``."""
+    """The loop settings of the complete training of ``job``."""
     total = s.plan.sizes.steps
     factor = factors(job.schedule, total, job.security.allow)
     per_sample, unit = 1, "samples"
@@ -70,13 +70,13 @@ def _best(job: Job) -> Watched | None:
 
 
 def _rate(s: Session, job: Job, share: float) -> float:
-    """Sets the rate of each group, and returns that of ``optim.lr``; of a user's class, the first group's."""
+    """Sets the rate of each group; returns that of ``optim.lr``, for a user's class the first group's."""
     first = scale_lr(s.optimizer, share)
     return first if isinstance(job.optim, Target) else job.optim.lr * share
 
 
 def _profiled(s: Session, job: Job) -> ProfileWindow | None:
-    """What is profiled of this rank; the first of those that are shows its table on the console."""
+    """The profile window of this rank, if it is profiled; the first such rank shows its table."""
     wanted = job.debug.profiler
     ranks = range(s.world.size) if wanted is None or wanted.ranks is None else wanted.ranks
     if wanted is None or s.world.rank not in ranks:

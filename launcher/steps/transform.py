@@ -1,4 +1,4 @@
-"""``transform``: a checkpoint in the layout that the step names, without torch."""
+"""``transform``: converts a checkpoint to the layout that the step names, without torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from launcher.steps.files.checks import FileChecks
 from launcher.steps.files.run_files import RunFiles
 
 PREFIX = "checkpoint_"
-"""Of the names of rank files, where none is asked for."""
+"""The default prefix of rank file names."""
 
 
 def check(step: Transform, at: FileChecks) -> list[Problem]:
@@ -48,7 +48,7 @@ def check(step: Transform, at: FileChecks) -> list[Problem]:
 
 
 def _place_problems(step: Transform, at: FileChecks) -> list[Problem]:
-    """Where it writes."""
+    """Problems of the destination."""
     if step.dst is None or at.later(step.dst):
         return []
     dst = Path(step.dst)
@@ -56,7 +56,7 @@ def _place_problems(step: Transform, at: FileChecks) -> list[Problem]:
 
 
 def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
-    """What it reads, each by itself."""
+    """Problems of each input by itself."""
     problems: list[Problem] = []
     if step.src is not None and at.here(step.src):
         src = Path(step.src)
@@ -69,14 +69,14 @@ def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
 
 
 def fits(step: Transform, at: FileChecks, plan: Plan) -> list[Problem]:
-    """A layout in words that the run's own checkpoint cannot be given."""
+    """Problems of a layout that the run's own checkpoint cannot be converted to."""
     if step.src is not None or step.strategy is not None:
         return []
     return at.problems("tp", lambda: target(step, of_plan(plan)))
 
 
 def preview(step: Transform, at: FileChecks) -> list[str]:
-    """What it will read and write, of a checkpoint that is there; nothing is written.
+    """What the step will read and write, if the checkpoint exists; writes nothing.
 
     Raises ``RequestError``.
     """
@@ -92,11 +92,11 @@ def preview(step: Transform, at: FileChecks) -> list[str]:
 
 def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
     src, job = run.source(step.src), run.job
-    own = step.dst is None  # a folder of this run, which a second start may write again
+    own = step.dst is None  # a folder of this run, which a second start may overwrite
     step = step.model_copy(update={"overwrite": step.overwrite or own})
     done = rewrite(step, src, written(run), key=job.checkpoint.encrypt, trust=run.trust)
 
-    # what came of it, in words
+    # report the result
     ranks = step.strategy if step.strategy is not None else many(step.nproc, "rank")
     doubt = unvouched(src, run.trust) if is_checkpoint(src) else ""
     files = "" if step.format == "launcher" else f" in .{step.format} files"
@@ -109,20 +109,20 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
 
 
 def written(run: RunFiles) -> Path:
-    """Where this step writes: each has a place of its own."""
+    """The path that this step writes to; each step has its own."""
     step = run.job.steps[run.name]
     assert isinstance(step, Transform)
     return Path(step.dst) if step.dst else run.folder / f"transformed{run.suffix(TRANSFORMED)}"
 
 
 def transformed(run: RunFiles) -> Path | None:
-    """What the last ``transform`` before this step has written."""
+    """The path that the last earlier ``transform`` has written."""
     made = run.maker(TRANSFORMED)
     return None if made is None else written(replace(run, name=made[0]))
 
 
 def target(step: Transform, src: Strategy) -> Strategy:
-    """The layout asked for: a strategy file's, which must have the tensors of ``src``, or the job's own."""
+    """The requested layout: a strategy file's, which must fit the tensors of ``src``, or one in words."""
     if step.strategy is None:
         return _in_words(step, src)
     found = open_strategy("steps.transform.strategy", step.strategy)
@@ -136,9 +136,10 @@ def target(step: Transform, src: Strategy) -> Strategy:
 
 
 def rewrite(step: Transform, src: Path, dst: Path, key: str | None = None, trust: Trust = ANYONE) -> Report:
-    """``src`` is a checkpoint, or what ``import`` reads; ``dst`` is complete on return or not there.
+    """Converts ``src``, a checkpoint or what ``import`` reads, to ``dst``.
 
-    ``key`` is that of a checkpoint that is written; rank files are not encrypted.
+    ``dst`` is complete on return or does not exist. ``key`` encrypts a written checkpoint; rank files are not
+    encrypted.
     """
     foreign, overwrite, workers = step.src_strategy, step.overwrite, step.workers
     if step.format != "launcher":
@@ -155,13 +156,13 @@ def rewrite(step: Transform, src: Path, dst: Path, key: str | None = None, trust
 
 
 def check_place(step: Transform, dst: Path) -> None:
-    """Raises as ``rewrite`` does for a destination that is named beside its source. Writes nothing."""
+    """Raises as ``rewrite`` does if the named destination is unusable beside its source. Writes nothing."""
     check = check_places if step.format == "launcher" else check_rank_places
     check(Path(str(step.src)), dst, step.overwrite)
 
 
 def check_free(step: Transform, dst: Path) -> None:
-    """The same without knowing the source."""
+    """Like ``check_place``, without knowing the source."""
     if step.format == "launcher":
         check_destination(dst, step.overwrite, is_checkpoint, "checkpoint")
     else:
@@ -169,13 +170,13 @@ def check_free(step: Transform, dst: Path) -> None:
 
 
 def check_source(step: Transform, src: Path, trust: Trust) -> None:
-    """Raises for a source that is neither a checkpoint nor what ``import`` reads."""
+    """Raises for a source that is neither a checkpoint nor readable by ``import``."""
     if not is_foreign(src, step.src_strategy):
         _ours(step, src, trust)
 
 
 def check_heads(step: Transform, src: Path, trust: Trust) -> None:
-    """Raises as ``rewrite`` does for what the heads of the files in ``src`` tell. Writes nothing."""
+    """Raises as ``rewrite`` does if file headers in ``src`` show a problem. Writes nothing."""
     if step.format != "launcher":
         writer(src, _to(step, src), step.src_strategy, trust=trust, verify=False)
     elif is_foreign(src, step.src_strategy):
@@ -187,7 +188,7 @@ def check_heads(step: Transform, src: Path, trust: Trust) -> None:
 
 
 def transfer(step: Transform, src: Path, trust: Trust) -> str:
-    """What ``rewrite`` would read and write; nothing is written. Raises as it does."""
+    """What ``rewrite`` would read and write; writes nothing. Raises as it does."""
     if step.format == "launcher" and not is_foreign(src, step.src_strategy):
         to = target(step, _ours(step, src, trust))
         plan = plan_transform(src, to, workers=step.workers, trust=trust)
@@ -209,9 +210,9 @@ def _ours(step: Transform, src: Path, trust: Trust) -> Strategy:
 
 
 def _to(step: Transform, src: Path) -> StrategyInput | Layouts:
-    """MindSpore's file as it is: of one stage or of all is for the source to say.
+    """A MindSpore file unchanged, as the source determines whether it is of one stage or of all.
 
-    All else is worked out from it.
+    Any other layout is derived from the source.
     """
     found = open_strategy("strategy", step.strategy)
     if found is None or not is_foreign(src, step.src_strategy):

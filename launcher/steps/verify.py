@@ -1,4 +1,4 @@
-"""``verify``: every digest of a checkpoint computed again, and that all pieces of every tensor are there."""
+"""``verify``: recomputes every digest of a checkpoint, and checks that no shard is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.steps.files.run_files import RunFiles
 
 
 def check(step: Verify, at: FileChecks) -> list[Problem]:
-    """That it is a checkpoint, and one to be opened: all else is for the step to find."""
+    """Checks only that there is a checkpoint that can be opened: the step itself finds the rest."""
     if step.src is None or at.later(step.src):
         return []
     src = Path(step.src)
@@ -42,7 +42,7 @@ def run_on_files(step: Verify, run: RunFiles) -> dict[str, float]:
 
 
 def verified(folder: Path, trust: Trust) -> str:
-    """One line when all is well. Raises ``ValueError`` with every complaint, each naming its file."""
+    """One line if the checkpoint is sound. Raises ``ValueError`` with all complaints and their files."""
     if found := verify(folder, trust):
         raise ValueError("\n".join(found))
     checkpoint = open_checkpoint(folder, trust)

@@ -1,4 +1,4 @@
-"""What a layout takes at least: in seconds and in bytes, without a plan of it."""
+"""Lower bounds of a layout's seconds and bytes, which need no plan of it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from launcher.planner.search.layout import Layout
 
 @dataclass(frozen=True)
 class Whole:
-    """The whole model on one rank of ``tp``: seconds and bytes of a micro batch of one sample.
+    """The full model on one rank of ``tp``: seconds and bytes of a micro batch of one sample.
 
-    ``device``: of its kernels, ``again``: those of a forward, ``late``: those of a backward that may be put
-    off. ``sent``: on the links between ranks of tp, ``host``: of launching it all, however many samples.
-    ``saved``: what a backward needs of a forward, ``handed``: what a stage hands on. ``params``,
-    ``optimizer``: bytes as they are kept; ``low``: share of ``params`` that is computed with. ``blocks``:
-    how many there are that are alike, ``block`` the share of all seconds that one takes, and ``head`` that of
-    what comes after the last. ``grows``: what each sample
-    more takes of the seconds of one: kernels are slow where they are small.
+    ``device``: seconds of its kernels; ``again``: those of a forward; ``late``: those of the part of a
+    backward that may be postponed. ``sent``: seconds on the links between tp ranks. ``host``: seconds to
+    launch the kernels, however many samples there are. ``saved``: bytes that a forward saves for its
+    backward; ``handed``: bytes that a stage sends to the next. ``params``, ``optimizer``: bytes as stored;
+    ``low``: the bytes of the compute dtype as a share of ``params``. ``blocks``: the number of equal blocks;
+    ``block``: one block's share of all seconds; ``head``: the share of what follows the last block.
+    ``grows``: the seconds of each further sample relative to those of the first, as small kernels are slow.
     """
 
     device: float
@@ -49,7 +49,7 @@ class Whole:
     grows: float = 1.0
 
     def slowest(self, stages: int) -> float:
-        """The share of the rank that takes longest at least: blocks are whole, and one rank has the head."""
+        """The least share of the slowest rank: blocks are not divided, and one rank has the head."""
         if stages == 1:
             return 1.0
         last = range(self.blocks + 1)
@@ -60,12 +60,12 @@ class Whole:
         return max(1 / stages, whole)
 
     def samples(self, n: int) -> float:
-        """Times that a micro batch of so many takes as long as one of one."""
+        """How many times longer ``n`` samples take than one."""
         return 1 + (n - 1) * self.grows
 
 
 def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
-    """Of a plan with micro batches of one sample, unsharded weights, and nothing that runs again."""
+    """Measures a plan with micro batches of one sample, unsharded weights and no recomputation."""
     work, grid = plan.estimate.work, plan.sizes.grid
     memory = plan.estimate.memory
     rows = [memory[grid.ranks(pp=pp)[0]] for pp in range(grid["pp"])]
@@ -95,7 +95,7 @@ def whole(plan: Plan, speeds: Speeds, keeps_messages: bool) -> Whole:
 
 
 def growth(one: Plan, two: Plan, speeds: Speeds) -> float:
-    """Of plans with micro batches of one sample and of two, as ``Whole.grows``; all else in a line."""
+    """``Whole.grows``, from plans with micro batches of one and of two samples; assumes linear growth."""
     first, second = (_device(plan, speeds) for plan in (one, two))
     return min(1.0, max(0.0, second - first) / max(first, 1e-12))
 
@@ -107,7 +107,7 @@ def _device(plan: Plan, speeds: Speeds) -> float:
 
 
 def _shares(plan: Plan, blocks: Sequence[str], speeds: Speeds) -> tuple[float, float]:
-    """``Whole.block`` and ``Whole.head``; nothing where blocks are unlike, or not seen by themselves."""
+    """``Whole.block`` and ``Whole.head``; zeros if the blocks differ or cannot be told apart."""
     stages = [one.passes[0].segments for load in plan.estimate.loads for _, one in load.stages]
     saved = {s.saved for segments in stages for s in segments if s.module in blocks}
     each = [sum(m in blocks for m in stage.modules) for stage in plan.stages]
@@ -124,11 +124,12 @@ def _shares(plan: Plan, blocks: Sequence[str], speeds: Speeds) -> tuple[float, f
 
 @dataclass(frozen=True)
 class Bound:
-    """About what a layout takes at least: of stages that are as alike as whole blocks let them be.
+    """An approximate lower bound for a layout whose stages are as equal as undivided blocks permit.
 
-    ``pipeline``: seconds until its last action is over, ``forward``: of all forwards in it; ``rest``: of what
-    comes after it. Bytes: ``states``, what is ``kept`` for backwards, and what of it is ``handed`` on and so
-    kept in any case; ``room`` for all of it where blocks run again so that it fits.
+    ``pipeline``: seconds until the last action ends; ``forward``: those of all forwards in it; ``rest``:
+    seconds of what follows. Bytes: ``states``; what is ``kept`` for backwards; the part of it that is
+    ``handed`` to other stages and so cannot be recomputed; ``room`` for all of it if blocks are recomputed so
+    that it fits.
     """
 
     pipeline: float
@@ -140,12 +141,12 @@ class Bound:
     room: float | None
 
     def seconds(self, uneven: Uneven, policies: Policies, margin: float) -> float:
-        """Of pipelines that are so ``uneven``; ``margin``: how exact that is. ``inf``: it does not fit."""
+        """Seconds for pipelines with this imbalance, times ``margin``; ``inf`` if the layout does not fit."""
         again = min(self.again(uneven, policies).values(), default=0.0)
         return margin * uneven.seconds * (self.pipeline + again * self.forward) + self.rest
 
     def again(self, uneven: Uneven, policies: Policies) -> dict[str, float]:
-        """Forwards that run again under each policy, so that it fits."""
+        """The share of the forwards that each policy must recompute so that the layout fits."""
         if self.room is None:
             return {}
         kept = self.kept * uneven.bytes
@@ -153,28 +154,28 @@ class Bound:
         return {policy: min(_again(need, *one) for one in seen) for policy, seen in policies.items()}
 
     def uneven(self, pipeline: float, nbytes: int) -> Uneven:
-        """As the plan of it is in which nothing runs again, of so many bytes."""
+        """The imbalance of the layout's plan, from its pipeline seconds and its bytes without recompute."""
         seconds = max(1.0, pipeline / self.pipeline)
         return Uneven(seconds, max(1.0, (nbytes - self.states) / max(self.kept, 1.0)))
 
     @property
     def nbytes(self) -> float:
-        """At least, whatever runs again."""
+        """The fewest bytes, whatever is recomputed."""
         return self.states + (self.kept if self.room is None else min(self.kept, self.handed))
 
 
 @dataclass(frozen=True)
 class Uneven:
-    """So many times longer a pipeline of one shape takes, and more its fullest rank keeps."""
+    """How many times longer a pipeline takes than an even one, and how much more its fullest rank keeps."""
 
     seconds: float = 1.0
     bytes: float = 1.0
 
 
 def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
-    """Without what only a plan knows: transfers, uneven stages, an allocator near its limit."""
+    """The bound without what only a plan knows: transfers, uneven stages, an allocator near its limit."""
     costs = speeds.cluster.overheads
-    alone = speeds.cluster.kernels.alone if speeds.cores is not None else 1.0  # the others may all rest
+    alone = speeds.cluster.kernels.alone if speeds.cores is not None else 1.0  # the other ranks may be idle
     times = of.samples(layout.micro)
     device = times * (of.device + costs.exposed_tp * of.sent)
     share = of.slowest(layout.stages)
@@ -196,27 +197,27 @@ def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
 
 
 Effect = tuple[float, float]
-"""Of what a forward keeps the share that is freed, and the share of it that then runs again."""
+"""The share of a forward's saved bytes that a policy frees, and the share of the forward to recompute."""
 Policies = Mapping[str, tuple[Effect, ...]]
-"""What each policy was seen to do."""
+"""The effects of each policy in the plans so far."""
 UNSEEN: Policies = {"selective": ((0.6, 0.25),), "full": ((1.0, 1.0),)}
-"""What is frugal and what is thorough, as long as no plan has shown it: little for much."""
+"""Optimistic effects, until a plan shows the real ones: much is freed for little work."""
 FAR, NEAR = 0.95, 0.985
-"""What is worked out for one layout by others is not exact; less so where they have other pipelines."""
+"""Margins for seconds that are derived from other layouts: with another pipeline, and within a family."""
 CLOSE = 1.15
-"""A policy that takes so many times the flops of another is not the better one."""
+"""A policy that recomputes more than this many times what another does is not tried."""
 TOO_MUCH = 1.05
-"""It does not fit where a policy would have to free so many times of what it does."""
+"""A layout does not fit if a policy would have to free more than this many times what it can free."""
 
 
 def _again(need: float, freed: float, costs: float) -> float:
-    """The share of a forward that runs again where so much of what it keeps has to go."""
+    """The share of a forward to recompute so that the share ``need`` of its saved bytes is freed."""
     share = need / max(freed, 1e-9)
     return min(share, 1.0) * costs if share < TOO_MUCH else inf
 
 
 def _fill(layout: Layout, of: Whole, one: float) -> float:
-    """Seconds in which a pipeline is not full; ``one``: of a micro batch on a stage."""
+    """Seconds in which the pipeline fills and drains; ``one``: those of a micro batch on one stage."""
     stages = layout.stages - 1
     if RULES[layout.scheduler].v:
         return 0.0
@@ -226,14 +227,14 @@ def _fill(layout: Layout, of: Whole, one: float) -> float:
 
 
 def _bytes(layout: Layout, of: Whole) -> tuple[float, float, float]:
-    """Of a rank on the mean: states, what is kept for backwards, and of that what is kept in any case."""
+    """Bytes of an average rank: states, what is kept for backwards, and the part that is always kept."""
     hsdp, stages, chunks = layout.hsdp, layout.stages, layout.chunks
     shard = 1 if hsdp is None else hsdp.shard_size
     states = (of.params + of.optimizer + of.low * of.params) / shard  # with gradients
     if hsdp is not None and hsdp.optimizer_level != "level3":
         states += of.low * of.params
 
-    # micro batches on the first rank, those of its chunks counted one by one
+    # micro batches in flight on the first rank, counted once per chunk
     ahead = min(stages, layout.micros) * chunks
     if chunks > 1:
         ahead = min(layout.micros * chunks, stages * (chunks - 1) + 2 * stages - 1)
@@ -246,7 +247,7 @@ def _bytes(layout: Layout, of: Whole) -> tuple[float, float, float]:
 
 
 def _network(layout: Layout, of: Whole, speeds: Speeds) -> float:
-    """Of gradients and weights on a rank of the mean."""
+    """Seconds of an average rank's collectives for gradients and weights."""
     if layout.replicas == 1:
         return 0.0
     costs = speeds.cluster.overheads
@@ -262,6 +263,6 @@ def _network(layout: Layout, of: Whole, speeds: Speeds) -> float:
 
 
 def _stream(nbytes: float, ranks: Sequence[int], speeds: Speeds) -> float:
-    """Around a ring; without what each collective takes to begin: how many there are only a plan knows."""
+    """Seconds around a ring, without the latency of each collective: only a plan knows how many there are."""
     _, rate = speeds.ring(ranks)
     return (len(ranks) - 1) / len(ranks) * nbytes / rate

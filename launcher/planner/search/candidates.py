@@ -1,4 +1,4 @@
-"""The layouts that a request leaves open, and those that cannot be, counted by reason."""
+"""Enumerates the layouts that a request leaves open, and counts the impossible ones by reason."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ CHUNKS, HSDP, OPERATORS = "parallel.pipeline.chunks", "parallel.hsdp", "parallel
 SHARD, LEVEL, RECOMPUTE = "parallel.hsdp.shard_size", "parallel.hsdp.optimizer_level", "parallel.recompute"
 LEVELS = ("level1", "level2", "level3")
 SCHEDULERS = ("1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
-"""Those that auto means: gpipe takes as long as 1f1b and holds more, seq* ones cut sequences."""
+"""The schedulers that auto stands for.
+
+gpipe takes as long as 1f1b and keeps more; the seq* schedulers divide sequences.
+"""
 MOST_CHUNKS = 8
 ASKED = "as asked"
-"""The one candidate of a setting that is not searched for."""
+"""The name of the only candidate of a setting that is not searched."""
 
 
 @dataclass
 class Space:
-    """``layouts`` of a request, and how many others there were, by what is wrong with them."""
+    """The possible ``layouts`` of a request, and the number of the others by reason."""
 
     layouts: list[Layout]
     named: Candidates
@@ -37,7 +40,7 @@ class Space:
 
 
 def space(job: Job) -> Space:
-    """All that ``search.over`` leaves open; a setting that is not in it stays as it is."""
+    """All layouts that ``search.over`` leaves open; other settings keep their values."""
     open_ = _Open(job)
     named = Candidates(open_.operators(), open_.recompute())
     found = Space([], named)
@@ -50,7 +53,7 @@ def space(job: Job) -> Space:
 
 
 def _of_grid(open_: _Open, tp: int, operators: str, stages: int, found: Space) -> Iterator[Layout]:
-    """Layouts of this grid."""
+    """The layouts with these degrees of tp and pipeline stages."""
     world, batch = open_.world, open_.job.train.batch_size
     if world % (stages * tp):
         found.out[f"{many(world, 'rank')} cannot be divided evenly into {stages} x {tp}"] += 1
@@ -78,12 +81,12 @@ def _of_grid(open_: _Open, tp: int, operators: str, stages: int, found: Space) -
 
 
 def _dropped(hsdp: Hsdp) -> bool:
-    """Whether weights are not there any more after a forward."""
+    """Whether weights are freed after a forward."""
     return hsdp.optimizer_level == "level3" and hsdp.shard_size > 1
 
 
 def impossible(job: Job) -> list[Problem]:
-    """Why nothing can be searched for; found without torch and without a model."""
+    """Why a request cannot be searched; needs neither torch nor a model."""
     over = job.search.over
     problems = []
     if job.cluster.links is None:
@@ -121,7 +124,7 @@ class _Open:
         return _values(self.over, key, auto, asked)
 
     def tps(self) -> list[int]:
-        """Over ranks of a node alone: its links are the fast ones."""
+        """Degrees of tp within a node, whose links are the fast ones."""
         asked = self.job.parallel.grid.tp or 1
         return self._values(TP, _divisors(self.a_node), asked)
 
@@ -130,7 +133,7 @@ class _Open:
         return {ASKED: self.job.parallel.operators} if found is None else found
 
     def operators_of(self, tp: int, named: Mapping[str, Any], out: Counter[str]) -> Iterator[str]:
-        """Those that cut something where there is something to cut over, and else one that cuts nothing."""
+        """Candidates that shard something if ``tp`` > 1, else one candidate that shards nothing."""
         if tp == 1 and len(named) > 1:
             yield min(named, key=lambda name: (bool(named[name]), name))
             return
@@ -153,7 +156,7 @@ class _Open:
                 yield n
 
     def schedules(self, stages: int) -> Iterator[tuple[str, int]]:
-        """A scheduler, and its virtual stages a rank: 1 where it has its own way."""
+        """Each scheduler with its number of virtual stages per rank; 1 if the scheduler sets its own."""
         pipe = self.job.parallel.pipeline
         if stages == 1:
             yield "1f1b", 1
@@ -168,7 +171,7 @@ class _Open:
                         yield scheduler, chunks
 
     def sharing(self, replicas: int) -> Iterator[Hsdp | None]:
-        """``None``: every rank has all weights of its stage."""
+        """Ways to shard weights; ``None``: every rank has all weights of its stage."""
         left_open = self.over.get(HSDP) == AUTO
         if left_open and replicas == 1:
             yield None
@@ -208,7 +211,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def _values(over: Mapping[str, Any], key: str, auto: Sequence[Any], asked: Any) -> list[Any]:
-    """Candidates for a key: what it means by auto, those that are listed, or what was asked for."""
+    """Candidates for a key: the values of auto, the listed ones, or the one in the request."""
     found = over.get(key)
     if found is None:
         return [asked]
@@ -216,5 +219,5 @@ def _values(over: Mapping[str, Any], key: str, auto: Sequence[Any], asked: Any) 
 
 
 def _once(values: Sequence[Any]) -> list[Any]:
-    """Without repetitions; dicts among them are not hashable."""
+    """``values`` without repetitions; dicts among them are not hashable."""
     return [v for n, v in enumerate(values) if v not in values[:n]]

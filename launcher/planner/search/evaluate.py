@@ -1,4 +1,4 @@
-"""What the plan of one layout predicts."""
+"""Predicts the seconds and bytes of one layout from its plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launcher.planner.traces import Traces
 
 @dataclass(frozen=True)
 class Refused:
-    """A layout that no plan can be made of."""
+    """A layout that cannot be planned."""
 
     layout: Layout
     why: str
@@ -31,14 +31,16 @@ class Refused:
 
 @dataclass(frozen=True)
 class Predicted:
-    """``nbytes`` on the ``ranks`` that need most. ``count`` of samples or tokens a step; ``terms``: what its
-    seconds go to.
+    """What plans predict for a layout.
 
-    ``again``: share of the blocks that run again so that it fits, where that is left to the plan, and by
-    which policy; ``between``: seconds and bytes are between those of plans of none and of all. ``pipeline``:
-    seconds until the last action is over, and ``plain`` bytes, with none; ``tried``: policies, with
-    bytes, and seconds more, where all blocks run again; ``works``: of those plans, where layouts are to be
-    measured.
+    ``nbytes``: bytes on the ``ranks`` that need most. ``count``: samples or tokens per step. ``terms``: the
+    parts of ``seconds``.
+
+    ``again``: the share of the blocks that is recomputed so that the layout fits, if the plan decides that,
+    and ``policy`` how. ``between``: seconds and bytes are interpolated between plans that recompute no block
+    and all blocks. ``pipeline``: seconds until the last action ends, and ``plain``: bytes, both without
+    recomputation. ``tried``: policies, each with the bytes and the additional seconds if all blocks are
+    recomputed. ``works``: the work of those plans, if layouts will be measured.
     """
 
     layout: Layout
@@ -59,18 +61,18 @@ class Predicted:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """The fastest first; of equally fast ones the leanest, then the plainest."""
+        """Sorts by seconds, then by bytes; of equal layouts the simplest comes first."""
         return (self.seconds, self.nbytes, self.layout.order)
 
     def on(self, speeds: Speeds) -> float:
-        """The seconds on other devices, of the same plans."""
+        """The seconds of the same plans on other devices."""
         none, *every = (predict(work, speeds).seconds for work in self.works)
         return none + self.again * (every[0] - none) if every else none
 
 
 @dataclass(frozen=True)
 class Question:
-    """What all layouts of a search have in common."""
+    """What all layouts of a search share."""
 
     job: Job
     named: Candidates
@@ -82,14 +84,14 @@ class Question:
         return None if gb is None else int(gb * GB)
 
     def of(self, layout: Layout) -> Job:
-        """The request of this layout."""
+        """The request for this layout."""
         fuses = "parallel.comm_fusion" in self.job.search.over
         return job_of(self.job, layout, self.named, self.speeds if fuses else None)
 
 
 @dataclass(frozen=True)
 class Slower:
-    """A layout that takes too long whatever runs again; ``pipeline`` and ``plain`` as of ``Predicted``."""
+    """A layout that is too slow with any recomputation; ``pipeline`` and ``plain`` as in ``Predicted``."""
 
     layout: Layout
     pipeline: float
@@ -98,10 +100,11 @@ class Slower:
 
 @dataclass(frozen=True)
 class Trial:
-    """A layout to plan. ``least``: what is known of it without; ``None``: that does not matter.
+    """A layout to plan.
 
-    ``likely``: what policies do in layouts like it, ``surely`` at most; what would take ``below`` seconds or
-    more is not planned to its end.
+    ``least``: its lower bound, or ``None`` if that does not matter. ``likely``: effects of policies in
+    similar layouts; ``surely``: their best effects. Planning stops early for a layout that would take
+    ``below`` seconds or more.
     """
 
     layout: Layout
@@ -115,7 +118,7 @@ class Trial:
         return self.layout.cut, self.layout.micro, self.layout.stages == 1
 
     def again(self, plain: Predicted, policies: Policies) -> dict[str, float]:
-        """Seconds of what runs again under each policy, so that it fits."""
+        """Seconds that each policy spends on recomputation so that the layout fits."""
         if self.least is None:
             return {}
         uneven = self.least.uneven(plain.pipeline, plain.plain)
@@ -123,19 +126,23 @@ class Trial:
         return {p: share * uneven.seconds * self.least.forward for p, share in shares.items()}
 
     def slow(self, plain: Predicted) -> bool:
-        """Whether it takes too long under any policy."""
+        """Whether the layout is too slow under every policy."""
         again = min(self.again(plain, self.surely).values(), default=0.0)
         return NEAR * (plain.seconds + again) >= self.below < inf
 
     def policies(self, plain: Predicted) -> tuple[str, ...]:
-        """Those that may be the better one for it."""
+        """The policies that may be best for it."""
         takes = self.again(plain, self.likely)
         few = min(takes.values(), default=inf)
         return tuple(p for p in recompute_auto.POLICIES[1:] if takes.get(p, few) <= CLOSE * few)
 
 
 def evaluate(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
-    """By a plan; by plans of none and all blocks where as few as fit run again."""
+    """Predicts a layout from its plan.
+
+    If as few blocks as fit are recomputed, it interpolates between plans that recompute no block and all
+    blocks.
+    """
     found = _evaluated(asked, trial, traces)
     if not isinstance(found, Predicted) or asked.job.search.measure:
         return found
@@ -161,7 +168,7 @@ def _evaluated(asked: Question, trial: Trial, traces: Traces) -> Predicted | Ref
 
 
 def predicted(layout: Layout, plan: Plan) -> Predicted:
-    """``plan`` is that of ``layout``, with seconds."""
+    """Reads the prediction from the layout's plan, which has seconds."""
     step = plan.estimate.step
     assert step is not None
     most = tightest(plan.estimate.memory, 0)
@@ -184,7 +191,7 @@ def predicted(layout: Layout, plan: Plan) -> Predicted:
 def _fitted(
     plain: Predicted, job: Job, plan: Plan, room: int, *, policies: tuple[str, ...], traces: Traces
 ) -> Predicted:
-    """As fast as it gets in ``room``; the leanest where nothing fits."""
+    """The fastest prediction that fits in ``room``; the one with fewest bytes if none fits."""
     tried: list[Predicted] = []
     same = recompute_auto.stage_of_modules(plan)
     others = tuple(p for p in recompute_auto.POLICIES[1:] if p not in policies)
@@ -208,19 +215,19 @@ def _all_again(
     like: dict[str, int] | None,
     traces: Traces,
 ) -> Iterator[Predicted]:
-    """With all blocks running again, in stages ``like`` those."""
+    """Predictions with all blocks recomputed; modules keep the stages of ``like``."""
     blocks = recompute_auto.blocks(plan)
     for policy in policies if blocks else ():
         try:
             made = plan_like(recompute_auto.under(job, dict.fromkeys(blocks, policy)), like, traces)
-        except RequestError:  # this policy is not for this model; the other may be
+        except RequestError:  # this policy does not suit the model; another one may
             continue
         found = replace(predicted(plain.layout, made), policy=policy, again=1.0)
         yield replace(found, pipeline=plain.pipeline, plain=plain.plain)
 
 
 def _between(none: Predicted, every: Predicted, room: int) -> Predicted:
-    """With the share of blocks running again that leaves no more than ``room``."""
+    """Interpolates the share of recomputed blocks at which the layout needs exactly ``room`` bytes."""
     share = (none.nbytes - room) / (none.nbytes - every.nbytes)
     seconds = none.seconds + share * (every.seconds - none.seconds)
     both = zip(none.terms, every.terms, strict=True)
@@ -236,5 +243,5 @@ def fits(found: Predicted, room: int | None) -> bool:
 
 
 def best(found: Sequence[Predicted], room: int | None) -> list[Predicted]:
-    """Those that fit, in their order."""
+    """The predictions that fit, fastest first."""
     return sorted((p for p in found if fits(p, room)), key=lambda p: p.order)

@@ -1,4 +1,4 @@
-"""One layout: a value of each setting that a search decides."""
+"""A layout that the search may choose: a value for each setting that is searched."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ KEYS = {
 
 
 Cut = tuple[int, str]
-"""Ranks of tp, and the name of the operators that are cut over them."""
+"""The number of tp ranks, and the name of the operator strategies that use them."""
 
 
 Trace = tuple[Cut, int, bool]
-"""What it hangs on how a forward goes: the cut, samples of a micro batch, whether there is one stage only."""
+"""Everything that a traced forward depends on: the cut, samples per micro batch, whether one stage is all."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``replicas``: data-parallel ranks that come of it; ``micro``: samples of a micro batch.
+    """``replicas``: the number of data-parallel ranks; ``micro``: samples per micro batch.
 
-    ``operators`` and ``recompute`` name candidates; ``chunks`` 1: one stage a rank.
+    ``operators`` and ``recompute`` name candidates; ``chunks`` 1 means one stage per rank.
     """
 
     tp: int
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Of layouts that are equally good the plainest comes first."""
+        """A sort key for layouts that are equally good: the simpler one first."""
         sharing = ("", 0) if self.hsdp is None else (self.hsdp.optimizer_level, self.hsdp.shard_size)
         plain = (self.stages, self.tp, self.operators, self.chunks, self.scheduler)
         return (*plain, sharing, self.recompute, self.micros)
@@ -65,11 +65,11 @@ class Layout:
 
     @property
     def shape(self) -> tuple[str, int, int, int]:
-        """Of its pipeline: how much longer than its stages it takes hangs on little else."""
+        """What determines the pipeline's bubble."""
         return self.scheduler, self.stages, self.chunks, self.micros
 
     def shown(self) -> dict[str, str]:
-        """The value of each setting as it is typed, by the name of its field."""
+        """The value of each setting as a user types it, by field name."""
         sharing = "none"
         if self.hsdp is not None:
             sharing = f"{self.hsdp.optimizer_level}/{self.hsdp.shard_size}"
@@ -79,14 +79,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What names of candidates stand for."""
+    """The settings behind the names of candidates."""
 
     operators: Mapping[str, Any]
     recompute: Mapping[str, Recompute | None]
 
 
 def job_of(job: Job, layout: Layout, named: Candidates, speeds: Speeds | None = None) -> Job:
-    """``job`` in this layout; ``speeds``: of the network that sizes of collectives are fitted to."""
+    """``job`` in this layout; ``speeds``: the network to which sizes of collectives are fitted."""
     par = job.parallel
     pipe = par.pipeline.model_copy(
         update={
@@ -110,7 +110,7 @@ def job_of(job: Job, layout: Layout, named: Candidates, speeds: Speeds | None = 
 
 
 def fitted(fusion: CommFusion, layout: Layout, speeds: Speeds) -> CommFusion:
-    """With the network that gradients go over: how long a ring of the data-parallel ranks takes to begin."""
+    """Adds the latency and bandwidth of the data-parallel ring."""
     latency, rate = speeds.ring(range(0, layout.replicas * layout.tp, layout.tp))
     network = Network(latency_us=max(latency * 1e6, 1e-3), gb_per_s=rate / 1e9)
     return fusion.model_copy(update={"network": network})

@@ -1,4 +1,4 @@
-"""The whole model on one rank of tp, in micro batches of one sample: what its layouts are held against."""
+"""Plans the full model on one rank of tp with micro batches of one sample, from which bounds are derived."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.planner.traces import Traces
 
 @dataclass(frozen=True)
 class OneSample:
-    """Layouts of the same cut, one of each number of stages."""
+    """Layouts with the same cut, one for each number of stages."""
 
     layouts: tuple[Layout, ...]
 
@@ -28,7 +28,7 @@ class OneSample:
 
 
 def whole(asked: Question, sample: OneSample, traces: Traces) -> Whole | str:
-    """Of the fewest stages that a plan can have; several, if there are. Or why there is no plan."""
+    """The cost of the model, or why it cannot be planned; uses the fewest stages, but several if possible."""
     kept = traces.keeps_messages
     found = _planned(asked, sample, traces)
     if isinstance(found, str):
@@ -38,7 +38,7 @@ def whole(asked: Question, sample: OneSample, traces: Traces) -> Whole | str:
 
 
 def growth(asked: Question, sample: OneSample, traces: Traces) -> float:
-    """What a second sample takes, of the seconds of the first. There is a plan of it."""
+    """The seconds of a second sample relative to those of the first. The sample must have a plan."""
     found = _planned(asked, sample, traces)
     assert not isinstance(found, str), found
     layout, plan = found
@@ -56,7 +56,7 @@ def _planned(asked: Question, sample: OneSample, traces: Traces) -> tuple[Layout
 
 
 def _unsharded(asked: Question, layout: Layout, micro: int = 1) -> Job:
-    """As ``layout``, with whole weights, nothing run again, and micro batches of so many samples."""
+    """The request for ``layout``: unsharded weights, no recomputation, ``micro`` samples a micro batch."""
     job = job_of(asked.job, layout, asked.named)
     pipe = job.parallel.pipeline.model_copy(
         update={"micro_batch_num": layout.stages, "scheduler": "1f1b", "interleave": False}

@@ -1,4 +1,4 @@
-"""What a search has looked at."""
+"""The results of a search."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from launcher.planner.search.layout import Layout
 
 @dataclass
 class Ranking:
-    """``found``: all that were planned of so many ``layouts``.
+    """The predictions ``found``, out of so many ``layouts``.
 
-    ``refused``: by reason; ``beyond``: those that take longer at least than the best; ``too_large``: those
-    that need more memory at least than there is; ``left``: not looked at.
+    ``refused``: the number of impossible layouts by reason. ``beyond``: layouts that cannot be faster than
+    the best. ``too_large``: layouts whose bound exceeds the memory. ``left``: layouts that were not examined.
     """
 
     question: Question
@@ -31,7 +31,7 @@ class Ranking:
 
     @property
     def front(self) -> list[Predicted]:
-        """Those that nothing is both faster and leaner than, the fastest first."""
+        """Predictions that no other beats in both seconds and bytes, fastest first."""
         out: list[Predicted] = []
         for one in self.best:
             if not out or one.nbytes < out[-1].nbytes:

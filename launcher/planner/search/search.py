@@ -1,4 +1,4 @@
-"""The best layout of those that a request leaves open, by plans of the ones that may be."""
+"""Searches for the best layout of a request: plans only the layouts whose bound is good enough."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from launcher.planner.search.workers import Start, Workers, workers
 from launcher.planner.traces import Traces
 
 FEW = 40
-"""So many layouts are planned sooner than another process has started."""
+"""Up to this many layouts are planned before another process would have started."""
 ROUND = 12
-"""Layouts that are planned before it is asked again which may still be."""
+"""Layouts to plan before the bounds of the remaining ones are compared again."""
 GAIN = 0.01
-"""A layout that is faster by less at best is not worth a plan."""
+"""A layout that is faster by a smaller share at best is not planned."""
 FINALISTS = 2
-"""Layouts whose blocks are settled before one is taken: till then they are known to a few percent."""
+"""Layouts whose recomputation is decided before one is chosen: earlier predictions err by a few percent."""
 MOST = 400
-"""Plans of a search; what is left then is said."""
+"""The most plans of a search; the report says how many layouts are left."""
 
 
 def search(
     job: Job, processes: int = 1, traces: Traces | None = None, start: Start | None = None
 ) -> tuple[list[Finalist], Ranking]:
-    """The best layout, or as many as ``search.measure`` asks for, and what was looked at.
+    """Returns the best layout, or as many as ``search.measure`` requests, and the ranking.
 
-    It is the same by any number of ``processes``, all but this one of which ``start`` starts.
+    The result does not depend on the number of ``processes``; ``start`` starts all but this one.
 
-    Raises ``RequestError`` where nothing can be searched for, and where nothing fits.
+    Raises ``RequestError`` if the request cannot be searched, or if no layout fits.
     """
     refuse(candidates.impossible(job))
     fast = speeds(job)
@@ -70,7 +70,7 @@ def search(
 
 
 def _least_bytes(job: Job, traces: Traces) -> int | None:
-    """Of the leanest layout that is planned; ``None`` where there is none."""
+    """The fewest bytes of a planned layout; ``None`` if none can be planned."""
     fast = speeds(job)
     assert fast is not None
     there = candidates.space(job)
@@ -83,14 +83,14 @@ def _least_bytes(job: Job, traces: Traces) -> int | None:
 
 
 def _leanest(ranking: Ranking, work: Workers) -> None:
-    """Plans some of those that are too large, to say by how much."""
+    """Plans some of the layouts that are too large, to report by how much."""
     some = sorted(ranking.too_large, key=lambda one: (one[0], one[1].order))[:ROUND]
     trials = [Trial(layout) for _, layout in some]
     ranking.found += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
 
 
 def _waiting(asked: Question, layouts: Sequence[Layout], ranking: Ranking, work: Workers) -> Waiting:
-    """Those that may fit; what does not is counted."""
+    """A queue of the layouts that may fit; counts the others in ``ranking``."""
     out = Waiting(asked, _wholes(asked, layouts, work))
     refuse(list(_batch_dependent(out.wholes.values(), layouts)))
     for layout in layouts:
@@ -103,7 +103,7 @@ def _waiting(asked: Question, layouts: Sequence[Layout], ranking: Ranking, work:
 
 
 def _batch_dependent(wholes: Iterable[Whole | str], layouts: Sequence[Layout]) -> Iterator[Problem]:
-    """Layouts that would train other numbers than each other."""
+    """Refuses layouts that would compute different results."""
     sizes = sorted({layout.micro for layout in layouts})
     if len(sizes) > 1 and any(not isinstance(of, str) and of.batch_dependent for of in wholes):
         text = "auto: what this model computes depends on the number of samples in a micro batch"
@@ -112,14 +112,14 @@ def _batch_dependent(wholes: Iterable[Whole | str], layouts: Sequence[Layout]) -
 
 
 def _wholes(asked: Question, layouts: Sequence[Layout], work: Workers) -> dict[Cut, Whole | str]:
-    """The model on one rank of tp, by how its operators are cut; or why there is no plan of that."""
+    """The cost of the model on one rank of tp for each cut, or why it cannot be planned."""
     by_cut: dict[Cut, dict[int, Layout]] = defaultdict(dict)
     for layout in layouts:
         by_cut[layout.cut].setdefault(layout.stages, layout)
     samples = [OneSample(tuple(mine.values())) for mine in by_cut.values()]
     out = dict(zip(by_cut, work(samples, one_sample.whole), strict=True))
 
-    # what larger micro batches take is as in the first that can be planned
+    # larger micro batches grow as in the first cut that can be planned
     able = [sample for sample, cut in zip(samples, by_cut, strict=True) if not isinstance(out[cut], str)]
     if not able or all(layout.micro == 1 for layout in layouts):
         return out
@@ -128,7 +128,7 @@ def _wholes(asked: Question, layouts: Sequence[Layout], work: Workers) -> dict[C
 
 
 def _look(waiting: Waiting, ranking: Ranking, work: Workers) -> None:
-    """Plans what may be among the best that are asked for, a round at a time."""
+    """Plans the layouts that may be among the best, one round at a time."""
     count = _count(ranking.question.job)
     some, looked, below = waiting.plain(), 0, inf
     while some or not looked:
@@ -159,12 +159,12 @@ def _noted(one: Predicted | Refused | Slower, ranking: Ranking, waiting: Waiting
 
 
 def _count(job: Job) -> int:
-    """Of layouts that are to be found."""
+    """The number of layouts to find."""
     return max(1, job.search.measure)
 
 
 def _finalists(ranking: Ranking, work: Workers, count: int) -> list[Finalist]:
-    """The first ``count`` of those that fit, once it is settled which blocks run again in the first few."""
+    """The best ``count`` layouts that fit, after deciding which blocks the first few recompute."""
     settled: dict[Layout, Finalist] = {}
     while ranking.best:
         some = ranking.best[: max(count, FINALISTS)]

@@ -1,4 +1,4 @@
-"""Which blocks run again in a layout that may be the best: its plan as it would run."""
+"""Decides which blocks are recomputed in a layout that may be the best, by planning it as it would run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.planner.traces import Traces
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout that may be the best: it is to be settled which of its blocks run again."""
+    """A layout that may be the best, whose recomputed blocks are still undecided."""
 
     found: Predicted
 
@@ -28,14 +28,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Finalist:
-    """``job``: the request, with nothing left open; ``predicted``: by its plan."""
+    """``job``: the request with all settings decided; ``predicted``: the prediction of its plan."""
 
     job: Job
     predicted: Predicted
 
 
 def settle(asked: Question, choice: Choice, traces: Traces) -> Finalist | Refused:
-    """By the plan that chooses its blocks itself; where it finds none, all of them run again."""
+    """Lets a plan choose the recomputed blocks; if it finds no choice, recomputes all of them."""
     found, job = choice.found, asked.of(choice.found.layout)
     if not recompute_auto.asked(job):
         return Finalist(job, found)
@@ -51,7 +51,7 @@ def settle(asked: Question, choice: Choice, traces: Traces) -> Finalist | Refuse
 
 
 def _all_again(found: Predicted, job: Job, traces: Traces) -> Finalist | None:
-    """In stages that are balanced for that, if there is a plan of it."""
+    """Recomputes all blocks, in stages that are balanced for that; ``None`` if it cannot be planned."""
     try:
         blocks = recompute_auto.blocks(plan_job(recompute_auto.under(job, {}), traces))
         every = recompute_auto.under(job, dict.fromkeys(blocks, found.policy))

@@ -1,4 +1,4 @@
-"""A search as text: the best layouts, what others lose, and why each setting is what it is."""
+"""Shows a search as text: the best layouts, what others lose, and why each setting was chosen."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from launcher.planner.search.ranking import Ranking
 from launcher.planner.search.single_change import Change
 
 SHOWN = 10
-"""Layouts of a table."""
+"""Rows of the table of layouts."""
 OTHERS = 3
 """Other values of a setting that a note compares with."""
 REASONS = 5
 WIDTH = 90
-"""Of a reason, in characters."""
+"""Characters of a reason."""
 
 
 def text(ranking: Ranking) -> Iterator[str]:
-    """A table of the best, the front of time against memory, and what was left out."""
+    """Yields a table of the best layouts, the front of time against memory, and what was left out."""
     best = ranking.best[:SHOWN]
     cluster = ranking.question.speeds.cluster.name or "the cluster"
     yield f"search over {ranking.layouts:,} layouts on {cluster}, predicted"
@@ -46,7 +46,7 @@ def _row(n: int, one: Predicted, first: Predicted) -> tuple[str, ...]:
 
 
 def layout(one: Predicted) -> str:
-    """In few words: what is not there is not named."""
+    """A layout in few words; omits what it does not use."""
     it = one.layout
     words = [f"tp {it.tp} {it.operators}"] if it.tp > 1 else []
     if it.stages > 1:
@@ -63,7 +63,7 @@ def layout(one: Predicted) -> str:
 
 
 def _slower(one: Predicted, first: Predicted) -> str:
-    """What it takes longer for than the first, most of all."""
+    """The term that makes it slower than the first most, with the total difference in percent."""
     before = dict(first.terms)
     name, more = max(((name, took - before[name]) for name, took in one.terms), key=lambda term: term[1])
     if one is first or more <= 0:
@@ -87,9 +87,9 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def notes(ranking: Ranking, taken: Predicted | None = None) -> Iterator[Note]:
-    """What each setting that was left open has become, and what the next best values would cost.
+    """Notes the value of each setting that was left open, and the seconds with the next best values.
 
-    ``taken``: the layout that was, if not the first.
+    ``taken``: the chosen layout, if it is not the first.
     """
     best = ranking.best
     first = taken or best[0]
@@ -115,7 +115,7 @@ def _value(name: str, one: Predicted) -> str:
 
 
 def _searched(ranking: Ranking) -> Iterator[str]:
-    """Names of the fields that a request has left open."""
+    """The names of the fields that the request leaves open."""
     over = ranking.question.job.search.over
     for name, key in KEYS.items():
         below = key if name != "chunks" else "parallel.pipeline.interleave"
@@ -137,7 +137,7 @@ def _counted(ranking: Ranking) -> Iterator[str]:
 
 
 def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
-    """Why there is no layout: none fits, or none can be. ``other``: what helps most, and its bytes."""
+    """Why there is no layout: none fits, or none is possible. ``other``: a single change and its bytes."""
     over = ranking.question.job.search.over
     key, what = next(iter(over), "show"), "auto" if over else "nothing is left open"
     if not ranking.found:

@@ -1,4 +1,4 @@
-"""Where nothing fits: the one change of a request that saves most."""
+"""Suggests the single change of a request that saves most memory if no layout fits."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ LEFT_OPEN = (
 
 @dataclass(frozen=True)
 class Change:
-    """``words`` that make it, and the request that comes of it."""
+    """A change: the ``words`` to type, and the changed request."""
 
     words: str
     job: Job
 
 
 def changes(job: Job) -> Iterator[Change]:
-    """Another setting left open, or twice the nodes; none changes what is trained."""
+    """Leaves one more setting open, or doubles the nodes; no change affects what is trained."""
     over = job.search.over
     for key in LEFT_OPEN:
         if any(k == key or k.startswith(f"{key}.") for k in over):
             continue
         if key == candidates.TP and not (job.parallel.operators or over.get(candidates.OPERATORS)):
-            continue  # nothing is cut over it
+            continue  # no operator is sharded over it
         search = job.search.model_copy(update={"over": {**over, key: AUTO}})
         yield Change(f"{key}={AUTO}", job.model_copy(update={"search": search}))
     nodes = 2 * job.launch.nnodes
@@ -42,7 +42,7 @@ def changes(job: Job) -> Iterator[Change]:
 
 
 def best(job: Job, leanest: Callable[[Job], int | None]) -> tuple[Change, int] | None:
-    """The one whose leanest layout needs fewest bytes; of equals the first."""
+    """The change whose smallest layout needs the fewest bytes; the first of equal ones."""
     found = [(nbytes, n, change) for n, change in enumerate(changes(job)) if (nbytes := leanest(change.job))]
     if not found:
         return None

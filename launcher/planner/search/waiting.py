@@ -1,4 +1,4 @@
-"""Layouts that are still to be planned: what each takes at least, and what plans of others tell of that."""
+"""A queue of layouts to plan, ordered by lower bounds that tighten as others are planned."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from launcher.planner.search.evaluate import Predicted, Question, Slower, Trial
 from launcher.planner.search.layout import Cut, Layout
 
 ROOMY = 0.85
-"""A layout that fits by far takes no more than so much of the memory by its bound."""
+"""A layout certainly fits if its bound is below this share of the memory."""
 
 Shape = tuple[str, int, int, int]
 Family = tuple[Cut, Shape]
-"""Layouts that differ in nothing but how states are sharded."""
+"""Layouts that differ only in how weights and optimizer states are sharded."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Of layouts that were planned."""
+    """What the plans of a family have shown."""
 
     uneven: Uneven
     policies: Policies
@@ -32,10 +32,10 @@ class Seen:
 
 @dataclass
 class Waiting:
-    """Layouts that may be the best, the one that takes least at least first.
+    """Layouts that may be the best, the one with the smallest lower bound first.
 
-    The plan of one says how uneven its pipeline is, and what running again frees and takes in it; its
-    family has the same, and pipelines of more stages are no more even.
+    A plan shows how uneven its pipeline is, and what recomputation frees and costs in it. The layouts of its
+    family have the same values, and pipelines with more stages are at least as uneven.
     """
 
     asked: Question
@@ -47,12 +47,12 @@ class Waiting:
 
     @property
     def free(self) -> bool:
-        """Whether it is left to the search how many stages there are."""
+        """Whether the search decides the number of stages."""
         over = self.asked.job.search.over
         return AUTO in (over.get(candidates.STAGES), over.get(candidates.CHUNKS))
 
     def add(self, layout: Layout) -> Bound | str:
-        """Unless it does not fit, or nothing can be cut so."""
+        """Queues a layout unless it cannot fit; returns its bound, or why it cannot be planned."""
         of = self.wholes[layout.cut]
         if isinstance(of, str):
             return of
@@ -66,7 +66,7 @@ class Waiting:
         return least
 
     def take(self, most: int, below: float) -> list[Layout]:
-        """So many that may take less than ``below``, each with a pipeline of another shape."""
+        """Up to ``most`` layouts that may take less than ``below`` seconds, all with different pipelines."""
         out: list[Layout] = []
         put_back = []
         while self.heap and len(out) < most and self.heap[0][0] < below:
@@ -83,7 +83,7 @@ class Waiting:
         return out
 
     def plain(self) -> list[Layout]:
-        """The first of each cut that fits by far with nothing run again: one of them may be good soon."""
+        """The first simple layout of each cut that certainly fits without recomputation: likely good ones."""
         found: dict[Cut, Layout] = {}
         room = self.asked.room
         for _, _, layout in sorted(self.heap):
@@ -97,18 +97,18 @@ class Waiting:
         return list(found.values())
 
     def seconds(self, layout: Layout) -> float:
-        """At least, by what is known so far; ``inf``: it does not fit."""
+        """The lower bound of the seconds, as known so far; ``inf`` if the layout does not fit."""
         least, seen = self.least[layout], self.families.get(_family(layout))
         if seen is not None:
             return least.seconds(seen.uneven, self._surely(layout), NEAR)
         return least.seconds(self._uneven(layout), self._surely(layout), FAR)
 
     def trial(self, layout: Layout, below: float) -> Trial:
-        """With what is known of it."""
+        """The layout with its bound and the expected effects of policies."""
         return Trial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
 
     def _surely(self, layout: Layout) -> Policies:
-        """As in its family, else as in layouts of its kind, else as in all with such backwards."""
+        """Effects for bounds: of its family, else of its kind, else of all schedulers with such backwards."""
         seen = self.families.get(_family(layout))
         if seen is not None and seen.policies:
             return {**UNSEEN, **seen.policies}
@@ -118,7 +118,7 @@ class Waiting:
         return {**UNSEEN, **(self.kinds.get(kind) or _together(alike))}
 
     def _likely(self, layout: Layout) -> Policies:
-        """As in its family, as in layouts of its kind, else as in those that are nearest to it."""
+        """Likely effects: those of its family, else of its kind, else of the nearest kind."""
         seen = self.families.get(_family(layout))
         if seen is not None and seen.policies:
             return seen.policies
@@ -131,7 +131,7 @@ class Waiting:
         return {} if nearest is None else self.kinds[nearest]
 
     def _uneven(self, layout: Layout) -> Uneven:
-        """As pipelines alike were that have as many stages or fewer."""
+        """The imbalance that similar pipelines with at most as many stages have shown."""
         scheduler, stages, chunks, _ = layout.shape
         exact = [seen.uneven for (_, shape), seen in self.families.items() if shape == layout.shape]
         if exact:
@@ -150,7 +150,7 @@ class Waiting:
         )
 
     def learn(self, found: Predicted | Slower) -> None:
-        """The least uneven pipeline of a family counts."""
+        """Records what a plan has shown; the least uneven pipeline of a family counts."""
         least, family, kind = self.least[found.layout], _family(found.layout), _kind(found.layout)
         uneven = least.uneven(found.pipeline, found.plain)
         policies = {} if isinstance(found, Slower) else _effects(found, least, uneven)
@@ -166,12 +166,12 @@ def _family(layout: Layout) -> Family:
 
 
 def _kind(layout: Layout) -> tuple[str, bool, Cut]:
-    """Layouts in which it frees and costs about the same that blocks run again."""
+    """Layouts with the same kind have about the same effects of recomputation."""
     return layout.scheduler, layout.chunks > 1, layout.cut
 
 
 def _effects(found: Predicted, least: Bound, uneven: Uneven) -> Policies:
-    """What each policy did that was tried."""
+    """The effect of each policy that was tried."""
     frees = max(least.kept * uneven.bytes - least.handed, 1.0)
     forward = uneven.seconds * least.forward
     return {policy: (((found.plain - left) / frees, more / forward),) for policy, left, more in found.tried}

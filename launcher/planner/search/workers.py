@@ -1,4 +1,4 @@
-"""Plans of a search by several processes at once, each of which takes what is next."""
+"""Processes that plan a search's layouts in parallel; each takes the next task when it is free."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from launcher.planner.search.layout import Trace
 from launcher.planner.traces import Traces
 
 COLLECTED = 50_000
-"""Objects more before cycles among them are looked for: plans make many objects, and few cycles."""
+"""New objects before Python looks for cycles: plans make many objects but few cycles."""
 AHEAD = 2
-"""Plans that another process has, so that it does not wait for the next one while this one plans."""
+"""Tasks that another process has queued, so that it does not wait while this process plans."""
 
 
 class Line(Protocol):
-    """A process that was started: its connection, and how it ends."""
+    """A process that was started: its connection, and ways to end it."""
 
     @property
     def connection(self) -> Connection: ...
@@ -35,7 +35,7 @@ Start = Callable[..., Line]
 
 
 class Task(Protocol):
-    """Something to plan."""
+    """A layout to plan."""
 
     @property
     def trace(self) -> Trace: ...
@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 @dataclass
 class Workers:
-    """``traces``: of this process, which is the first of them; ``others``: lines to the rest."""
+    """``traces``: those of this process, which is worker 0; ``others``: connections to the other workers."""
 
     asked: Question
     traces: Traces
@@ -55,12 +55,12 @@ class Workers:
     knows: dict[int, set[Trace]] = field(default_factory=lambda: defaultdict(set))
 
     def __call__(self, tasks: Sequence[T], do: Callable[[Question, T, Traces], R]) -> list[R]:
-        """What comes of each, in their order. Raises what a process raised."""
+        """Returns the result of each task, in order. Raises what a worker raised."""
         found: dict[int, R] = {}
         open_ = list(range(len(tasks)))
         given: dict[Connection, deque[int]] = {line: deque() for line in self.others}
         while len(found) < len(tasks):
-            # the others first: they plan on while this process does
+            # serve the other workers first: they plan while this process does
             for n, (line, has) in enumerate(given.items(), 1):
                 while open_ and len(has) < (AHEAD if len(open_) > AHEAD else 1):
                     has.append(self._next(n, tasks, open_))
@@ -81,7 +81,7 @@ class Workers:
         return [found[n] for n in range(len(tasks))]
 
     def _next(self, worker: int, tasks: Sequence[T], open_: list[int]) -> int:
-        """One whose forward this process has followed, if there is one."""
+        """Takes a task whose forward this worker has traced before, if there is one."""
         chosen = min(open_, key=lambda n: (tasks[n].trace not in self.knows[worker], n))
         open_.remove(chosen)
         self.knows[worker].add(tasks[chosen].trace)
@@ -90,7 +90,7 @@ class Workers:
 
 @contextmanager
 def _alive() -> Iterator[None]:
-    """Around words with another process. Raises ``RunError`` when it has ended."""
+    """Wraps communication with a worker. Raises ``RunError`` if it has ended."""
     try:
         yield
     except (EOFError, ConnectionError) as error:
@@ -100,7 +100,7 @@ def _alive() -> Iterator[None]:
 
 @contextmanager
 def workers(asked: Question, traces: Traces, count: int, start: Start | None = None) -> Iterator[Workers]:
-    """``count`` processes, this one among them, which end with the block; one without ``start``."""
+    """``count`` processes including this one, which end with the block; only this one without ``start``."""
     lines: list[Line] = []
     try:
         for _ in range(count - 1 if start else 0):
@@ -115,7 +115,7 @@ def workers(asked: Question, traces: Traces, count: int, start: Start | None = N
 
 
 def _serve(line: Connection, asked: Question, keeps_messages: bool | None, shallow: bool) -> None:
-    """Plans what comes, until nobody asks any more."""
+    """Runs tasks until the connection closes."""
     traces = Traces(own=True, keeps_messages=keeps_messages, shallow=shallow)
     with _collected_seldom():
         while True:
@@ -125,17 +125,17 @@ def _serve(line: Connection, asked: Question, keeps_messages: bool | None, shall
                 return
             try:
                 answer = do(asked, task, traces)
-            except Exception as error:  # told to who asked
+            except Exception as error:  # sent to the process that asked
                 answer = error
             try:
                 line.send(answer)
-            except ConnectionError:  # who asked has been killed
+            except ConnectionError:  # the process that asked was killed
                 return
 
 
 @contextmanager
 def _collected_seldom() -> Iterator[None]:
-    """In this process, as long as it plans."""
+    """Makes garbage collections rare in this process while it plans."""
     often, *older = gc.get_threshold()
     gc.set_threshold(max(often, COLLECTED) if often else 0, *older)
     try:

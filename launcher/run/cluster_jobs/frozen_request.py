@@ -1,4 +1,4 @@
-"""The request of a job as its ranks carry it out, and what may not be in it."""
+"""Freezes the request of a job for its ranks, and refuses what must not be in it."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from launcher.plan.plan import Plan
 from launcher.run import recipe_of_job
 
 NAME = "request.yaml"
-"""In the run folder."""
+"""The file in the run folder."""
 
 
 def write(job: Job, plan: Plan, run: Path) -> int:
-    """Into the folder of its run. Returns the ranks of a node."""
+    """Writes the request into the run folder. Returns the number of ranks per node."""
     each = plan.sizes.grid.size // job.launch.nnodes
     write_text(run / NAME, text(job, each))
     return each
 
 
 def text(job: Job, each: int) -> str:
-    """What the ranks do, of which the cluster starts ``each`` on a node."""
+    """The request for the ranks; the cluster starts ``each`` of them on a node."""
     settings = {"slurm": None, "k8s": None, "mode": "external", "nproc": each, "max_restarts": 0}
-    if job.launch.k8s is not None:  # the job has its port, and any job the restarts
+    if job.launch.k8s is not None:  # the job sets the port, and restarts are the cluster's task
         settings["port"] = None
     launch = job.launch.model_copy(update=settings)
     return recipe_of_job.text(job.model_copy(update={"launch": launch}), ("The request of this run.",))
 
 
 def refused(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem]:
-    """Whatever the cluster is; ``key``: what asks for it, ``outer``: ranks that are there already."""
+    """Problems on any cluster; ``key``: the setting that requests it, ``outer``: ranks that exist already."""
     if outer is not None:
         text = "this process is already a rank of torchrun or srun, and every rank would submit a job"
         return [Problem(key, text, "launch=auto")]
@@ -42,7 +42,7 @@ def refused(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem
     if job.launch.mode in ("spawn", "inproc"):
         text = f"{job.launch.mode}: in a job of {cluster} the ranks are started by {_starter(cluster)}"
         problems.append(Problem("launch.mode", text, "launch.mode=auto"))
-    values = job.model_dump(mode="json", by_alias=True, exclude={"checkpoint"})  # which takes places only
+    values = job.model_dump(mode="json", by_alias=True, exclude={"checkpoint"})  # it takes only paths
     for secret in _hidden(values, redact.values(values)):
         text = "is a secret, and the request is written into the run folder"
         problems.append(Problem(secret, f"{text}; {_instead(secret)}"))
@@ -50,7 +50,7 @@ def refused(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem
 
 
 def _hidden(values: Any, redacted: Any, at: str = "") -> Iterator[str]:
-    """The keys of what ``redacted`` has otherwise."""
+    """The keys of values that differ in ``redacted``."""
     if isinstance(values, Mapping | list):
         keys = values if isinstance(values, Mapping) else range(len(values))
         for key in keys:

@@ -1,4 +1,4 @@
-"""A run that is handed to a cluster: which cluster, what is refused, what is written and what to type."""
+"""Hands a run to a cluster: which cluster, what is refused, what is written and what to type."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launcher.run.cluster_jobs.slurm import batch_file, submit
 
 
 def key(job: Job) -> str | None:
-    """The setting that says that the run starts elsewhere; ``None`` where it starts here."""
+    """The setting that makes the run start elsewhere; ``None`` if it starts here."""
     return next(
         (f"launch.{name}" for name in ("slurm", "k8s") if getattr(job.launch, name) is not None), None
     )
 
 
 def refused(job: Job, outer: int | None) -> list[Problem]:
-    """What can be said before there is a plan; ``outer``: ranks that torchrun or srun has started."""
+    """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     if job.launch.slurm is not None and job.launch.k8s is not None:
         text = "a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out"
         return [Problem(write.KEY, text)]
@@ -27,9 +27,9 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
 
 
 def hand_over(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:
-    """Write the job into the folder of its run, and submit it where that is asked for.
+    """Writes the job into the run folder, and submits it if requested.
 
-    Returns what to say, and what its status says besides. Raises ``RunError``.
+    Returns a message, and additional fields for the status. Raises ``RunError``.
     """
     if job.launch.k8s is not None:
         return f"not submitted: {write.write(job, plan, run)}", {}

@@ -1,4 +1,4 @@
-"""What every rank of an outer launcher but rank 0 does: as rank 0 says."""
+"""The ranks of an outer launcher except rank 0: they follow the instructions of rank 0."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from launcher.runtime.preemption import heard
 
 
 def follow(timeout_s: Seconds) -> int:
-    """Any rank but 0: do what rank 0 says; returns the exit code.
+    """Follows rank 0's instructions on any other rank; returns the exit code.
 
-    A failure is told by rank 0, and in ``errors/``. ``timeout_s``: how long rank 0 may take to come; it is
-    asked when that takes long.
+    Rank 0 reports failures, which are also in ``errors/``. ``timeout_s`` returns how long rank 0 may take to
+    arrive; it is called if that takes long.
     """
     at = here()
     try:
@@ -69,7 +69,7 @@ def follow(timeout_s: Seconds) -> int:
 
 @contextmanager
 def _answered(at: Place, used: Network) -> Iterator[None]:
-    """Who hosts the store must live until it has said its last word: rank 0, or its outer launcher."""
+    """Explains store errors: its host, rank 0 or the outer launcher, ended before its last message."""
     try:
         yield
     except (DistError, TimeoutError) as error:
@@ -82,7 +82,7 @@ def _answered(at: Place, used: Network) -> Iterator[None]:
 
 
 def _hear(own: Messages, at: Place, used: Network, look: Callable[[], None]) -> Order | int:
-    """Rank 0's last word; tries layouts, and answers questions, as often as it asks."""
+    """Runs trials and answers questions of rank 0 until its last message, which is returned."""
     for turn in count():
         word = _word(own, at, turn, used, look)
         if isinstance(word, Trial):
@@ -96,7 +96,7 @@ def _hear(own: Messages, at: Place, used: Network, look: Callable[[], None]) -> 
 
 
 def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[], None]) -> Word:
-    """What rank 0 says next."""
+    """The next message of rank 0."""
     asked = Asked(own, f"word{turn}")
 
     def watch() -> None:
@@ -115,24 +115,24 @@ def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[],
 
 @contextmanager
 def _left(own: Messages, at: Place, turn: int) -> Iterator[None]:
-    """A rank that is asked to stop will not hear the word of ``turn``: rank 0 need not wait for that."""
+    """A rank that is stopped acknowledges the message of ``turn``, so that rank 0 need not wait for it."""
     try:
         yield
     except Interrupted:
-        with suppress(TimeoutError, DistError):  # without the network it need not be told
+        with suppress(TimeoutError, DistError):  # without the network rank 0 cannot be told
             interruptible(lambda: own.set(f"heard{turn}.{at.rank}", ""), within_s=TELL_S)
         raise
 
 
 def _obey(order: Order, at: Place, whole: Store, used: Network) -> int:
     gc_thresholds.as_usual()
-    console = os.dup(2)  # what this rank says goes to its log from now on
+    console = os.dup(2)  # this rank's output goes to its log from now on
 
     try:
         carry_out(order, among(at), at, whole, used)
     except Interrupted as stop:
         return stop.code
-    except RanksFailed as error:  # rank 0 is in no state to tell it
+    except RanksFailed as error:  # rank 0 cannot report it
         said = printable(f"error: {error}", "\n\t")
         os.write(console, f"{said}\n".encode())
         return FAILED

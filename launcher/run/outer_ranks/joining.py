@@ -1,4 +1,4 @@
-"""The ranks of an outer launcher join their process group: one that fails, or is stopped, ends the others."""
+"""Joins the process group of an outer launcher's ranks: one that fails or is stopped ends the others."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from launcher.runtime.faults import Interrupted, Preempted, signal_name
 
 KEY = "unconnected"
 LOOK_S = 0.1
-MARGIN_S = 2.0  # torch's own error is more exact than ours, so it comes first
+MARGIN_S = 2.0  # seconds: torch's own error is more exact, so it should come first
 STOP_S, FAIL_S = 0.5, 5.0
-"""Of a rank that was asked to stop, and of one that has failed, to tell the others."""
+"""Seconds for a rank that was stopped, and for one that failed, to inform the others."""
 
 
 @dataclass(frozen=True)
 class Unconnected:
-    """Why a rank has not joined: a signal asked it to stop, or ``text`` says what failed."""
+    """Why a rank has not joined: a signal stopped it, or ``text`` says what failed."""
 
     rank: int
     text: str
@@ -34,18 +34,18 @@ class Unconnected:
 
 
 class Unjoined(Preempted):
-    """Asked to stop before the ranks had joined: nothing is lost, and nobody need be waited for."""
+    """A rank was stopped before the ranks had joined: nothing is lost, and it waits for no other rank."""
 
 
 def another_connection(store: Store) -> Store:
-    """The same store over a connection of its own: on one connection every call waits for the one before."""
+    """The same store over a separate connection: on one connection calls wait for each other."""
     connection: Any = store
     other: Store = interruptible(connection.clone)
     return other
 
 
 class Joining:
-    """How one rank joins. ``told()`` is the signal that has asked it to stop, 0 while none has."""
+    """How one rank joins. ``told()`` returns the signal that asked it to stop, or 0."""
 
     def __init__(
         self, store: Store, prefix: str, network: Network, timeout_s: float, told: Callable[[], int]
@@ -59,10 +59,10 @@ class Joining:
         self._heard: list[Unconnected] = []
 
     def attend(self, join: Callable[[], None]) -> None:
-        """Do ``join``, which waits for the other ranks in native code.
+        """Runs ``join``, which waits for the other ranks in native code.
 
-        Raises ``Unjoined`` as soon as this rank or another is asked to stop, ``RunError`` when ``join``
-        fails here or elsewhere, or takes longer than the timeout: gloo takes five times as long.
+        Raises ``Unjoined`` as soon as this rank or another is asked to stop, ``RunError`` when ``join`` fails
+        here or elsewhere, or takes longer than the timeout: gloo would take five times as long.
         """
         over = threading.Event()
         threading.Thread(target=self._listen, args=(over,), name="unconnected", daemon=True).start()
@@ -78,7 +78,7 @@ class Joining:
             failed: Exception = RunError(
                 f"{self._where()}: Timed out waiting for the other ranks for {limit}"
             )
-        except RunError:  # another rank has failed, and says why
+        except RunError:  # another rank has failed and reports why
             raise
         except RuntimeError as error:
             why = str(error).splitlines()[0]
@@ -104,25 +104,25 @@ class Joining:
         raise RunError(f"rank {other.rank} has failed to connect: {other.text}")
 
     def _listen(self, over: threading.Event) -> None:
-        """Hear of other ranks."""
+        """Waits for reports of other ranks."""
         try:
             own = self._connection()
             while not over.wait(LOOK_S):
                 if own.check([KEY]):
                     self._heard.append(Unconnected(**json.loads(own.get(KEY))))
                     return
-        except RuntimeError:  # the store is gone, or out of reach: ``join`` finds out too
+        except RuntimeError:  # the store is gone or unreachable: ``join`` will fail too
             return
 
     def _tell(self, text: str, signum: int = 0) -> None:
-        """The others, if the store can be reached: a rank that leaves does not wait for that."""
+        """Informs the others if the store can be reached, within a limited time."""
         said = json.dumps(asdict(Unconnected(self._network.at.rank, text, signum)))
         within_s = STOP_S if signum else FAIL_S
         with suppress(RuntimeError, TimeoutError):
             interruptible(lambda: self._connection().set(KEY, said), within_s=within_s)
 
     def _connection(self) -> Store:
-        """One that ``join`` does not use: it may be waiting on that."""
+        """A connection that ``join`` does not use, as it may be blocked on its own."""
         if not self._connections:
             own = PrefixStore(self._prefix, another_connection(self._store))
             own.set_timeout(timedelta(seconds=self._timeout_s))

@@ -1,4 +1,4 @@
-"""One run over ranks that torchrun or srun has started: rank 0 decides, the others do as it says."""
+"""Leads a run over ranks that torchrun or srun has started: rank 0 decides, the others follow."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ from launcher.runtime.preemption import STOPS, heard
 from launcher.runtime.processes.blame import failed
 from launcher.steps.on_ranks import RankSteps, work
 
-PATIENCE_S = 3600.0  # of the others, while rank 0 plans and does the steps before theirs
-TELL_S = 0.5  # of a rank that was stopped, to tell the others
+PATIENCE_S = 3600.0  # of the others, while rank 0 plans and runs earlier steps
+TELL_S = 0.5  # for a rank that was stopped, to inform the others
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Order:
-    """What rank 0 tells every other to do."""
+    """What rank 0 instructs every other rank to do."""
 
     todo: RankSteps
     folder: Path
@@ -72,9 +72,9 @@ Word = SeesFile | ListensAt | Reaches | Trial | Order | int
 
 
 class Others:
-    """Rank 0's word to the other ranks: first ``Trial``s and questions, then one order, or an exit code.
+    """Rank 0's messages to the other ranks: trials and questions, then one order or an exit code.
 
-    ``notes``: what the start of the run says of the network between them.
+    ``notes``: lines on the network for the start of the run.
     """
 
     def __init__(self, at: Place, whole: Store, network: Network) -> None:
@@ -91,9 +91,9 @@ class Others:
         self._own.set("here0", whereabouts())
 
     def folder(self, elastic: bool = False) -> Path | None:
-        """Where the attempt before this one was at work, if the outer launcher has restarted us.
+        """The run folder of the previous attempt, if the outer launcher has restarted this one.
 
-        ``elastic``: that attempt may have had more nodes, and with them another secret.
+        ``elastic``: that attempt may have had more nodes, and so another secret.
         """
         if not self._at.attempt or not self._signed.check(["launcher.folder"]):
             return None
@@ -104,14 +104,14 @@ class Others:
             return Path(messages.get("launcher.folder").decode())
 
     def went_to(self, folder: Path) -> None:
-        """What ``folder`` tells the next attempt."""
+        """Records the run folder for the next attempt."""
         self._signed.set("launcher.folder", str(folder))
 
     def gather(self, timeout_s: float) -> None:
-        """Until every rank is here, with the same versions, and every node reaches every other.
+        """Waits until every rank is here with the same versions, and every node reaches every other.
 
-        Raises ``RunError`` when a rank has not come in time, or a node does not reach another,
-        ``RequestError`` where versions differ.
+        Raises ``RunError`` if a rank is late or a node cannot reach another, ``RequestError`` if versions
+        differ.
         """
         if self._met:
             return
@@ -123,7 +123,7 @@ class Others:
             text = f"{ranks_text(self._absent)} of {self._at.size} {have} not come within {timeout_s:g} s"
             raise RunError(f"{text} (launch.timeout_s); each {what}")
 
-        # they may have been told another number of ranks
+        # they may have received another number of ranks
         for rank in others:
             size = int(self._own.get(f"size{rank}"))
             if size != self._at.size:
@@ -136,7 +136,7 @@ class Others:
             self._meet()
 
     def _meet(self) -> None:
-        """Versions are compared and connections between nodes are tried, before ranks need them."""
+        """Compares versions and tries connections between nodes, before ranks need them."""
         others = range(1, self._at.size)
         here = {rank: self._own.get(f"here{rank}").decode() for rank in range(self._at.size)}
         nodes = {rank: text.partition(" ")[0] for rank, text in here.items()}
@@ -151,18 +151,18 @@ class Others:
         self.notes = (self._network.note(),)
 
     def _said(self, rank: int) -> bool:
-        """A launcher from before ranks said more than where they are does not."""
+        """Whether a rank sent its versions and interface; older launchers send only host and process id."""
         return self._own.check([f"about{rank}"])
 
     def share(self, root: Path, key: str) -> None:
-        """Raises ``RequestError`` unless all ranks see what rank 0 writes at ``root``; leaves nothing."""
+        """Raises ``RequestError`` unless all ranks see what rank 0 writes at ``root``, and removes it."""
         if self._at.size == 1:
             return
         with token(root) as file:
             seen(self._ask(SeesFile(file)), root, key)
 
     def _ask(self, question: Question) -> dict[int, str]:
-        """What each rank answers, rank 0 too. Raises ``RunError`` where one does not."""
+        """The answers of all ranks, including rank 0. Raises ``RunError`` if one does not answer."""
         turn = self._turn
         self._tell(question)
         answers = {0: question.answer(self._network)}
@@ -174,7 +174,7 @@ class Others:
         return answers | {rank: self._own.get(f"answer{turn}.{rank}").decode() for rank in ranks}
 
     def try_out(self, trial: Trial, send: Callable[[object], None]) -> dict[str, Any]:
-        """All ranks do ``trial`` in a child each; when this returns or raises there can be more to do.
+        """Runs ``trial`` in a child of each rank; more messages may follow, also if it raises.
 
         Raises ``RanksFailed`` with the root cause.
         """
@@ -183,7 +183,7 @@ class Others:
         return lead(trial, turn, self._at, self._own, send)
 
     def work(self, order: Order, send: Callable[[object], None]) -> dict[str, Any]:
-        """All ranks do ``order``; returns when the others have left.
+        """Runs ``order`` on all ranks; returns when the others have left.
 
         Raises ``RanksFailed`` with the root cause.
         """
@@ -191,7 +191,7 @@ class Others:
         self._over = True
         self._tell(order)
 
-        # one that was stopped waits too until the others have left: their store may be here
+        # a stopped rank also waits until the others have left, as it may host their store
         stop: Preempted | None = None
         done: dict[str, Any] = {}
         try:
@@ -205,11 +205,11 @@ class Others:
         return done
 
     def hurry(self) -> None:
-        """Wait for nobody who has not come yet."""
+        """Stops waiting for ranks that have not arrived yet."""
         self._absent = [rank for rank in range(1, self._at.size) if not self._own.check([f"here{rank}"])]
 
     def dismiss(self, code: int) -> None:
-        """Let the others go, unless they have had their order."""
+        """Sends the others an exit code, unless they have received their order."""
         if not self._over and self._at.size > 1:
             self._over = True
             self._tell(code)
@@ -222,27 +222,27 @@ class Others:
             raise silent(late, self._network, LAST_WORD_S)
 
     def _wait(self, what: str, within_s: float = LAST_WORD_S) -> list[int]:
-        """Until every other rank has; a store that rank 0 hosts must not end before. Returns who has not."""
+        """Waits for every other rank, as rank 0 may host their store; returns the ranks that are late."""
         ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
         asked = "have not answered rank 0"
         first_s = min(SAY_S, within_s)
         late = await_ranks(self._own, what, ranks, first_s, say=tell, what=asked)
         if late and within_s > first_s and not lost(late, self._network):
             late = await_ranks(self._own, what, late, within_s - first_s, say=tell, what=asked)
-        if late:  # their launcher sees to them
+        if late:  # their launcher handles them
             _log.warning("%s: not heard of within %.0f s", ranks_text(late), within_s)
             self._absent += late
         try:
             for rank in sorted({*ranks} - {*late}):
                 self._own.get(f"{what}{rank}")
-        except RunError as error:  # how the run ends is told already
+        except RunError as error:  # the end of the run has been reported
             _log.warning("%s", error)
         return late
 
 
 @contextmanager
 def leading(at: Place | None = None) -> Iterator[Others]:
-    """Whatever becomes of the block, no other rank is left waiting."""
+    """Yields the other ranks; however the block ends, none of them is left waiting."""
     at = at or here()
     found = secret(at)
     if found.derived and at.size > 1:
@@ -251,7 +251,7 @@ def leading(at: Place | None = None) -> Iterator[Others]:
     with network(at) as used:
         others = Others(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
 
-        # what the others are told at the end, whatever ends it
+        # the exit code for the others, whatever ends the block
         code = FAILED
         try:
             yield others
@@ -273,7 +273,7 @@ def whereabouts() -> str:
 
 
 def here() -> Place:
-    """This process among those of the outer launcher. Raises ``RequestError`` where there is none."""
+    """This process's place under an outer launcher. Raises ``RequestError`` without one."""
     at = place()
     if at is None:
         raise RequestError((Problem("launch.mode", "neither torchrun nor srun has started this process"),))
@@ -281,12 +281,12 @@ def here() -> Place:
 
 
 def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network) -> dict[str, Any]:
-    """One rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
+    """Runs one rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
     mine = replace(among(at, order.device, order.backend), send=world.send)
     own = Messages(whole, secret(at)).within(corner(at))
 
-    # A store may be too busy, or gone, when it is needed: rank 0, which tells of all, asks it at the start,
-    # and the others ask it for rank 0, which may take it along.
+    # A store may be too busy, or gone, when an address is needed. So rank 0, which reports on all ranks,
+    # reads all addresses now; the others read that of rank 0, whose end may end the store.
     early = at.size if at.rank == 0 else 1
     known = {rank: own.get(f"here{rank}").decode() for rank in range(early)}
 
@@ -306,7 +306,7 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
     log.configure(mine.rank, order.folder)
     faulthandler.enable(file=2)
 
-    # an error is put down before it leaves the group, where others wait for this rank
+    # an error is recorded before this rank leaves the group, where others wait for it
     with _told(order, mine) as told, ExitStack() as group:
         try:
             joining = Joining(whole, f"launcher{at.attempt}", used, order.timeout_s, told)
@@ -326,13 +326,13 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
         except BaseException as error:
             try:
                 raise fault(error) from error
-            except Interrupted:  # a signal from before we were deaf; it comes once
+            except Interrupted:  # a signal from before ``deafen``; it comes once
                 raise fault(error) from error
 
 
 @contextmanager
 def _told(order: Order, world: World) -> Iterator[Callable[[], int]]:
-    """What the work asks: has this rank been asked to stop? One that does not poll is ended by the signal."""
+    """Yields a function that returns a stop signal; without polling the signal ends the rank."""
     if order.polls:
         with heard(forced=True) as told:
             yield told
@@ -345,5 +345,5 @@ def _told(order: Order, world: World) -> Iterator[Callable[[], int]]:
 
 
 def corner(at: Place) -> str:
-    """Keys of this attempt only."""
+    """The key prefix of this attempt."""
     return f"launcher{at.attempt}"

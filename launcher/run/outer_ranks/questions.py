@@ -1,4 +1,4 @@
-"""What rank 0 of an outer launcher asks the other ranks before anything is written, and what they answer."""
+"""Questions of rank 0 of an outer launcher to the other ranks before anything is written, and answers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from launcher.runtime.cluster.network import AFTERWARDS_S, Listener, Network, Un
 from launcher.runtime.cluster.outer_rendezvous import ranks_text
 from launcher.runtime.code_versions import of_a_rank
 
-SHARED_S = 8.0  # until a file that one node has written is seen by the others
+SHARED_S = 8.0  # seconds until other nodes see a file that one node has written
 
 
 class Question:
-    """What every rank answers in its own process, as text."""
+    """A question that every rank answers in its own process, as text."""
 
     doing = "have not answered rank 0"
 
@@ -33,7 +33,7 @@ class Question:
 
 @dataclass(frozen=True)
 class SeesFile(Question):
-    """Whether a rank sees this file: the answer is "" or the name of a node that does not."""
+    """Asks whether a rank sees this file; the answer is "" or the name of a node that does not."""
 
     token: Path
 
@@ -54,7 +54,7 @@ class SeesFile(Question):
 
 @dataclass(frozen=True)
 class ListensAt(Question):
-    """Where the node of a first rank listens; all ranks use the interface that was found from here on.
+    """Asks where the node of a first rank listens; from now on all ranks use the interface that was found.
 
     ``rendezvous``: the address by which other nodes reach the node of MASTER_ADDR.
     """
@@ -73,7 +73,7 @@ class ListensAt(Question):
 
 @dataclass(frozen=True)
 class Reaches(Question):
-    """Which of ``peers`` the node of a first rank does not reach; ``nodes``: the name of each rank's."""
+    """Asks which of ``peers`` a node's first rank cannot reach; ``nodes``: the node name of each rank."""
 
     peers: tuple[Listener, ...]
     nodes: Mapping[int, str]
@@ -86,7 +86,7 @@ class Reaches(Question):
 
 
 def about(network: Network) -> str:
-    """What a rank says of itself when it comes."""
+    """What a rank sends about itself when it arrives."""
     found = network.route
     return json.dumps(
         {
@@ -101,7 +101,7 @@ def about(network: Network) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """What rank 0 knows of the ranks that have come: each one's ``about``, "" of another launcher."""
+    """What rank 0 knows of the other ranks: each one's ``about``, "" if its launcher is older."""
 
     texts: Mapping[int, str]
 
@@ -109,7 +109,7 @@ class About:
         return ((rank, json.loads(text)) for rank, text in sorted(self.texts.items()))
 
     def same_versions(self) -> None:
-        """Raises ``RequestError`` where a rank has another launcher, Python or torch than rank 0."""
+        """Raises ``RequestError`` if a rank has another launcher, Python or torch than rank 0."""
         mine = of_a_rank()
         here = socket.gethostname()
         problems: dict[str, Problem] = {}
@@ -129,12 +129,12 @@ class About:
             raise RequestError(tuple(problems.values()))
 
     def rendezvous(self) -> str | None:
-        """The address by which other nodes reach the node of MASTER_ADDR; ``None``: by a loopback only."""
+        """The address by which other nodes reach the node of MASTER_ADDR; ``None`` if only by loopback."""
         reached = (each["rendezvous"] for _, each in self.said())
         return next((one for one in reached if one is not None and not is_loopback(one)), None)
 
     def nodes(self, network: Network) -> tuple[Listener, ...]:
-        """The nodes, by the interfaces that reach the rendezvous; nothing listens there yet."""
+        """The nodes, with the interfaces that reach the rendezvous; nothing listens there yet."""
         said = [*self.said(), (0, json.loads(about(network)))]
         found = []
         for rank, each in said:
@@ -146,7 +146,7 @@ class About:
 
 
 def listeners(answers: Mapping[int, str]) -> tuple[Listener, ...]:
-    """All nodes with what they listen at. Raises ``RunError`` where one cannot listen."""
+    """All nodes with the addresses at which they listen. Raises ``RunError`` if one cannot listen."""
     found: list[Listener] = []
     for _, text in sorted(answers.items()):
         said = json.loads(text)
@@ -157,7 +157,7 @@ def listeners(answers: Mapping[int, str]) -> tuple[Listener, ...]:
 
 
 def connected(answers: Iterable[str], rendezvous: str) -> None:
-    """Raises ``RunError`` where a node does not reach another."""
+    """Raises ``RunError`` if a node cannot reach another."""
     failed: list[Unreached] = []
     for text in answers:
         for one in json.loads(text):
@@ -180,7 +180,7 @@ def seen(answers: Mapping[int, str], root: Path, key: str) -> None:
 
 
 def silent(ranks: Sequence[int], network: Network, waited_s: float) -> RunError:
-    """The error of ranks that do not answer rank 0; where their node cannot be reached, that is why."""
+    """The error for ranks that do not answer rank 0; names the network if their node is unreachable."""
     if failed := lost(ranks, network):
         return RunError(failed)
     there = ", ".join(dict.fromkeys(network.nodes[rank] for rank in ranks if rank in network.nodes))
@@ -189,7 +189,7 @@ def silent(ranks: Sequence[int], network: Network, waited_s: float) -> RunError:
 
 
 def lost(ranks: Sequence[int], network: Network) -> str:
-    """The network between this node and that of ``ranks``, where it is why they do not answer; else ""."""
+    """Describes an unreachable node of ``ranks``, which explains why they do not answer; else ""."""
     theirs = {network.nodes[rank] for rank in ranks if rank in network.nodes}
     for one in network.unreached(AFTERWARDS_S, refused=False):
         if one.target.node in theirs:
@@ -200,7 +200,7 @@ def lost(ranks: Sequence[int], network: Network) -> str:
 
 @contextmanager
 def token(root: Path) -> Iterator[Path]:
-    """A file at ``root`` that nobody else has written; folders that are made for it go with it."""
+    """A new, unique file at ``root``; folders that are created for it are removed with it."""
     made = [folder for folder in (root, *root.parents) if not folder.exists()]
     file = root / f".shared-{secrets.token_hex(8)}"
     try:
@@ -210,5 +210,5 @@ def token(root: Path) -> Iterator[Path]:
     finally:
         file.unlink(missing_ok=True)
         for folder in made:
-            with suppress(OSError):  # somebody has put something there
+            with suppress(OSError):  # another process has put something there
                 folder.rmdir()

@@ -1,4 +1,4 @@
-"""A layout that is tried on the ranks of an outer launcher: by a child of each, which may fail without it."""
+"""Tries a layout on the ranks of an outer launcher: in a child of each, whose failure the rank survives."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from launcher.runtime.processes.start import run_outer_rank
 from launcher.runtime.scratch import scratch
 from launcher.steps.on_ranks import RankSteps, work
 
-LAST_WORD_S = 60.0  # of rank 0, until a rank that hangs has ended its child
+LAST_WORD_S = 60.0  # seconds for rank 0, until a rank that hangs has ended its child
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a child of every rank does, each with a folder of its own, which is deleted behind it."""
+    """The work of every rank's child; each has a temporary folder."""
 
     todo: RankSteps
     device: str
@@ -36,9 +36,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Ended:
-    """What has become of a rank's child: neither a fault nor a result where another rank has failed.
+    """How a rank's child ended: with neither a fault nor a result if another rank failed.
 
-    ``signum``: its parent was asked to stop, twice if it was ``insisted``.
+    ``signum``: the signal that stopped its parent; ``insisted``: it came twice.
     """
 
     fault: Fault | None = None
@@ -48,10 +48,10 @@ class Ended:
 
 
 def lead(trial: Trial, turn: int, at: Place, own: Messages, send: Callable[[object], None]) -> dict[str, Any]:
-    """Rank 0's part; returns its figures once every child has ended, and was fine.
+    """Rank 0's part; returns its results once every child has ended successfully.
 
-    Raises ``RanksFailed`` with the root cause, ``Interrupted`` if a rank was asked to stop, ``RunError``
-    where a rank does not answer any more: then nothing else can be tried.
+    Raises ``RanksFailed`` with the root cause, ``Interrupted`` if a rank was asked to stop, ``RunError`` if a
+    rank does not answer any more: then no other trial is possible.
     """
     keys = _keys(turn, own)
     try:
@@ -59,7 +59,7 @@ def lead(trial: Trial, turn: int, at: Place, own: Messages, send: Callable[[obje
         if mine.signum:
             raise Interrupted(mine.signum, mine.insisted)
         ended = [mine, *_others(trial, at, keys)]
-    except BaseException as error:  # whatever has ended this rank's part ends theirs
+    except BaseException as error:  # whatever ended this rank's part must end theirs
         _tell(keys, silent(at.rank, at.attempt, type(error).__name__, "has given up"))
         raise
 
@@ -74,7 +74,7 @@ def lead(trial: Trial, turn: int, at: Place, own: Messages, send: Callable[[obje
 
 
 def obey(trial: Trial, turn: int, at: Place, own: Messages) -> None:
-    """The part of any other rank, which is told to rank 0. Raises ``Preempted`` if it was asked to stop."""
+    """The part of any other rank, reported to rank 0. Raises ``Preempted`` if it was asked to stop."""
     keys = _keys(turn, own)
     mine = _child(trial, turn, at, keys, lambda _: None)
     keys.set(f"ended{at.rank}", encode(mine, Ended))
@@ -83,7 +83,7 @@ def obey(trial: Trial, turn: int, at: Place, own: Messages) -> None:
 
 
 def _child(trial: Trial, turn: int, at: Place, keys: Messages, send: Callable[[object], None]) -> Ended:
-    """The part of this rank's child. A failure of it is known to all other ranks when this returns."""
+    """Runs this rank's child. All other ranks know of a failure when this returns."""
     try:
         with scratch() as folder:
             out = run_outer_rank(
@@ -98,7 +98,7 @@ def _child(trial: Trial, turn: int, at: Place, keys: Messages, send: Callable[[o
                 on_message=lambda _, news: send(news),
                 elsewhere=partial(_told, keys),
             )
-    except Exception as error:  # it could not be started, or watched
+    except Exception as error:  # it could not be started or supervised
         ended = Ended(raised(at.rank, at.attempt, error, skip=__file__))
     else:
         fault, result = out.faults.get(at.rank), out.results.get(at.rank)
@@ -112,12 +112,12 @@ def _child(trial: Trial, turn: int, at: Place, keys: Messages, send: Callable[[o
 
 
 def _in_folder(todo: RankSteps, folder: Path, world: World) -> dict[str, Any]:
-    """The folder of rank 0 is on another machine."""
+    """Uses this rank's folder, as that of rank 0 is on another machine."""
     return work(world, replace(todo, folder=folder))
 
 
 def _others(trial: Trial, at: Place, keys: Messages) -> Iterator[Ended]:
-    """What all but rank 0 have told; one that does not end when the others have is made to."""
+    """How the other ranks' children ended; one that outlasts the others by too long is ended."""
     ranks = range(1, at.size)
     late = await_ranks(keys, "ended", ranks, trial.timeout_s, say=tell, what="did not end this layout yet")
     if late:
@@ -137,7 +137,7 @@ def _tell(keys: Messages, fault: Fault) -> None:
 
 
 def _told(keys: Messages) -> Fault | None:
-    """The fault of some rank, once one has failed."""
+    """The fault of any rank, once one has failed."""
     if not keys.check(["failed"]):
         return None
     fault: Fault = decode(keys.get("failed"), Fault)

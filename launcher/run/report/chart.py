@@ -1,4 +1,4 @@
-"""Curves as pictures: SVG by itself, steps to the right."""
+"""Curves as stand-alone SVG pictures, steps to the right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLE = (
 
 
 def chart(title: str, curves: Mapping[str, Curve]) -> str:
-    """All of one scale; pale is from the lowest to the highest value of the steps that a point stands for."""
+    """Draws curves in one scale; a pale band spans the lowest to the highest value of each point's steps."""
     inner, room = WIDE - LEFT - RIGHT, HIGH - TOP - BOTTOM
     points = [p for curve in curves.values() for p in curve]
     first, last = min(p.first for p in points), max(p.last for p in points)
@@ -57,7 +57,7 @@ def chart(title: str, curves: Mapping[str, Curve]) -> str:
 
 
 def _line(name: str, curve: Curve, colour: str, at: list[tuple[float, float]]) -> Iterator[str]:
-    """With its points, where they are few: they say what they are when one points at them."""
+    """A line; if it has few points, these are marked and show their values on hover."""
     yield f'<path d="{_path(at)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
     if len(curve) <= 60:
         for (x, y), p in zip(at, curve, strict=True):
@@ -70,7 +70,7 @@ def _path(points: list[tuple[float, float]]) -> str:
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
-    """With some room at both ends; never nothing."""
+    """The range with some margin at both ends; never empty."""
     if isclose(low, high):
         room = abs(low) * 0.05 or 1.0
         return low - room, high + room
@@ -79,7 +79,7 @@ def _range(low: float, high: float) -> tuple[float, float]:
 
 
 def _marks(low: float, high: float) -> list[float]:
-    """Round numbers between, three to six of them.
+    """Three to six round numbers between the two.
 
     >>> _marks(1.9, 4.3), _marks(0.00012, 0.00034)
     ([2.0, 2.5, 3.0, 3.5, 4.0], [0.00015, 0.0002, 0.00025, 0.0003])

@@ -1,4 +1,4 @@
-"""A figure over the steps of a run, in bounded memory."""
+"""A metric over the steps of a run, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import pairwise
 from math import isfinite
 
 MOST = 1000
-"""Points of a curve; with more steps than that each stands for several."""
+"""The most points of a curve; with more steps, each point covers several."""
 
 
 @dataclass
 class Point:
-    """Steps from ``first`` to ``last``, and their ``count`` values."""
+    """Steps from ``first`` to ``last``, with ``count`` values."""
 
     first: int
     last: int
@@ -27,20 +27,20 @@ class Point:
         return self.total / self.count
 
     def add(self, more: Point) -> None:
-        """Those of the steps after it."""
+        """Merges the point of the following steps into this one."""
         self.last, self.count, self.total = more.last, self.count + more.count, self.total + more.total
         self.low, self.high = min(self.low, more.low), max(self.high, more.high)
 
 
 @dataclass
 class Curve:
-    """``width``: steps of a point."""
+    """A curve; ``width``: the steps per point."""
 
     width: int = 1
     points: list[Point] = field(default_factory=list)
 
     def add(self, step: int, value: float) -> None:
-        """A step that comes again is trained again, as are all after it; what is no number is left out."""
+        """Adds a value; a repeated step replaces all points from there on; NaN and infinity are omitted."""
         if self.points and step <= self.points[-1].last:
             self.points = [p for p in self.points if p.last < step]
         if not isfinite(value):
@@ -70,7 +70,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Means of equal parts as bars of a letter each.
+    """Means of equal parts, each as a bar of one character.
 
     >>> sparkline([8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.5, 1.0]), sparkline([1.0, 1.0]), sparkline([])
     ('█▆▅▄▃▂▁▁', '▁▁', '')

@@ -1,4 +1,4 @@
-"""What a drill has shown: when the fault was noticed, what it cost, whether the weights are the same bits."""
+"""The results of a drill: when the fault was detected, what it cost, and whether weights are bit-equal."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Hear = Callable[[int, object], None]
 
 @dataclass(frozen=True)
 class DrillReport:
-    """``detected_s`` and ``recovered_s`` count from the fault; recovered is the first step done behind it.
+    """``detected_s`` and ``recovered_s`` count from the fault; recovery is the first finished step after it.
 
-    ``steps_lost``: that were done and had to be done again. ``differing``: tensors, by file, of the last
-    checkpoint that are not those of the undisturbed run. ``None``: it has not come to that.
+    ``steps_lost``: steps that had to be repeated. ``differing``: tensors, by file, of the last checkpoint
+    that differ from the undisturbed run. ``None`` means that it did not happen.
     """
 
     drill: str
@@ -43,7 +43,7 @@ class DrillReport:
 
 
 def watching(run: Path, fault: Fault, hear: Hear) -> Hear:
-    """``hear``, and note when what the ranks tell names the fault first."""
+    """Returns ``hear`` extended to record when the ranks' news first report the fault."""
 
     def both(rank: int, news: object) -> None:
         if isinstance(news, dict) and _names(news, fault) and record.read(run, record.HAPPENED, fault):
@@ -61,12 +61,12 @@ def _names(news: Mapping[str, Any], fault: Fault) -> bool:
 
 
 def look(run: Path, fault: Fault, again: bool = False) -> None:
-    """Note when the ranks that failed by the fault were seen to; before the next start clears that away.
+    """Records when the failure of ranks was detected, before the next start removes their error files.
 
-    ``again``: this is such a start, so somebody has noticed, though no rank was left to say when.
+    ``again``: this is a new start, so the failure was detected although no rank recorded when.
     """
     happened = record.read(run, record.HAPPENED, fault)
-    if happened is None or fault.kind in ("slow_rank", "bitflip"):  # seen in what the ranks tell
+    if happened is None or fault.kind in ("slow_rank", "bitflip"):  # detected in the ranks' news
         return
     said = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("errors/rank*.json")]
     times = [f["time_ns"] for f in said if f["time_ns"] >= happened["time_ns"]]
@@ -77,7 +77,7 @@ def look(run: Path, fault: Fault, again: bool = False) -> None:
 
 
 def report(run: Path, undisturbed: Path, fault: Fault, trust: Trust) -> DrillReport:
-    """Raises ``RunError`` when the fault has not happened."""
+    """Builds the report. Raises ``RunError`` if the fault has not happened."""
     happened = record.read(run, record.HAPPENED, fault)
     if happened is None:
         raise RunError(f"drill: {fault} has not happened: training ended before it")
@@ -105,7 +105,7 @@ def _lost(fault: Fault, resumed: int | None) -> int | None:
 
 
 def _compared(run: Path, undisturbed: Path, trust: Trust) -> tuple[int, tuple[str, ...]]:
-    """How many tensors the last checkpoints of both have, and which of them differ, weights first."""
+    """The number of tensors in the last checkpoints of both, and those that differ, weights first."""
     mine, other = (_digests(folder / "checkpoints", trust) for folder in (run, undisturbed))
     names = sorted(mine.keys() | other.keys(), key=lambda name: (FILE_OF["param"] not in name, name))
     return len(names), tuple(n for n in names if mine.get(n) != other.get(n))
@@ -124,7 +124,7 @@ def _digests(checkpoints: Path, trust: Trust) -> dict[str, str]:
 
 
 def lines(told: DrillReport) -> Iterator[str]:
-    """The table that ends the run."""
+    """The table at the end of the run."""
     yield f"drill of {told.drill}"
     yield f"  detected       {_after(told.detected_s)}"
     going = "" if told.resumed_step is None else f", going on after step {told.resumed_step}"
@@ -143,10 +143,10 @@ def _after(seconds: float | None) -> str:
 def finish(
     run: Path, undisturbed: Path, fault: Fault, trust: Trust, say: Callable[[str], None], strict: bool
 ) -> None:
-    """Write ``drill.json`` and say the table.
+    """Writes ``drill.json`` and prints the table.
 
-    Raises ``RunError`` when nobody noticed the fault, when training did not go on, or, if ``strict``, when
-    the weights are others.
+    Raises ``RunError`` if the fault was not detected, if training did not resume, or, if ``strict``, when the
+    weights differ.
     """
     told = report(run, undisturbed, fault, trust)
     write_text(run / FILE, json.dumps(asdict(told) | {"bit_identical": told.identical}, indent=1) + "\n")

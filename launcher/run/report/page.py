@@ -1,4 +1,4 @@
-"""A run as one page of HTML that needs nothing else: no network, no script."""
+"""Shows a run as a self-contained HTML page: no network, no script."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.run.report.chart import chart
 from launcher.run.report.curve import Curve
 
 REFRESH_S = 15
-"""Seconds between two looks of a browser at a run that goes on."""
+"""Seconds between reloads of the page while the run is running."""
 TOGETHER = {
     "loss": ("loss", "val_loss", "val_loss_ema"),
     "step_ms_worst": ("step_ms_worst", "step_ms_median"),
 }
-"""Curves of one chart, by the first of them."""
+"""Curves that share a chart, by the first of them."""
 FIRST_OF = {"loss": "training", "step_ms_worst": "the slowest"}
 FIRST = ("loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "step_ms_worst", "memory_mb")
 LABELS = {
@@ -27,7 +27,7 @@ LABELS = {
     "step_ms_worst": "ms of a rank's own work", "step_ms_median": "median of ranks",
 }  # fmt: skip
 LEFT_OUT = ("step", "steps", "bubble", "worst_rank")
-"""Of what a row says: the bubble is the plan's, and the same in each; a rank is no quantity."""
+"""Row entries without a chart: the plan's bubble, which is constant; and a rank, which is no quantity."""
 STYLE = (
     "body{font-family:sans-serif;color:#24292f;max-width:1180px;margin:24px auto;padding:0 16px}"
     "h1{font-size:22px;margin:0}h2{font-size:16px;margin:28px 0 8px}p{margin:6px 0}a{color:#2c6fbb}"
@@ -41,10 +41,10 @@ STYLE = (
 
 @dataclass(frozen=True)
 class Told:
-    """What a page is made of.
+    """The content of a page.
 
-    ``status``: running, done, or how it ended. ``changes``: what was typed, a setting each. ``pictures``: SVG
-    texts by title. ``kernels``: tables of what was profiled. ``files``: paths in the run folder.
+    ``status``: running, done, or how it ended. ``changes``: the typed settings. ``pictures``: SVG texts by
+    title. ``kernels``: tables of profiled kernels. ``files``: paths in the run folder.
     """
 
     name: str
@@ -91,7 +91,7 @@ def _head(told: Told) -> Iterator[str]:
 
 
 def _order(curves: Mapping[str, Curve]) -> list[str]:
-    """Known figures first, then what else there is, in the order in which it came."""
+    """Known figures first, then the others in the order of their appearance."""
     there = [key for key in curves if key not in LEFT_OUT and len(curves[key])]
     return [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
 
@@ -115,7 +115,7 @@ def _charts(curves: Mapping[str, Curve]) -> Iterator[str]:
 
 
 def _pictures(pictures: Mapping[str, str]) -> Iterator[str]:
-    """As images: each keeps its styles to itself."""
+    """Embeds pictures as images, so that their styles stay separate."""
     for title, svg in pictures.items():
         data = b64encode(svg.encode()).decode()
         yield f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'

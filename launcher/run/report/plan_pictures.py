@@ -1,4 +1,4 @@
-"""The files of a run folder that draw its plan: in seconds where the plan predicts them."""
+"""Draws a plan as files of the run folder: in seconds if the plan predicts them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import chrome, svg
 
 PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
-"""What the seconds of a step go to while its schedule runs; the rest comes after it."""
+"""The parts of a step's seconds while its schedule runs; the others follow it."""
 
 
 def pictures(plan: Plan) -> dict[str, str]:
-    """Their texts by name; memory over device matrices is not known from action to action."""
+    """The files' texts by name; without memory for device matrices, where it is unknown per action."""
     found, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.simulated
     after, lanes = None, () if step is None else step.lanes
     if step is not None:
@@ -35,7 +35,7 @@ def pictures(plan: Plan) -> dict[str, str]:
 
 
 def _graphs(plan: Plan) -> dict[str, str]:
-    """What each stage runs, in words and drawn, where that is asked for."""
+    """What each stage runs, as text and drawn, if requested."""
     if plan.graph is None:
         return {}
     model = stage_graph.Staged(plan.stages, plan.boundaries, plan.params, whole=plan.leaves is None)

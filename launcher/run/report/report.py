@@ -1,4 +1,4 @@
-"""``report.html`` of a run folder, written anew now and then while the run goes on."""
+"""Writes ``report.html`` in a run folder, and updates it while the run is running."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 NAME = "report.html"
 EVERY_S = 10.0
 SHARE = 50
-"""Times what writing it took pass before it is written again."""
+"""The least time between two updates, as a multiple of the time to write one."""
 PICTURES = {"One step, as planned": "timeline.svg", "Memory over a step, as planned": "memory.svg"}
 LINKS = (
     "command.txt", "config.yaml", "plan.txt", "plan.json", "metrics.jsonl", "metrics.csv", "status.json",
@@ -29,13 +29,13 @@ LINKS = (
 
 
 KERNELS = "profile/rank*.txt"
-"""Tables of what was profiled, a rank each."""
+"""Tables of profiled kernels, one per rank."""
 
 
 class Report:
-    """Fed with every row of the metrics; ``before``: those that are there already.
+    """Takes every row of the metrics; ``before``: those that exist already.
 
-    It is for people to look at: where it cannot be written that is said once, and the run goes on.
+    If it cannot be written, it warns once, and the run goes on.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Report:
             self._due = now + max(EVERY_S, SHARE * (now - begun))
 
     def loss(self, width: int = 40) -> str:
-        """From the first to the last, as a line; "" where there are not two."""
+        """The loss curve as a line of text; "" with fewer than two values."""
         curve = self.curves.get("loss", Curve())
         if len(curve) < 2:
             return ""
@@ -91,7 +91,7 @@ class Report:
     def _write(self, status: str) -> None:
         try:
             write_text(self._run / NAME, page(self._told(status)))
-        except Exception as error:  # whatever it is about, it is no reason to end a run
+        except Exception as error:  # no error of the report may end a run
             if not self._failed:
                 _log.warning("%s: %s; the run goes on without it", self._run / NAME, said(error))
             self._failed = True

@@ -1,4 +1,4 @@
-"""All that shows the metrics of a run besides its console, as one; none of them can end or hold up a run."""
+"""Combines everything that shows metrics besides the console; nothing here can end or delay a run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from launcher.run.report.report import Report
 _log = logging.getLogger(__name__)
 
 STOPPED_S = 5.0
-"""The most that a run waits for its loggers when it is told to stop: soon it may be killed."""
+"""The most seconds that a stopped run waits for its loggers, as it may soon be killed."""
 
 
 class Viewers:
-    """The page of a run, TensorBoard's files where they are asked for, loggers in processes of their own."""
+    """A run's page, TensorBoard files if requested, and loggers in separate processes."""
 
     def __init__(self, report: Report, board: TensorBoard | None, others: Sequence[LoggerProcess]) -> None:
         self.report, self.others = report, others
@@ -47,7 +47,7 @@ class Viewers:
     def _do(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # of a package that is not ours, about anything
+        except Exception as error:  # a foreign package may raise anything
             if not self._failed:
                 _lost(FOLDER, error)
             self._failed = True
@@ -57,7 +57,7 @@ class Viewers:
 def viewers(
     run: Path, job: Job, changes: Sequence[str], before: Sequence[Mapping[str, Any]]
 ) -> Iterator[Viewers]:
-    """``changes``: what was typed; ``before``: rows of earlier starts."""
+    """The viewers of a run; ``changes``: the typed settings, ``before``: rows of earlier starts."""
     board = _board(run, before) if job.logger.tensorboard else None
     with Report(run, job.name, changes, before) as report:
         shown = Viewers(report, board, _others(run, job, len(before)))
@@ -84,7 +84,7 @@ def _others(run: Path, job: Job, before: int) -> list[LoggerProcess]:
     found: list[LoggerProcess] = []
     try:
         found += start.begun(job, run, before)
-    except Exception as error:  # of a system that starts no process, or a folder that takes no file
+    except Exception as error:  # the system starts no process, or the folder takes no file
         _lost("loggers", error)
     return found
 

@@ -1,4 +1,4 @@
-"""A request that a search has settled, as a recipe that runs as it is."""
+"""Writes the request that a search has settled as a recipe that runs unchanged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _WRITTEN = "Written by a search"
 
 
 def heading(job: Job) -> str:
-    """The first line of a file that a search of ``job`` writes, by which a later one knows it."""
+    """The first line of a file that a search of ``job`` writes, which identifies it to later searches."""
     return f"{_WRITTEN} for {job.name}."
 
 
 def unwritable(path: Path, job: Job) -> Problem | None:
-    """Why it cannot be written; only what a search of the same run has written is replaced."""
+    """Why the file cannot be written; only files written by searches of the same run are replaced."""
     if path.is_dir():
         return Problem(KEY, f"{path}: is a folder, not a file")
     if path.suffix != ".yaml":
@@ -38,7 +38,7 @@ def unwritable(path: Path, job: Job) -> Problem | None:
 
 
 def write(path: Path, job: Job, said: tuple[str, ...] = ()) -> None:
-    """In one piece."""
+    """Writes the recipe atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     settled = job.model_copy(update={"search": Search()})
     write_bytes(path, recipe_of_job.text(settled, (heading(job), *said)).encode())

@@ -1,4 +1,4 @@
-"""A request that leaves settings open: the layout that is found for it, and where that is written."""
+"""Finds a layout for a request that leaves settings open, and writes it as a recipe."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 MOST_PROCESSES = 8
 CLUSTER = "cluster.yaml"
-"""Beside the recipe of the best layout, where some were measured."""
+"""The file beside the recipe of the best layout, if layouts were measured."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """``job`` with nothing left open, and what was chosen; ``cluster``: the file of it as it was measured."""
+    """``job`` with all settings decided, and notes; ``cluster``: the text of the refitted cluster file."""
 
     job: Job
     notes: tuple[Note, ...] = ()
@@ -41,12 +41,12 @@ class Chosen:
 
 
 def open_ended(job: Job) -> bool:
-    """Whether anything is left to the search."""
+    """Whether any setting is left to the search."""
     return bool(job.search.over)
 
 
 def check(job: Job) -> None:
-    """Raises ``RequestError`` for what is wrong with a search whatever the model is."""
+    """Raises ``RequestError`` for problems of a search that do not depend on the model."""
     found = [*candidates.impossible(_at_home(job)), *refused(job)]
     if job.show == "search" and not open_ended(job):
         how = "set keys below parallel to auto or to lists; parallel=auto opens all of them"
@@ -61,12 +61,12 @@ def check(job: Job) -> None:
 
 
 def _at_home(job: Job) -> Job:
-    """With as many ranks as an outer launcher has started."""
+    """``job`` with the number of ranks that an outer launcher has started."""
     return launch.at_home(job, launch.outer_size())
 
 
 def _beside(best: Path, job: Job) -> Problem | None:
-    """Why the cluster cannot be written there."""
+    """Why the cluster file cannot be written beside the recipe."""
     if best.name == CLUSTER:
         text = f"{best}: is what the refitted cluster is written to"
         return Problem(best_recipe.KEY, text, f"{best_recipe.KEY}={best.with_name('best.yaml')}")
@@ -77,7 +77,7 @@ def _beside(best: Path, job: Job) -> Problem | None:
 
 
 def settled(job: Job, measure: bool = False, others: Others | None = None) -> Chosen:
-    """``job`` with nothing left open; where it asks to ``measure``, by that too.
+    """``job`` with all settings decided; by measurements if ``measure`` and the job requests them.
 
     ``others``: the ranks of an outer launcher.
 
@@ -98,7 +98,7 @@ def settled(job: Job, measure: bool = False, others: Others | None = None) -> Ch
 
 
 def shown(job: Job, others: Others | None = None) -> Iterator[str]:
-    """What was found, and the recipe that it is written to."""
+    """The report of a search, and the path of the recipe that it writes."""
     job = memory_check.told(_at_home(job))
     check(job)
     found, ranking = _searched(job)
@@ -120,7 +120,7 @@ def shown(job: Job, others: Others | None = None) -> Iterator[str]:
 
 
 def _searched(job: Job) -> tuple[list[Finalist], Ranking]:
-    """The best layouts. The server of this process is born before the first plan is made here."""
+    """The best layouts. Starts the server of this process before anything is planned here."""
     with planning(), serving() as server:
         server.prepare()
         return search(with_steps(job), processes(), start=server.start)
@@ -131,12 +131,12 @@ def _labelled(label: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def write(path: Path, chosen: Chosen, said: Sequence[str]) -> None:
-    """The recipe of the best layout, ``said`` as comments in it, and beside it the cluster."""
+    """Writes the recipe of the best layout, with ``said`` as comments, and the cluster file beside it."""
     best_recipe.write(path, chosen.job, tuple(said))
     if chosen.cluster:
         write_bytes(path.with_name(CLUSTER), chosen.cluster.encode())
 
 
 def processes() -> int:
-    """One a core."""
+    """One process per core."""
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""The few best layouts of a search, each trained for some steps where the job would run."""
+"""Measures the best layouts of a search by training each for some steps where the job would run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from launcher.run.outer_ranks.leader import Others
 
 WARM = 2
-"""Steps that are not counted: memory is asked for, and caches are filled."""
+"""Steps that are not counted: they allocate memory and fill caches."""
 
 
 @dataclass(frozen=True)
 class MeasuredLayout:
-    """``seconds`` of a step, the median; ``None`` where it did not run, ``why`` then says why."""
+    """``seconds``: the median of a step; ``None`` if the layout did not run, for the reason ``why``."""
 
     finalist: Finalist
     seconds: float | None
@@ -36,7 +36,7 @@ class MeasuredLayout:
 
 
 def refused(job: Job) -> list[Problem]:
-    """What cannot be measured, before anything is started."""
+    """Problems of measuring that show before anything is started."""
     if not job.search.measure:
         return []
     outer = launch.outer_size()
@@ -49,7 +49,7 @@ def refused(job: Job) -> list[Problem]:
 
 
 def _nowhere(job: Job, outer: int | None) -> list[Problem]:
-    """Ranks that this process cannot start, or that nobody has started."""
+    """Problems of ranks that this process cannot start, or that were not started."""
     elsewhere = job.launch.nnodes > 1 and launch.mode(job, outer) != "external"
     if elsewhere and job.show == "search":
         text = f"{job.search.measure}: layouts are measured where they would run, and launch.nnodes is"
@@ -62,7 +62,7 @@ def _nowhere(job: Job, outer: int | None) -> list[Problem]:
 
 
 def measured(job: Job, finalists: Sequence[Finalist], others: Others | None) -> list[MeasuredLayout]:
-    """All of them, the fastest first; those that did not run last. Raises ``RunError`` if none did."""
+    """Measures all layouts; returns the fastest first, failed ones last. Raises ``RunError`` if all fail."""
     if others is not None:
         others.gather(job.launch.timeout_s)
     found = []
@@ -95,7 +95,7 @@ def _measured(one: Finalist, steps: int, others: Others | None) -> MeasuredLayou
 
 
 def _short(job: Job, steps: int) -> Job:
-    """Nothing but its first steps; nothing is kept of them, also when it fails or is told to stop."""
+    """``job`` with only its first steps; nothing of them is kept, even after a failure or a stop."""
     train = job.train.model_copy(
         update={
             "steps": max(steps, job.train.steps or 0),

@@ -1,4 +1,4 @@
-"""What measured layouts tell of their cluster: its constants anew, and what is predicted with these."""
+"""Refits a cluster's constants to measured layouts, and predicts again with them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from launcher.run.search.best_recipe import heading
 from launcher.run.search.measure_layouts import MeasuredLayout
 
 REFITTED = " (refitted)"
-"""Behind the name of the cluster."""
+"""A suffix of the cluster's name."""
 
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """``ran``: the fastest first; ``after``: of each the seconds that are predicted with the constants of
-    ``refit``. ``errors`` on the mean, before and after; ``faster``: the best of those that were not measured,
-    if it is now predicted to be faster than the best of these.
+    """Measured layouts, and the cluster that was refitted to them.
+
+    ``ran``: the layouts, fastest first; ``after``: the seconds of each as predicted with the constants of
+    ``refit``. ``errors``: the mean errors before and after; ``faster``: the best layout that was not
+    measured, if it is now predicted to be faster than the best measured one.
     """
 
     ran: tuple[MeasuredLayout, ...]
@@ -34,7 +36,7 @@ class MeasuredCluster:
 
 
 def measured_cluster(ranking: Ranking, ran: Sequence[MeasuredLayout]) -> MeasuredCluster:
-    """Of those that ``ran``, one at least."""
+    """Refits to the layouts that ``ran``, at least one."""
     asked = ranking.question
     steps = [_step(asked, one.finalist.predicted, one.seconds) for one in ran if one.seconds is not None]
     found = refit(steps)
@@ -58,7 +60,7 @@ def _step(asked: Question, predicted: Predicted, seconds: float) -> MeasuredStep
 def _faster(
     ranking: Ranking, ran: Sequence[MeasuredLayout], speeds: Speeds
 ) -> tuple[Predicted, float] | None:
-    """Faster than what the best was measured to take, and than what is predicted of it."""
+    """A layout predicted to be faster than the best one's measured and predicted times, if any."""
     best = ran[0]
     assert best.seconds is not None
     known = {one.finalist.predicted.layout for one in ran}
@@ -70,7 +72,7 @@ def _faster(
 
 
 def table(found: MeasuredCluster) -> Iterator[str]:
-    """What was measured, what was predicted, and what is with the refitted constants."""
+    """A table of measured and predicted seconds, and of those predicted with the refitted constants."""
     rows = [("time", "predicted", "refitted", "layout"), *_rows(found)]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for *times, layout in rows:
@@ -79,7 +81,7 @@ def table(found: MeasuredCluster) -> Iterator[str]:
 
 
 def note(found: MeasuredCluster) -> Iterator[str]:
-    """The same, and the constants."""
+    """The rows of the table as text, and the constants."""
     for time, before, after, layout in _rows(found):
         yield f"{time}, {before} predicted, {after} refitted: {layout}"
     yield from refitted(found)
@@ -95,7 +97,7 @@ def _rows(found: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
 
 
 def refitted(found: MeasuredCluster) -> Iterator[str]:
-    """The constants, and what they say of layouts that were not measured."""
+    """The changed constants, and what they predict for layouts that were not measured."""
     moved = (f"{key} {number(old)} -> {number(new)}" for key, (old, new) in found.refit.fitted.items())
     yield ", ".join(moved) or "no constant is changed"
     yield _errors(found)
@@ -112,7 +114,7 @@ def _errors(found: MeasuredCluster) -> str:
 
 
 def file(found: MeasuredCluster) -> str:
-    """One of a folder ``cluster``."""
+    """The text of a cluster file with the refitted constants."""
     whole = found.refit.cluster
     name = (whole.name or "a cluster").removesuffix(REFITTED)
     heads = [

@@ -1,4 +1,4 @@
-"""Samples of what a rank does by itself: products, attention, memory, launches."""
+"""Samples of work on one rank: matrix products, attention, memory, kernel launches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sides of what is timed: ``rows`` of samples, ``width`` of a model; ``main``: the precision of most."""
+    """Sizes of the timed work: ``rows`` of samples, model ``width``; ``main``: the usual precision."""
 
     main: str
     rows: int
@@ -34,15 +34,15 @@ CPU = Sizes("fp32", rows=1024, width=256, copied=1 << 24)
 GPU = Sizes("bf16", rows=8192, width=4096, copied=1 << 28)
 HEADS, TINY = 4, 32
 PRODUCTS = 9
-"""Of a block, forward and backward."""
+"""Matrix products of a block, forward and backward."""
 STEADY = 0.03
-"""Seconds of products of one size: they are compared with those of others."""
+"""Seconds of products of one size, which are compared with other sizes."""
 LONG = 0.05
-"""Seconds of what one core does beside others and alone: the two are compared."""
+"""Seconds of work on one core, which is timed beside other ranks and alone."""
 
 
 def sizes_on(device: torch.device) -> Sizes:
-    """Those of the CPU, or those that the memory of a device has room for."""
+    """The sizes for the CPU, or those that fit in the memory of the device."""
     if device.type == "cpu":
         return CPU
     by = divisor(total_memory(device))
@@ -50,7 +50,7 @@ def sizes_on(device: torch.device) -> Sizes:
 
 
 def samples(device: torch.device, in_it: bool, first: bool) -> Iterator[Sample]:
-    """``in_it``: this rank has a core to itself while it works; ``first``: it is the one that works alone."""
+    """``in_it``: this rank has its own core; ``first``: it is the rank that is also timed alone."""
     sizes = sizes_on(device)
     rows, width = sizes.rows, sizes.width
     for m, n, k in (
@@ -77,7 +77,7 @@ def samples(device: torch.device, in_it: bool, first: bool) -> Iterator[Sample]:
 
 
 def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in_it: bool) -> Sample:
-    """As a linear layer has it: its forward, and the gradients of both things that are multiplied."""
+    """The products of a linear layer: its forward, and the gradients of both factors."""
     dtype = DTYPES[precision]
     x, weight, grad = (torch.randn(s, device=device).to(dtype) for s in ((m, k), (n, k), (m, n)))
 
@@ -91,7 +91,7 @@ def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in
 
 
 def _block(rows: int, width: int, others: Callable[[], object]) -> Callable[[], object]:
-    """Its products, and the ``others``."""
+    """The products of a block, then its ``others``."""
     x, weight = torch.randn(rows, width), torch.randn(11 * width // 4, width)
 
     def work() -> None:
@@ -115,11 +115,11 @@ def _attention(sizes: Sizes, device: torch.device, in_it: bool) -> Sample:
 
 
 Made = Callable[[torch.device], Callable[[], object]]
-"""Work on tensors of a device."""
+"""Makes work on tensors of a device."""
 
 
 def _others(rows: int, width: int) -> Made:
-    """What a block does besides products and attention, forward and backward."""
+    """The work of a block besides products and attention, forward and backward."""
 
     def made(device: torch.device) -> Callable[[], object]:
         norms = nn.ModuleList(nn.RMSNorm(width, device=device) for _ in range(2))
@@ -143,14 +143,14 @@ def _others(rows: int, width: int) -> Made:
 
 
 def _rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
-    """Pairs of numbers turned, as rotary embeddings do."""
+    """Rotates pairs of values, as rotary embeddings do."""
     cos, sin = angle.cos(), angle.sin()
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def _tiny() -> Made:
-    """Blocks of a few numbers, forward and backward: launching is all that takes time."""
+    """Blocks of a few values, forward and backward: their time is launch time."""
 
     def made(device: torch.device) -> Callable[[], object]:
         norm = nn.RMSNorm(TINY, device=device)
@@ -171,7 +171,7 @@ def _tiny() -> Made:
 
 
 def _counted(made: Made) -> Operations:
-    """As the planner counts it."""
+    """The operations, counted as the planner does."""
     work = made(torch.device("meta"))
     with _Counting() as seen:
         work()

@@ -1,4 +1,4 @@
-"""Times everything round after round, and writes what it comes to, unless it differs too much."""
+"""Times all samples round by round, and writes the resulting constants unless they vary too much."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from launcher.runtime.cluster.value_collectives import broadcast
 from launcher.runtime.cluster.world import World
 
 ROUNDS = 5
-"""At least: fewer have no quartiles."""
+"""The least number of rounds: fewer have no quartiles."""
 GB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The file, for how long to measure, and the largest spread that is written."""
+    """The file to write, the seconds to measure, and the largest spread that is accepted."""
 
     to: Path
     seconds: float
@@ -41,14 +41,14 @@ class Wanted:
 
 
 def calibrated(world: World, wanted: Wanted, trainings: Sequence[Sample], trained: Works) -> str:
-    """Every rank calls it; returns what is to be said. Raises ``RunError`` on all where it is too noisy.
+    """Every rank calls it; returns the report. Raises ``RunError`` on all ranks if the spread is too large.
 
-    ``trainings`` are timed beside all else; what they do is ``trained``.
+    ``trainings`` are timed together with the other samples; ``trained`` describes their work.
     """
     machine = machine_of(world, trained, wanted.to.stem)
     rounds = measured(world, wanted.seconds, [*samples(world, machine), *trainings])
 
-    # one rank judges, all hear it
+    # one rank decides, the others receive its decision
     found, others = constants(rounds, machine), taken(rounds)
     if wrong := broadcast(refusal(found, others, wanted.spread), str | None):
         raise RunError(wrong)
@@ -60,7 +60,7 @@ def calibrated(world: World, wanted: Wanted, trainings: Sequence[Sample], traine
 
 
 def samples(world: World, machine: Machine) -> list[Sample]:
-    """What is timed of it besides trainings; all ranks call it."""
+    """What is timed besides trainings; all ranks call it."""
     device = torch.device(world.device)
     own = machine.cores is None or world.local_rank < machine.cores
     return [
@@ -70,7 +70,7 @@ def samples(world: World, machine: Machine) -> list[Sample]:
 
 
 def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Round]:
-    """As many rounds as there is time for, the same on every rank."""
+    """Rounds until the time is over, the same number on every rank."""
     device = torch.device(world.device)
     ready = [prepared(s, device) for s in samples]
     ends = time.monotonic() + seconds
@@ -84,7 +84,7 @@ def measured(world: World, seconds: float, samples: Sequence[Sample]) -> list[Ro
 
 
 def machine_of(world: World, trained: Works, name: str) -> Machine:
-    """The one that the ranks are on."""
+    """The machine that the ranks run on."""
     on_cpu = torch.device(world.device).type == "cpu"
     cores = max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads()) if on_cpu else None
     if on_cpu:
@@ -112,7 +112,7 @@ def _heads(world: World, device: torch.device, rounds: int) -> Iterator[str]:
 
 
 def _processor() -> str:
-    """Its name, where Linux tells it."""
+    """The name of the processor, if Linux reports one."""
     told = Path("/proc/cpuinfo")
     lines = told.read_text().splitlines() if told.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

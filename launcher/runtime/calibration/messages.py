@@ -1,4 +1,4 @@
-"""Samples of what ranks send: collectives over groups, messages, gradients beside a product."""
+"""Samples of communication: collectives over groups, messages, gradients beside a product."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from launcher.runtime.device import total_memory
 
 CPU = (1 << 16, 1 << 20, 1 << 23)
 GPU = (1 << 20, 1 << 24, 1 << 27)
-"""Bytes of the whole tensor."""
+"""Bytes of the full tensor."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 SEVERAL = 0.04
-"""Seconds of messages and of what is compared: ranks wait for each other now more and now less."""
+"""Seconds of messages and of compared work: how long ranks wait for each other varies."""
 TURNS = 0.03
-"""Seconds of collectives, each after a computation, with those."""
+"""Seconds of collectives that each follow a computation, including the computations."""
 PARTS = 4
-"""Tensors that travel together."""
+"""Tensors that are sent together."""
 SMALL = 4
-"""Groups of all sizes up to here, then as many again."""
+"""Groups of every size up to this, then of powers of two times this."""
 
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-"""Their names since torch 2.13, which warns of the ones before."""
+"""Their names since torch 2.13, which warns about the earlier ones."""
 
 Link = Literal["inside", "between"]
 
 
 def samples(world: World, device: torch.device, cores: int | None) -> Iterator[Sample]:
-    """``cores`` of a node, where ranks have no devices.
+    """Samples of all links; ``cores``: those of a node, if ranks have no devices.
 
-    Groups are made on the way: all ranks go through them in one order. On cores a collective comes after a
-    computation, as in a step: it finds its threads asleep and its tensors out of the caches.
+    Groups are created on the way, so all ranks iterate in the same order. On cores a collective follows a
+    computation, as in a step: its threads are asleep then, and its tensors are not in the caches.
     """
     by = 1 if device.type == "cpu" else divisor(total_memory(device))
     sizes = CPU if device.type == "cpu" else tuple(nbytes // by**2 for nbytes in GPU)
@@ -60,7 +60,7 @@ def samples(world: World, device: torch.device, cores: int | None) -> Iterator[S
 
 
 def groups(world: World) -> list[tuple[Link, tuple[int, ...]]]:
-    """The first ranks of the first node, and the first of each node.
+    """Groups of the first ranks of the first node, and of the first rank of each node.
 
     >>> [ranks for _, ranks in groups(World(0, 8, 0, 4, 0, "cpu", "gloo"))]
     [(0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 4)]
@@ -86,13 +86,13 @@ def _pairs(world: World) -> Iterator[tuple[Link, tuple[int, int]]]:
 
 
 def _nothing() -> None:
-    """Of ranks that are not in a group."""
+    """The work of ranks outside a group."""
 
 
 def _collective(
     kind: str, nbytes: int, ranks: int, group: dist.ProcessGroup | None, device: torch.device
 ) -> Callable[[], object]:
-    """With the copies into one tensor before it and out of it afterwards, as gradients and weights travel."""
+    """Includes the copies into and out of one tensor, as for gradients and weights."""
     count = nbytes // 4 // (ranks * PARTS) * ranks * PARTS
     whole = list(torch.zeros(count, device=device).chunk(PARTS))
     own = list(torch.zeros(count // ranks, device=device).chunk(PARTS))
@@ -121,7 +121,7 @@ def _out(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 
 def _message(nbytes: int, pair: tuple[int, int], rank: int, device: torch.device) -> Callable[[], object]:
-    """There and back."""
+    """A message to the other rank and one back."""
     if rank not in pair:
         return _nothing
     t = torch.zeros(nbytes // 4, device=device)
@@ -138,13 +138,13 @@ def _message(nbytes: int, pair: tuple[int, int], rank: int, device: torch.device
 
 
 def _product(device: torch.device, by: int) -> Callable[[], object]:
-    """``by``: what its sides are divided by, as in ``divisor``."""
+    """``by``: the divisor of its sides, as returned by ``divisor``."""
     side = torch.randn((512 if device.type == "cpu" else 8192) // by, 1024 // by, device=device)
     return lambda: side @ side.t() @ side
 
 
 def _overlap(world: World, cores: int | None, device: torch.device, by: int) -> Iterator[Sample]:
-    """Of ranks with a core each: a product, an all-reduce that takes less, both, one after the other.
+    """For ranks with a core each: a product, a shorter all-reduce, both at once, and one after the other.
 
     ``by`` as in ``_product``.
     """

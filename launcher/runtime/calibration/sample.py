@@ -1,4 +1,4 @@
-"""One thing to be timed, and how ranks time it."""
+"""One piece of work to time, and how ranks time it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from launcher.plan.prediction.calibration.timed import Round, Taken, Timed
 from launcher.runtime.device import synchronize
 
 LEAST = 0.01
-"""Seconds that one goes on at least: clocks and wake-ups are less than that."""
+"""The least seconds of a timing, far more than the errors of clocks and wake-ups."""
 MOST = 2000
 ROOMY = 16 << 30
-"""Bytes of a device on which samples have their full sizes: together they take half of it at most."""
+"""Device bytes from which on samples have their full sizes: together they use at most half of it."""
 
 
 def divisor(memory: int) -> int:
-    """What the sides of samples are divided by on a device of so many bytes, a power of two.
+    """The divisor of the sides of samples on a device with ``memory`` bytes: a power of two.
 
     >>> [divisor(gb << 30) for gb in (80, 16, 15, 4, 3)]
     [1, 1, 2, 2, 4]
@@ -34,10 +34,10 @@ def divisor(memory: int) -> int:
 
 @dataclass(frozen=True)
 class Sample:
-    """``work`` is done ``times`` times by the ranks that are ``in_it``; ``joint``: they wait for each other.
+    """Runs ``work`` ``times`` times on the ranks that are ``in_it``; ``joint``: they wait for each other.
 
-    ``before``: is done ahead of each time, and does not count. ``share``: of its seconds that counts, where
-    it does more than what is named.
+    ``before`` runs untimed ahead of each repetition. ``share``: the share of the seconds that counts, if the
+    work does more than ``what`` names.
     """
 
     what: Timed
@@ -51,7 +51,7 @@ class Sample:
 
 
 def prepared(sample: Sample, device: torch.device) -> Sample:
-    """Warmed up, and with as many ``times`` as are needed; all ranks call it."""
+    """Warms up, and sets ``times`` so that the timing takes ``least`` seconds; all ranks call it."""
     _timed(sample, device)
     dist.barrier()
     began = time.perf_counter()
@@ -63,19 +63,19 @@ def prepared(sample: Sample, device: torch.device) -> Sample:
 
 
 def _timed(sample: Sample, device: torch.device) -> tuple[float, float]:
-    """Seconds of all times, and how many of them this thread had a core; NaN on ranks that are not in it."""
+    """Seconds of all repetitions, and this thread's CPU seconds in them; NaN on ranks that are not in it."""
     if not sample.in_it:
         return math.nan, math.nan
     if sample.before is not None:
         each = [_after(sample.before, sample.work, device) for _ in range(sample.times)]
         return sum(each), 0.0
-    if not sample.joint:  # ranks that are in nothing may still be on their way out of the barrier
+    if not sample.joint:  # ranks without work may still be leaving the barrier
         sample.work()
     return _clocked(lambda: [sample.work() for _ in range(sample.times)], device)
 
 
 def _after(before: Callable[[], object], work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of ``work`` alone."""
+    """Seconds of ``work``, without ``before``."""
     before()
     return _clocked(work, device)[0]
 
@@ -89,10 +89,10 @@ def _clocked(work: Callable[[], object], device: torch.device) -> tuple[float, f
 
 
 def one_round(samples: list[Sample], device: torch.device) -> Round:
-    """Each sample once, on every rank, and what it adds to a step.
+    """Times each sample once on every rank; returns the seconds that it adds to a step.
 
-    That is how long the slowest takes, for whom the others wait. Of what comes after something else it is how
-    long the rank takes that comes last: it waits for nobody.
+    That is the time of the slowest rank, for which the others wait. For a sample with ``before`` it is the
+    time of the rank that arrives last, which is the fastest: it waits for no other.
     """
     rows = []
     for sample in samples:
@@ -106,7 +106,7 @@ def one_round(samples: list[Sample], device: torch.device) -> Round:
     after = torch.tensor([s.before is not None for s in samples])
     seconds = torch.where(after, least, most).tolist()
 
-    # who works by itself waits for nobody: what it was without a core others had
+    # work that is not joint waits for no rank: when it had no core, other processes had it
     alone = [row for s, row in zip(samples, rows, strict=True) if not s.joint]
     own = torch.tensor(alone, dtype=torch.float64).nansum(0)
     dist.all_reduce(own)

@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, and which of them reaches another."""
+"""The network interfaces of this machine, and which of them reaches another host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface and one of its addresses; an interface with two addresses is two of these."""
+    """A network interface with one of its addresses; one with two addresses appears twice."""
 
     name: str
     address: str
@@ -71,7 +71,7 @@ def _listed(entry: ctypes._Pointer[_IfAddrs]) -> Iterator[Interface]:
 
 
 def _address(found: _SockAddr) -> str | None:
-    """The text of an IPv4 or IPv6 address, ``None`` for other families; the scope of a link-local one too."""
+    """The text of an IPv4 or IPv6 address, with the scope if link-local; ``None`` for other families."""
     data = bytes(found.data)
     if found.family == socket.AF_INET:
         return socket.inet_ntop(socket.AF_INET, data[2:6])
@@ -83,7 +83,7 @@ def _address(found: _SockAddr) -> str | None:
 
 
 def named(name: str) -> Interface | None:
-    """The interface with its first address, which is the one that gloo listens at; ``None``: no such one."""
+    """The interface with its first address, at which gloo listens; ``None`` if there is none of this name."""
     return next((one for one in interfaces() if one.name == name), None)
 
 
@@ -94,23 +94,23 @@ def having(address: str) -> Interface | None:
 
 @dataclass(frozen=True)
 class Route:
-    """The way from this machine to another: an own interface, and the ``address`` of the other one."""
+    """The route from this machine to another: the local interface, and the other's ``address``."""
 
     interface: Interface
     address: str
 
 
 def route(host: str, port: int) -> Route | None:
-    """The way by which this machine reaches ``host``; ``None`` where there is none.
+    """The route from this machine to ``host``; ``None`` if there is none.
 
-    The system is asked for its route with a UDP socket: nothing is sent. Raises ``OSError`` where ``host``
-    stands for no address.
+    Queries the system's route with a UDP socket, which sends nothing. Raises ``OSError`` if ``host`` cannot
+    be resolved.
     """
     for family, kind, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind) as probe:
             try:
                 probe.connect(where)
-            except OSError:  # no route by this family: its next address
+            except OSError:  # no route in this family: try the next address
                 continue
             own = _text(probe.getsockname())
             there = _text(probe.getpeername())
@@ -121,7 +121,7 @@ def route(host: str, port: int) -> Route | None:
 
 
 def _text(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """The address of a socket as ``interfaces`` writes it."""
+    """The address of a socket in the form that ``interfaces`` uses."""
     return f"{name[0].partition('%')[0]}%{name[3]}" if len(name) == 4 and name[3] else name[0]
 
 
@@ -134,7 +134,7 @@ def is_loopback(address: str) -> bool:
 
 
 def endpoint(host: str, port: int) -> str:
-    """Host and port as they are written; an IPv6 address stands in brackets.
+    """Host and port as written in URLs; an IPv6 address stands in brackets.
 
     >>> endpoint("10.0.0.1", 29500), endpoint("fd00::1", 29500)
     ('10.0.0.1:29500', '[fd00::1]:29500')

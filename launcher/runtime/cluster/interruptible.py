@@ -1,4 +1,4 @@
-"""Calls that wait in native code, where Python's signal handlers would not run until they return."""
+"""Runs calls that block in native code, where Python's signal handlers would have to wait."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LOOK_S = 0.05
 
 
 def nothing() -> None:
-    """There is nothing to look at while waiting."""
+    """The default ``look``: checks nothing."""
 
 
 def interruptible(
     call: Callable[[], T], look: Callable[[], None] = nothing, within_s: float | None = None
 ) -> T:
-    """The result of ``call``, which is done by another thread while this one waits in Python.
+    """Runs ``call`` in another thread and returns its result; this thread waits in Python.
 
-    So the main thread runs its signal handlers at once, and ``look`` again and again. What ``look`` or a
-    handler raises is raised here; ``call`` is then left behind in its thread, which ends with the process.
-    Raises ``TimeoutError`` after ``within_s``, and what ``call`` raises.
+    So the main thread runs its signal handlers at once, and calls ``look`` every ``LOOK_S`` seconds.
+    Exceptions of ``look`` or a handler are raised here; ``call`` then stays in its thread, which ends with
+    the process. Raises ``TimeoutError`` after ``within_s``, and what ``call`` raises.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""What torchrun or srun says about this process: its environment, read with suspicion and without torch."""
+"""Reads the environment of torchrun or srun, without trusting it and without torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launcher.errors import Problem, problems
 
 DAMAGED = "the environment of torchrun or srun is damaged, or made by hand"
 SECRET_FILE = "LAUNCHER_SECRET_FILE"
-"""A file with the secret that ranks sign messages with, which this user alone can read."""
+"""The name of a file with the secret that signs messages between ranks; only this user can read it."""
 
 
 @dataclass(frozen=True)
 class Place:
     """One process among ``size``. ``attempt`` counts restarts from 0.
 
-    The store of all is at ``host`` and ``port``; ``hosted``: the outer launcher listens there, else rank 0
+    The shared store is at ``host`` and ``port``; ``hosted``: the outer launcher serves it, otherwise rank 0
     does.
     """
 
@@ -34,7 +34,7 @@ class Place:
 
 
 def rank(env: Mapping[str, str] = os.environ) -> int | None:
-    """This process's rank when an outer launcher has started it, also one that says no more than this."""
+    """This process's rank if an outer launcher started it, even if the other variables are missing."""
     with problems() as found:
         read = _Reader(env, found)
         launcher = _outer_launcher(read)
@@ -44,7 +44,7 @@ def rank(env: Mapping[str, str] = os.environ) -> int | None:
 
 
 def place(env: Mapping[str, str] = os.environ) -> Place | None:
-    """Our place if torchrun or srun has started every rank, else ``None``. Raises ``RequestError``."""
+    """This process's place if torchrun or srun started the ranks, else ``None``. Raises ``RequestError``."""
     with problems() as found:
         read = _Reader(env, found)
         launcher = _outer_launcher(read)
@@ -56,9 +56,9 @@ def place(env: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def _outer_launcher(read: _Reader) -> Literal["torchrun", "srun"] | None:
-    """Who has started this process among others, if not we.
+    """The outer launcher that started this process as one of several; ``None`` without one.
 
-    The shell of ``sbatch`` has SLURM_PROCID and SLURM_NTASKS too, but only ``srun`` sets
+    The shell of ``sbatch`` also has SLURM_PROCID and SLURM_NTASKS, but only ``srun`` sets
     SLURM_STEP_NUM_TASKS.
     """
     if "RANK" in read.env and "WORLD_SIZE" in read.env:
@@ -69,7 +69,7 @@ def _outer_launcher(read: _Reader) -> Literal["torchrun", "srun"] | None:
 
 
 class _Reader:
-    """Numbers of the environment; what is none is a problem, and counts as what it is if left out."""
+    """Reads numbers from the environment; reports malformed ones as problems and uses the default instead."""
 
     def __init__(self, env: Mapping[str, str], found: list[Problem]) -> None:
         self.env = env
@@ -121,7 +121,7 @@ def _torchrun(read: _Reader) -> Place | None:
 
 
 def _srun(read: _Reader) -> Place | None:
-    # how many ranks, here and in all
+    # the number of ranks, here and in total
     size = read.number("SLURM_STEP_NUM_TASKS")
     each = read.env.get("SLURM_STEP_TASKS_PER_NODE", "")
     nodes = tasks_per_node(each)
@@ -132,7 +132,7 @@ def _srun(read: _Reader) -> Place | None:
     node = read.number("SLURM_NODEID", below=len(nodes))
     here = nodes[node] if node < len(nodes) else size
 
-    # where they meet: the first node of the step, at a port that is the step's own
+    # the rendezvous: the first node of the step, at a port that only this step uses
     names = read.env.get("SLURM_STEP_NODELIST", "")
     host = read.env.get("MASTER_ADDR") or first_host(names)
     if not host:
@@ -153,7 +153,7 @@ def _srun(read: _Reader) -> Place | None:
 
 
 def step_port(job: int, step: int) -> int:
-    """A port that all tasks of one Slurm step agree on, below those that systems hand out.
+    """A port that all tasks of a Slurm step compute alike, below the ephemeral ports.
 
     >>> step_port(77, 1)
     16233
@@ -162,7 +162,7 @@ def step_port(job: int, step: int) -> int:
 
 
 def tasks_per_node(text: str) -> tuple[int, ...]:
-    """Slurm's short form, spelt out; nothing for what is not in that form.
+    """Expands Slurm's short form; returns an empty tuple if ``text`` does not have that form.
 
     >>> tasks_per_node("4(x2),1"), tasks_per_node("many")
     ((4, 4, 1), ())
@@ -172,7 +172,7 @@ def tasks_per_node(text: str) -> tuple[int, ...]:
 
 
 def first_host(nodes: str) -> str | None:
-    """The first of Slurm's node list.
+    """The first host of a Slurm node list.
 
     >>> first_host("gpu[007-009,12],login"), first_host("a1,a2"), first_host("")
     ('gpu007', 'a1', None)
@@ -182,7 +182,7 @@ def first_host(nodes: str) -> str | None:
 
 
 def job(env: Mapping[str, str] = os.environ) -> str | None:
-    """What stays the same when Slurm runs a job again, ``None`` outside of one."""
+    """An identifier that stays the same when Slurm requeues a job; ``None`` outside Slurm."""
     if not env.get("SLURM_JOB_ID"):
         return None
     number = env["SLURM_JOB_ID"]
@@ -192,6 +192,6 @@ def job(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def again(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether an outer launcher has started this job before."""
+    """Whether the outer launcher has restarted this job."""
     counts = (env.get("SLURM_RESTART_COUNT", ""), env.get("TORCHELASTIC_RESTART_COUNT", ""))
     return any(count.isdecimal() and int(count) > 0 for count in counts)

@@ -1,4 +1,4 @@
-"""The network between the nodes of an outer launcher: which interface a node uses, and whom it reaches."""
+"""The network between the nodes of an outer launcher: each node's interface, and the nodes it reaches."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from launcher.runtime.cluster.launch_env import Place
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 ANSWER_S = 20.0
-"""For the first connection to another node: time for five tries of TCP, as one may be lost on a bad line."""
+"""Seconds for the first connection to another node: five TCP attempts, as a bad link may lose some."""
 AFTERWARDS_S = 5.0
-"""The same where something has failed already, and only the reason is looked for."""
+"""Seconds for a connection after a failure, when only the reason is wanted."""
 NO_PORT = 1
-"""A node that refuses a connection to it has answered."""
+"""A port on which nothing listens: a node that refuses the connection has answered."""
 BACKLOG = 4096
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Where a node listens, by the first rank that is on it: the address that gloo listens at too."""
+    """The address at which a node listens, which gloo uses too; ``rank`` is the first rank of the node."""
 
     rank: int
     node: str
@@ -49,9 +49,9 @@ class Unreached:
 
 
 class Network:
-    """The network as this rank sees it. ``route`` leads to the rendezvous; ``None``: it was not found.
+    """The network as this rank sees it. ``route`` leads to the rendezvous; ``None`` if no route was found.
 
-    ``peers`` are the nodes of the run, this one included, ``nodes`` the name of each rank's, once known.
+    ``peers`` are the nodes of the run including this one. ``nodes`` maps ranks to node names, once known.
     """
 
     def __init__(self, at: Place, env: MutableMapping[str, str] = os.environ) -> None:
@@ -72,12 +72,11 @@ class Network:
         return self.at.local_rank == 0
 
     def use(self, rendezvous: str | None = None) -> None:
-        """Tell gloo and NCCL the interface, unless the user has told them one.
+        """Sets the interface of gloo and NCCL, unless the user has set it.
 
-        Names of pods stand for an address only some time after the pods have started: one that did not is
-        looked up again. ``rendezvous``: the address by which other nodes reach the node of MASTER_ADDR. There
-        the name often stands for a loopback address (127.0.1.1 in /etc/hosts), by which nobody else reaches
-        this node.
+        The name of a pod resolves only some time after the pod has started, so a failed lookup is repeated
+        here. ``rendezvous``: the address by which other nodes reach the node of MASTER_ADDR. On that node the
+        name often resolves to a loopback address (127.0.1.1 in /etc/hosts), which no other node can reach.
         """
         self.route = self.route or _route(self.at)
         if rendezvous is not None and (self.route is None or self.route.interface.loopback):
@@ -91,7 +90,7 @@ class Network:
                 self._env[key] = value
 
     def listen(self) -> list[Listener]:
-        """Listen at each interface that gloo is told. Raises ``OSError`` with a text for the user."""
+        """Listens at each interface that gloo uses. Raises ``OSError`` with a message for the user."""
         names = [name.strip() for name in self._env.get(GLOO, "").split(",") if name.strip()]
         return [self._listen(name) for name in names]
 
@@ -112,7 +111,7 @@ class Network:
         )
 
     def note(self) -> str:
-        """The line for the start of a run that says which interface its ranks use."""
+        """The line at the start of a run that says which interface its ranks use."""
         where = endpoint(self.at.host, self.at.port)
         if self.route is None:
             return f"network: no interface was found that reaches the rendezvous at {where}"
@@ -121,7 +120,7 @@ class Network:
         return f"network: {used.name} ({used.address}) reaches the rendezvous at {where}{others}"
 
     def close(self) -> None:
-        """Give back what was set and opened."""
+        """Closes the sockets and removes the variables that were set."""
         for listener in self._sockets:
             listener.close()
         self._sockets.clear()
@@ -129,7 +128,7 @@ class Network:
             self._env.pop(key, None)
 
     def unreached(self, within_s: float = ANSWER_S, refused: bool = True) -> list[Unreached]:
-        """The other nodes that this one does not reach. Not ``refused``: who refuses has answered."""
+        """The nodes that this one cannot reach; without ``refused``, a refused connection is success."""
         own = self._own()
         found: list[Unreached] = []
         for source in own:
@@ -139,13 +138,13 @@ class Network:
         return found
 
     def _own(self) -> tuple[Listener, ...]:
-        """Those of ``peers`` that are this node's. Nodes can share a name: a first rank goes by its rank."""
+        """The ``peers`` on this node. Node names may repeat, so a node's first rank compares ranks."""
         if self.first_of_node:
             return tuple(peer for peer in self.peers if peer.rank == self.at.rank)
         return tuple(peer for peer in self.peers if peer.node == socket.gethostname())
 
     def lost(self) -> str:
-        """Why the rendezvous cannot be reached any more; "" where it answers: a refusal is an answer."""
+        """Why the rendezvous cannot be reached any more; "" if it can: a refused connection is an answer."""
         try:
             socket.create_connection((self.at.host, self.at.port), timeout=AFTERWARDS_S).close()
         except ConnectionRefusedError:
@@ -155,14 +154,14 @@ class Network:
         return ""
 
     def here(self) -> str:
-        """This node, with the interface that leads to the rendezvous."""
+        """This node's name, with the interface that leads to the rendezvous."""
         node = socket.gethostname()
         return node if self.route is None else f"{node} ({self.route.interface})"
 
 
 @contextmanager
 def network(at: Place) -> Iterator[Network]:
-    """The network of this rank, which gloo and NCCL are told to use in the block."""
+    """The network of this rank; gloo and NCCL use it in the block."""
     opened = Network(at)
     try:
         opened.use()
@@ -178,7 +177,7 @@ def _route(at: Place) -> Route | None:
 
 
 def describe(failed: Sequence[Unreached], rendezvous: str) -> str:
-    """One line: which nodes do not reach each other, by which interfaces, and what to set."""
+    """A line that says which nodes cannot reach each other, by which interfaces, and what to set."""
     first = min(failed, key=lambda one: (one.source.node, one.target.node))
     text = f"{first.source} cannot reach {first.target}: {first.why}"
     pairs = {(one.source.node, one.target.node) for one in failed}
@@ -198,9 +197,9 @@ def _family(address: str) -> socket.AddressFamily:
 def _connect(
     source: str, targets: Iterable[Listener], within_s: float, refused: bool
 ) -> Iterator[tuple[Listener, str]]:
-    """Those that cannot be connected to from the address ``source``, each with why; all at the same time."""
+    """The targets that cannot be reached from the address ``source``, with reasons; tries all at once."""
     with selectors.DefaultSelector() as waiting:
-        # begin
+        # start all connections
         for target in targets:
             if _family(source) != _family(target.address):
                 yield target, "one has an IPv4 address, the other an IPv6 address"
@@ -219,7 +218,7 @@ def _connect(
                 continue
             waiting.register(probe, selectors.EVENT_WRITE, target)
 
-        # what comes of it
+        # collect the results
         end = time.monotonic() + within_s
         while waiting.get_map() and time.monotonic() < end:
             for key, _ in waiting.select(max(0.0, end - time.monotonic())):
@@ -232,7 +231,7 @@ def _connect(
 
 
 def _end(waiting: selectors.BaseSelector, key: selectors.SelectorKey) -> int:
-    """Close a socket; returns its error number."""
+    """Closes a socket; returns its error number."""
     probe = key.fileobj
     assert isinstance(probe, socket.socket)
     waiting.unregister(probe)

@@ -1,4 +1,4 @@
-"""Where the ranks of an outer launcher find each other, and who has not come."""
+"""The store through which ranks of an outer launcher find each other, and which ranks are missing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launcher.runtime.cluster.interruptible import interruptible, nothing
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.signed_messages import Messages
 
-SAY_S = 10.0  # until it is said who is waited for
-AGENT_S = 30.0  # of a store that was there before its ranks were started
+SAY_S = 10.0  # before a message says who is waited for
+AGENT_S = 30.0  # for a store that existed before its ranks started
 _LOOK_S = 0.1
 _CONNECT_S = 2.0
 
@@ -31,11 +31,11 @@ Say = Callable[[str], None]
 def open_store(
     place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing, where: str = ""
 ) -> Store:
-    """The store that all ranks share: the outer launcher's own, or one that rank 0 hosts.
+    """Opens the store that all ranks share: the outer launcher's, or one that rank 0 hosts.
 
-    Nobody waits for anybody. ``timeout_s`` is asked for when it is needed. Raises ``RunError`` when it has
-    passed without an answer, and what ``look`` raises, which is called again and again meanwhile. ``where``:
-    this node and its interface, for the message.
+    Opening it waits for no other rank. ``timeout_s`` is called when it is needed. ``look`` is called
+    repeatedly while waiting, and may raise. ``where``: this node and its interface, for the message. Raises
+    ``RunError`` if there is no answer in time.
     """
     if place.rank == 0 and not place.hosted:
         return _hosted(place)
@@ -45,7 +45,7 @@ def open_store(
 def join_store(
     place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing, where: str = ""
 ) -> Store:
-    """The same where another process hosts it, that of rank 0 for a child of it too."""
+    """Opens a store that another process hosts; for a child of rank 0 that may be rank 0 itself."""
     _reach(place, cache(timeout_s), say, look, where)
     try:
         return TCPStore(
@@ -69,21 +69,21 @@ def _hosted(place: Place) -> Store:
         text = f"rank 0 cannot listen on port {place.port}: {why}; MASTER_PORT chooses another"
         raise RequestError((Problem("", text),)) from error
     with listener:
-        own = os.dup(listener.fileno())  # the store closes the descriptor it is given
+        own = os.dup(listener.fileno())  # the store closes the descriptor that it receives
     at = address or "localhost"
     return TCPStore(at, place.port, is_master=True, wait_for_workers=False, master_listen_fd=own)
 
 
 def _interface(place: Place) -> tuple[socket.AddressFamily, str]:
-    """The address that MASTER_ADDR names, where rank 0 listens; "" for every interface.
+    """The address of MASTER_ADDR, at which rank 0 listens; "" for every interface.
 
-    It is every one where the name is none of this machine's addresses, as behind a translation of addresses,
-    or is one that other nodes do not reach: Debian gives a machine's own name 127.0.1.1.
+    It listens at every interface if the name is not an address of this machine, as behind NAT, or is one that
+    other nodes cannot reach: Debian maps a machine's own name to 127.0.1.1.
     """
     any_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         found = socket.getaddrinfo(place.host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # others may know it by this name all the same
+    except (OSError, UnicodeError):  # other nodes may still be able to resolve the name
         return any_family, ""
     for family, _, _, _, (address, *_) in found:
         loopback = ip_address(str(address).partition("%")[0]).is_loopback
@@ -113,7 +113,7 @@ def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None],
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or str(error)
 
-        # not yet: it may be slow to start
+        # not yet: it may start slowly
         look()
         waited = time.monotonic() - began
         if waited > SAY_S and not said:
@@ -131,7 +131,7 @@ def _try(place: Place) -> None:
 
 
 class Asked:
-    """A key of the store that is waited for in a thread; the wait ends with the block."""
+    """A key of the store that a thread waits for; the wait ends with the block."""
 
     def __init__(self, store: Messages, key: str) -> None:
         self._store = store
@@ -146,11 +146,11 @@ class Asked:
         self._over.set()
 
     def late_s(self) -> float:
-        """How long ago the store has answered last."""
+        """Seconds since the store last answered."""
         return time.monotonic() - self._answered
 
     def wait(self, within_s: float) -> bool:
-        """Whether the key has come. Raises what the store raises."""
+        """Whether the key was set in time. Raises what the store raises."""
         end = time.monotonic() + within_s
         while not self._store.check([self._key]):
             self._answered = time.monotonic()
@@ -162,9 +162,9 @@ class Asked:
 def await_ranks(
     store: Messages, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str
 ) -> list[int]:
-    """Waits for ``<prefix><rank>`` of each rank; returns those whose key has not come within ``timeout_s``.
+    """Waits for ``<prefix><rank>`` of each rank; returns the ranks whose key is not set in ``timeout_s``.
 
-    ``what`` they have not done is said of them after ``SAY_S``.
+    After ``SAY_S`` seconds it prints once which ranks are waited for; ``what`` is what they have not done.
     """
     keys = [f"{prefix}{rank}" for rank in ranks]
     began, said = time.monotonic(), False

@@ -1,4 +1,4 @@
-"""Messages between ranks through a store that anybody may write to, signed with a secret of the job."""
+"""Messages between ranks through an unprotected store, signed with a secret of the job."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from launcher.errors import Problem, RequestError, RunError
 from launcher.runtime.cluster.launch_env import SECRET_FILE, Place
 
 VARIABLE = "LAUNCHER_SECRET"
-"""Of the environment: a text that is the same for all ranks of a job, and for nobody else."""
+"""An environment variable: a secret text that only the ranks of a job share."""
 _MAC = hashlib.sha256().digest_size
 _NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "smb", "afs", "panfs", "orangefs")
 
 
 @dataclass(frozen=True)
 class Secret:
-    """``derived``: from what others may know too; ``why`` says what was wanting for a better one."""
+    """``derived``: computed from values that others may know; ``why``: what prevented a better secret."""
 
     key: bytes
     derived: bool = False
@@ -34,9 +34,10 @@ class Secret:
 
 
 class Messages:
-    """A store as ranks use it: what is read was written by one who knows the secret, or is refused.
+    """A store for ranks: reading a message that was not signed with the secret raises an error.
 
-    ``corner``: the prefix that ``store`` adds to keys: a message counts in its place only.
+    ``corner``: the prefix that ``store`` adds to keys. It is signed too, so a message is valid only under its
+    key.
     """
 
     def __init__(self, store: Store, secret: Secret, corner: str = "") -> None:
@@ -49,7 +50,7 @@ class Messages:
         self._store.set(name, self._mac(name, body) + body)  # type: ignore[arg-type]
 
     def get(self, name: str) -> bytes:
-        """Waits for it. Raises ``RunError`` unless it is signed."""
+        """Waits for the message. Raises ``RunError`` unless it is signed."""
         message = bytes(self._store.get(name))
         mac, body = message[:_MAC], message[_MAC:]
         if not hmac.compare_digest(mac, self._mac(name, body)):
@@ -60,11 +61,11 @@ class Messages:
         return body
 
     def within(self, corner: str) -> Messages:
-        """Messages under keys of their own."""
+        """Messages whose keys have the prefix ``corner``."""
         return Messages(PrefixStore(corner, self._store), self._secret, f"{self._corner}/{corner}")
 
     def check(self, names: Sequence[str]) -> bool:
-        """Whether all of them are there, signed or not."""
+        """Whether all of them exist, signed or not."""
         return bool(self._store.check(list(names)))
 
     def _mac(self, name: str, body: bytes) -> bytes:
@@ -74,9 +75,9 @@ class Messages:
 def secret(at: Place, env: Mapping[str, str] = os.environ) -> Secret:
     """The secret of the job that ``at`` belongs to, the same for all of its ranks.
 
-    From the environment, or the file that it names; else from a file that this user alone can read, where all
-    ranks see one home: on one node, or on a network file system. Raises ``RequestError`` for a file that
-    others can read or have made, and for one that is named and cannot be read.
+    It comes from the environment, or from the file that it names; else from a file that only this user can
+    read, if all ranks see the same home: on one node, or on a network file system. Otherwise it is derived.
+    Raises ``RequestError`` for a file that others can read or own, and for a named file that cannot be read.
     """
     if env.get(VARIABLE):
         return Secret(_of_job(env[VARIABLE].encode(), at))
@@ -101,9 +102,9 @@ def secret(at: Place, env: Mapping[str, str] = os.environ) -> Secret:
 
 
 def private_file(file: Path) -> Path | None:
-    """``file`` with a secret for ``LAUNCHER_SECRET_FILE``, made unless it is there.
+    """``file`` with a secret for ``LAUNCHER_SECRET_FILE``; creates it unless it exists.
 
-    ``None`` on a file system that keeps nothing from other users, or takes no more.
+    Returns ``None`` on a file system that is full or does not protect files from other users.
     """
     try:
         _of_user(file)
@@ -128,7 +129,7 @@ def _state_folder(env: Mapping[str, str]) -> Path | None:
 
 
 def _of_user(file: Path) -> bytes:
-    """The text in ``file``, which is made where there is none, whole at once."""
+    """The text in ``file``, which is created atomically if it does not exist."""
     try:
         return _read(file)
     except FileNotFoundError:
@@ -141,7 +142,7 @@ def _of_user(file: Path) -> bytes:
             out.write(secrets.token_hex(32).encode())
             out.flush()
             os.fsync(out.fileno())
-        with suppress(FileExistsError):  # another rank was faster
+        with suppress(FileExistsError):  # another rank was first
             os.link(new, file)
     finally:
         new.unlink(missing_ok=True)

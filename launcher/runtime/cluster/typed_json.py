@@ -1,7 +1,7 @@
-"""Values as JSON between ranks, read back by the types that our own classes declare.
+"""Encodes values as JSON between ranks, and decodes them by the types that our own classes declare.
 
-A message says values only: which class is built is never taken from it. So whoever writes a message can at
-worst name other numbers, never code, as a pickle could.
+A message contains values only; it never decides which class is built. So a forged message can at worst change
+values; unlike a pickle it cannot run code.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PLAIN = (str, int, float, bool)
 
 
 class Unsuitable(RunError):
-    """A value, or a message, that is not of the type that is declared."""
+    """A value or a message that does not have the declared type."""
 
 
 @dataclass(frozen=True)
 class _Codec:
-    """``fits``: whether a value is of the type, at a first look; it tells the members of a union apart."""
+    """``fits``: a quick check of whether a value has the type; it distinguishes the members of a union."""
 
     fits: Callable[[Any], bool]
     encode: Callable[[Any], Any]
@@ -36,12 +36,12 @@ class _Codec:
 
 
 def encode(value: object, kind: Any) -> bytes:
-    """``value``, a ``kind``, as JSON. Raises ``Unsuitable`` where it holds what ``kind`` does not declare."""
+    """``value`` of type ``kind`` as JSON. Raises ``Unsuitable`` if ``kind`` does not declare its content."""
     return json.dumps(_codec(kind, "").encode(value), separators=(",", ":")).encode()
 
 
 def decode(body: bytes, kind: Any) -> Any:
-    """The ``kind`` that ``encode`` has written. Raises ``Unsuitable`` for anything else."""
+    """The ``kind`` that ``encode`` wrote. Raises ``Unsuitable`` for anything else."""
     try:
         return _codec(kind, "").decode(json.loads(body))
     except Unsuitable:
@@ -52,7 +52,7 @@ def decode(body: bytes, kind: Any) -> Any:
 
 @cache
 def _codec(kind: Any, module: str) -> _Codec:
-    """``module``: where the annotation ``kind`` stands, which may name a type of it as text."""
+    """The codec of a type; ``module``: where the annotation ``kind`` stands, to resolve names of types."""
     if isinstance(kind, str | ForwardRef):
         name = kind if isinstance(kind, str) else kind.__forward_arg__
         return _codec(eval(name, vars(sys.modules[module])), module)
@@ -114,12 +114,12 @@ def _leaf(fits: Callable[[Any], bool], name: str) -> _Codec:
 
 
 def _later(kind: Any, module: str) -> Callable[[], _Codec]:
-    """Types may hold themselves."""
+    """Resolves a type when it is used, as types may contain themselves."""
     return lambda: _codec(kind, module)
 
 
 def _union(members: Sequence[Any], module: str) -> _Codec:
-    """The number of the member that a value is, and the value."""
+    """Encodes the index of the matching member, and the value."""
     laters = [_later(member, module) for member in members]
 
     def number(value: Any) -> int:
@@ -183,7 +183,7 @@ def _mapping(key: Callable[[], _Codec], item: Callable[[], _Codec]) -> _Codec:
 
 
 def _record(kind: Any, names: Sequence[str]) -> _Codec:
-    """The values of a class, in the order of its fields."""
+    """Encodes the field values of a class, in the order of its fields."""
 
     @cache
     def codecs() -> list[_Codec]:
@@ -203,7 +203,7 @@ def _record(kind: Any, names: Sequence[str]) -> _Codec:
 
 
 def _settings(kind: Any) -> _Codec:
-    """Settings as they are: they were validated where they were made, and may have been changed since."""
+    """Encodes settings unvalidated: they were validated when they were made, and may have changed since."""
 
     @cache
     def codecs() -> dict[str, _Codec]:
@@ -237,7 +237,7 @@ def _list(data: Any) -> list[Any]:
 
 
 def _any(value: Any) -> Any:
-    """Plain data of a user's own, as YAML has it."""
+    """Plain data that a user supplied, as in YAML."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, list | tuple):

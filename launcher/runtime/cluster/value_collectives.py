@@ -1,4 +1,4 @@
-"""Collectives of values and of named tensors: typed JSON and plain bytes, no pickles."""
+"""Collectives of values and of named tensors, sent as typed JSON and plain bytes without pickles."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from launcher.parallel.trace.specs import spec
 from launcher.runtime.cluster.typed_json import decode, encode
 
 _HEAD = 8
-"""Bytes of the number that says how long the header is."""
+"""Bytes of the number that contains the header's length."""
 _Header = list[tuple[str, str, list[int]]]
-"""Name, dtype and shape of each tensor."""
+"""The name, dtype and shape of each tensor."""
 
 
 def all_gather(mine: object, kind: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank of ``group`` has, a ``kind`` as ``typed_json`` knows it. Every rank calls it."""
+    """The values of all ranks of ``group``, encoded as ``kind`` by ``typed_json``. Every rank calls it."""
     return [decode(body, kind) for body in byte_collectives.all_gather(encode(mine, kind), group)]
 
 
 def gather(mine: object, kind: Any) -> list[Any] | None:
-    """The same on rank 0; ``None`` on the others."""
+    """Like ``all_gather``, but returns ``None`` on all ranks except rank 0."""
     every = byte_collectives.gather(encode(mine, kind))
     return None if every is None else [decode(body, kind) for body in every]
 
 
 def broadcast(value: object, kind: Any) -> Any:
-    """The ``value`` of rank 0, which alone need have one of ``kind``. Every rank calls it."""
+    """Returns rank 0's ``value`` on every rank; the others may pass anything. Every rank calls it."""
     return decode(byte_collectives.broadcast(encode(value, kind) if dist.get_rank() == 0 else b""), kind)
 
 
 def send(value: object, kind: Any, rank: int) -> None:
-    """To one ``rank``, which calls ``recv``."""
+    """Sends ``value`` to ``rank``, which calls ``recv``."""
     byte_collectives.send(encode(value, kind), rank)
 
 
 def recv(kind: Any, rank: int) -> Any:
-    """What ``rank`` sends by ``send``."""
+    """Receives the value that ``rank`` passes to ``send``."""
     return decode(byte_collectives.recv(rank), kind)
 
 
 def gather_tensors(mine: Mapping[str, Tensor]) -> list[dict[str, Tensor]] | None:
-    """On rank 0 the tensors of each rank, on the CPU; ``None`` on the others. Every rank calls it."""
+    """Returns on rank 0 the tensors of each rank, on the CPU; on the others ``None``. Every rank calls it."""
     every = byte_collectives.gather(_packed(mine))
     return None if every is None else [_unpacked(body) for body in every]
 
 
 def _packed(tensors: Mapping[str, Tensor]) -> bytes:
-    """A header, and the numbers of one tensor after the other."""
+    """A header, followed by the bytes of each tensor."""
     specs = {name: spec(t) for name, t in tensors.items()}
     header = encode([(name, s.dtype, [*s.shape]) for name, s in specs.items()], _Header)
     flat = (t.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1) for t in tensors.values())
@@ -62,7 +62,7 @@ def _packed(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _unpacked(body: bytes) -> dict[str, Tensor]:
-    """Raises ``RunError`` for what ``_packed`` has not written."""
+    """The tensors that ``_packed`` wrote. Raises ``RunError`` for anything else."""
     at = _HEAD + int.from_bytes(body[:_HEAD], "little")
     header: _Header = decode(body[_HEAD:at], _Header)
     tensors = {}

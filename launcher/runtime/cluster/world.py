@@ -1,4 +1,4 @@
-"""Which rank this process is."""
+"""The place of this process among the ranks, and its default process group."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _BARRIER = "TORCH_DIST_INIT_BARRIER"
 
 
 def _nowhere(_: object) -> None:
-    """What is sent without a supervisor is dropped."""
+    """Drops what is sent without a supervisor."""
 
 
 def never() -> int:
-    """Nobody asks a rank to stop which has no supervisor."""
+    """The default ``told``: without a supervisor no signal asks a rank to stop."""
     return 0
 
 
@@ -36,8 +36,8 @@ def never() -> int:
 class World:
     """One rank's place. ``device`` is ``cpu`` or ``<kind>:<local_rank>``; ``attempt`` counts restarts from 0.
 
-    ``send(obj)`` hands a small picklable object to the supervisor while the rank runs on; without one it is
-    dropped. ``told()`` is the signal that has asked this rank to stop, 0 while none has.
+    ``send(obj)`` sends a small picklable object to the supervisor while the rank runs; without a supervisor
+    it is dropped. ``told()`` returns the signal that asked this rank to stop, or 0.
     """
 
     rank: int
@@ -52,17 +52,17 @@ class World:
 
 
 def place(device: str, local_rank: int) -> str:
-    """The device of one rank: ``npu`` is ``npu:1`` on local rank 1."""
+    """The device of one rank: ``npu`` becomes ``npu:1`` on local rank 1."""
     return device if device == "cpu" else f"{device}:{local_rank}"
 
 
 def backend_of(device: str) -> str:
-    """The collectives that fit a device."""
+    """The collective backends for a device."""
     return devices.backends(device)
 
 
 def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:
-    """The rank at a place that an outer launcher has given it."""
+    """The ``World`` of a rank whose place an outer launcher has assigned."""
     return World(
         rank=at.rank,
         size=at.size,
@@ -75,7 +75,7 @@ def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:
 
 
 def directly(join: Callable[[], None]) -> None:
-    """Join the other ranks in this thread."""
+    """Joins the other ranks in this thread."""
     join()
 
 
@@ -88,12 +88,12 @@ def connect(
     folder: Path | None = None,
     attend: Callable[[Callable[[], None]], None] = directly,
 ) -> Iterator[None]:
-    """The default process group for the block, destroyed after it.
+    """Creates the default process group for the block, and destroys it afterwards.
 
-    An error leaves it as it is, for taking it down waits for peers that may wait for us: end the process
-    then, by ``os._exit``. ``timeout_s`` bounds each collective of each group. Keys are kept apart by attempt:
-    none reads the addresses of the dead. ``folder``: of the run, where the last collectives are told when one
-    hangs. ``attend`` does the joining, in any thread.
+    After an error it is not destroyed, as that waits for peers that may wait for this rank: end the process
+    by ``os._exit`` then. ``timeout_s`` bounds each collective of each group. Store keys are separated by
+    attempt, so that no rank reads addresses of dead ones. ``folder``: the run folder, where the last
+    collectives are written if one hangs. ``attend`` runs the joining, in any thread.
     """
     torch.set_num_threads(threads)
     device = torch.device(world.device)
@@ -108,7 +108,7 @@ def connect(
 
     def join() -> None:
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # each thread has its own
+            torch.cuda.set_device(device)  # the current device is set per thread
         dist.init_process_group(
             world.backend,
             store=PrefixStore(f"attempt{world.attempt}", store),
@@ -128,9 +128,9 @@ def connect(
 
 @contextmanager
 def _complete() -> Iterator[None]:
-    """Groups made in the block are complete before anybody goes on.
+    """Process groups created in the block are complete before any rank continues.
 
-    A rank that leaves early would break the connecting of a slow one.
+    A rank that leaves early would disturb a slow one that is still connecting.
     """
     before = os.environ.get(_BARRIER)
     os.environ.setdefault(_BARRIER, "1")
@@ -143,10 +143,9 @@ def _complete() -> Iterator[None]:
 
 @contextmanager
 def bounded(timeout: timedelta) -> Iterator[None]:
-    """Groups made in the block, by us, torch or the user's own code, take ``timeout`` if not told another.
+    """Process groups created in the block, by any code, use ``timeout`` unless they set their own.
 
-    A group does not inherit that of the world: torch gives it half an hour, and a mesh has no way to say
-    another.
+    A group does not inherit the world's timeout: torch gives it half an hour, and a mesh cannot set another.
     """
     c10d: Any = dist.distributed_c10d
     before = c10d.default_pg_timeout, c10d.default_pg_nccl_timeout
@@ -159,15 +158,15 @@ def bounded(timeout: timedelta) -> Iterator[None]:
 
 
 def usual_timeout() -> timedelta:
-    """How long a group waits that is made now."""
+    """The timeout of a process group that is created now."""
     timeout: timedelta = dist.distributed_c10d.default_pg_timeout
     return timeout
 
 
 def wait_for(timeout: timedelta) -> None:
-    """From now on every group of this rank waits so long in a collective.
+    """Sets the timeout of collectives for every existing group of this rank.
 
-    Messages between two ranks over gloo keep what their group was made with.
+    Messages between two ranks over gloo keep the timeout with which their group was created.
     """
     c10d: Any = dist.distributed_c10d
     for group in list(c10d._world.pg_map):
@@ -176,7 +175,7 @@ def wait_for(timeout: timedelta) -> None:
 
 
 def deterministic() -> None:
-    """Operations without a deterministic form raise from here on; call it before the first use of devices."""
+    """Makes operations without a deterministic form raise; call it before the first use of devices."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

@@ -11,11 +11,11 @@ from launcher.errors import RunError
 from launcher.plan.values.trust import Trust
 
 WEIGHTS = FILE_OF["param"]
-_LENGTH = 8  # bytes that say how long the header of a tensor file is
+_LENGTH = 8  # bytes of the number that contains the header's length in a tensor file
 
 
 def flip(checkpoints: Path, rank: int, trust: Trust) -> Path:
-    """In the middle of the weights of ``rank``, or of another that has written some; returns the file."""
+    """Flips a bit in the middle of the weights of ``rank``, or of another rank; returns the file."""
     newest = latest(checkpoints, trust)
     if newest is None:
         raise RunError(
@@ -24,7 +24,7 @@ def flip(checkpoints: Path, rank: int, trust: Trust) -> Path:
     files = [*newest.glob(f"rank_{rank}/{WEIGHTS}"), *sorted(newest.glob(f"rank_*/{WEIGHTS}"))]
     path = next(file for file in files if _data(file))
 
-    # one bit, on the disk
+    # flip the bit on the disk
     fd = os.open(path, os.O_RDWR)
     try:
         at = os.fstat(fd).st_size - 1 - _data(path) // 2
@@ -37,7 +37,7 @@ def flip(checkpoints: Path, rank: int, trust: Trust) -> Path:
 
 
 def _data(path: Path) -> int:
-    """Bytes of tensors in it."""
+    """Bytes of tensors in the file."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(_LENGTH), "little")
     return max(0, path.stat().st_size - _LENGTH - header)

@@ -1,4 +1,4 @@
-"""One rank in a drill: it does what the plan says in the step that the plan says, once in the whole run."""
+"""Carries out a drill on one rank: the planned fault in the planned step, once in the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launcher.runtime.drill.bitflip import flip
 
 
 class RankDrill:
-    """Made before the first step of an attempt, when no rank can have done anything yet."""
+    """The drill of one attempt; created before its first step, when no rank can have failed yet."""
 
     def __init__(self, fault: Fault, world: World, run: Path, trust: Trust) -> None:
         self._fault = fault
@@ -35,7 +35,7 @@ class RankDrill:
         self._again = world.rank == 0 and happened is not None
 
     def before(self, step: int) -> None:
-        """At the start of the optimizer step ``step``, outside of collectives."""
+        """Called at the start of the optimizer step ``step``, outside of collectives."""
         if self._due and step == self._fault.step and self._fault.kind not in WRITING:
             self._happen()
             {"kill_rank": die, "lose_node": die, "hang_rank": hang, "bitflip": self._flip}.get(
@@ -45,7 +45,7 @@ class RankDrill:
             time.sleep(self._fault.ms / 1e3)
 
     def after(self, step: int) -> None:
-        """The optimizer step ``step`` is done: rank 0 notes the first one of the attempt after the fault."""
+        """Called after the optimizer step ``step``: rank 0 records the first one after the fault."""
         if self._again:
             record.note(self._run, record.RECOVERED, self._fault, resumed=step - 1)
             self._again = False
@@ -53,7 +53,7 @@ class RankDrill:
     def put(
         self, step: int, writer: RankWriter, chunks: Chunks, extra: Mapping[str, Blob]
     ) -> Callable[[], RankRecord]:
-        """What writes this rank's files of the checkpoint of ``step``."""
+        """Returns the function that writes this rank's files of the checkpoint of ``step``."""
         if self._due and step == self._fault.step and self._fault.kind in WRITING:
             return partial(self._broken, writer, chunks, extra)
         return partial(writer.write, chunks, extra)
@@ -70,7 +70,10 @@ class RankDrill:
         die()
 
     def _broken(self, writer: RankWriter, chunks: Chunks, extra: Mapping[str, Blob]) -> RankRecord:
-        """Half of the first tensor is written; of a rank that writes none, its whole files."""
+        """Writes half of the first tensor, then fails.
+
+        A rank that writes no tensors fails after it has written its complete files.
+        """
         self._happen()
         end = die if self._fault.kind == "torn_write" else partial(fill_up, writer.folder)
 
@@ -86,17 +89,17 @@ class RankDrill:
 
 
 def die() -> NoReturn:
-    """As the kernel ends a process that it has no memory for: at once, nothing is said."""
+    """Ends the process like the kernel's out-of-memory killer: at once, without a message."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("SIGKILL cannot be survived")
 
 
 def hang() -> NoReturn:
-    """Until somebody ends the process."""
+    """Blocks until the process is ended from outside."""
     while True:
         time.sleep(3600)
 
 
 def fill_up(folder: Path) -> NoReturn:
-    """What a full disk answers; no byte of the real one is taken."""
+    """Raises the error of a full disk, without filling the real one."""
     raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (debug.drill.disk_full)", str(folder))

@@ -1,4 +1,4 @@
-"""What a run folder says of a drill: the fault, when it was noticed, when training went on."""
+"""The records of a drill in a run folder: when the fault happened, was detected, and was recovered from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HAPPENED, DETECTED, RECOVERED = "fault.json", "detected.json", "recovered.json"
 
 
 def note(run: Path, name: str, fault: Fault, **more: Any) -> None:
-    """On the disk when this returns, at the time of the call unless another is given; the first one stays."""
+    """Writes a record unless it exists; it is on the disk on return. ``more`` may override the time."""
     path = run / FOLDER / name
     if read(run, name, fault) is not None:
         return
@@ -27,7 +27,7 @@ def note(run: Path, name: str, fault: Fault, **more: Any) -> None:
 
 
 def read(run: Path, name: str, fault: Fault) -> Mapping[str, Any] | None:
-    """``None``: it has not come to that; a record of another drill in this folder is none."""
+    """Reads a record; ``None`` if it does not exist or belongs to another drill."""
     path = run / FOLDER / name
     try:
         said = parsed(path, read_bytes(path))

@@ -1,4 +1,4 @@
-"""Finds the rank of an outer launcher that failed first, from the faults that ranks have written or not."""
+"""Finds the rank of an outer launcher that failed first, from the faults that ranks have written."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from launcher.runtime.faults import Fault
 from launcher.runtime.interrupts import deafen
 from launcher.runtime.processes.hang import stopped
 
-CAUSE_S = 2.0  # until the rank that failed first has written why, or every rank that it lost its peer
+CAUSE_S = 2.0  # seconds until the first failed rank has written its fault, or all ranks their echoes
 
 
 HostAndPid = Callable[[int], str]
-"""Host and process id of a rank, as ``host 123``; empty when that cannot be known."""
+"""The host and process id of a rank, as ``host 123``; empty if unknown."""
 
 
 def failed(
@@ -34,14 +34,14 @@ def failed(
     *,
     skip: str,
 ) -> BaseException:
-    """Write down the failure; on the rank that tells it the error to raise is a ``RanksFailed``.
+    """Writes this rank's fault, and returns the error to raise: a ``RanksFailed`` on the rank that reports.
 
-    That is rank 0, or, when it is dead or hangs, the first that is left. ``network`` is that between the
-    nodes of the run, which can be the cause.
+    Rank 0 reports; if it is dead or hangs, the first remaining rank does. ``network`` is the one between the
+    nodes of the run, which may be the cause.
     """
-    deafen()  # for good: the outer launcher ends us for what we tell now
+    deafen()  # for good: the outer launcher ends us because of what we report
 
-    # our own fault, for the others to read
+    # write this rank's fault for the others to read
     mine = None
     if not isinstance(error, faults.Interrupted):
         mine = faults.raised(world.rank, world.attempt, error, skip)
@@ -51,14 +51,14 @@ def failed(
         if not mine.told:
             _tell_torchrun(error)
 
-    # the rank that tells waits for what others have to say; the rest leave
+    # the reporting rank waits for the faults of the others; the rest leave
     if world.rank and (mine is None or not mine.echo):
         return error
     found = _written(folder, world, patient=mine is not None and mine.echo)
     if world.rank and world.rank != min((f.rank for f in found), default=0):
         return error
 
-    # nobody but echoes: the network is to blame, or those who have said nothing
+    # only echoes: the cause is the network, or a rank that has written nothing
     if mine is not None and all(f.echo for f in found):
         cut = None if network is None else _cut(found, world, timeout_s, network)
         silent = {*range(world.size)} - {f.rank for f in found}
@@ -69,7 +69,7 @@ def failed(
 
 
 def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
-    """What ranks of this attempt have written; one that only lost its peer waits for the peer's fault."""
+    """The faults that ranks of this attempt have written; if ``patient``, waits for one that is no echo."""
     end = time.monotonic() + CAUSE_S
     while True:
         read = [Fault(**json.loads(f.read_text(encoding="utf-8"))) for f in folder.glob("errors/rank*.json")]
@@ -81,10 +81,10 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
 
 
 def _cut(found: list[Fault], world: World, timeout_s: float, network: Network) -> Fault | None:
-    """The fault of a network that kept whole nodes waiting for each other; ``None``: it is another's.
+    """The fault of a network that kept nodes waiting for each other; ``None`` if there is another cause.
 
-    It is so where another node does not answer now and none of its ranks says more than that it has waited.
-    Where all nodes answer it may have been so, if each rank has waited until its timeout.
+    The network is the cause if another node does not answer now and its ranks report at most a timeout. If
+    all nodes answer, it may have been the cause if every rank waited until its timeout.
     """
     late = {network.nodes.get(f.rank, "") for f in found if f.late}
     limit = f"for {timeout_s:g} s (launch.timeout_s)"
@@ -104,14 +104,14 @@ def _cut(found: list[Fault], world: World, timeout_s: float, network: Network) -
 
 
 def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: float) -> list[Fault]:
-    """Faults of ranks that wrote none: those known to be dead or stopped, else all that cannot be seen."""
+    """Faults of ranks that wrote none: those known to be dead or stopped, else all whose state is unknown."""
     known: list[Fault] = []
     unseen: list[Fault] = []
     for rank in sorted(ranks):
         host, _, pid = where(rank).partition(" ")
         here = host == socket.gethostname()
 
-        # only of a process of this machine can more be known than that it is silent
+        # only for a process of this machine more than its silence can be known
         if here and not _lives(int(pid)):
             known.append(_lost(rank, world, "has died without a message (SIGKILL? out of memory? see dmesg)"))
         elif here and stopped(int(pid)):
@@ -124,7 +124,7 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
 
 
 def _lives(pid: int) -> bool:
-    """A zombie, whose parent has not looked yet, does not."""
+    """Whether the process is alive; a zombie, which its parent has not reaped yet, is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (OSError, IndexError):
@@ -136,7 +136,7 @@ def _lost(rank: int, world: World, text: str) -> Fault:
 
 
 def _tell_torchrun(error: BaseException) -> None:
-    """Its own report then has the traceback too."""
+    """Adds the traceback to torchrun's own report."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

@@ -13,14 +13,17 @@ _CHUNK = 1 << 16
 
 
 class Outbox:
-    """The rank's end. Objects arrive whole and in the order sent, from any thread."""
+    """The rank's end of the pipe. Objects arrive complete and in the order sent, from any thread."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._lock = threading.Lock()
 
     def send(self, kind: str, value: object) -> None:
-        """Waits while the pipe is full; raises what pickling raises, before anything is written."""
+        """Sends an object; blocks while the pipe is full.
+
+        Pickling errors are raised before anything is written.
+        """
         body = pickle.dumps((kind, value), protocol=pickle.HIGHEST_PROTOCOL)
         with self._lock:
             for part in (_HEAD.pack(len(body)), body):
@@ -30,9 +33,9 @@ class Outbox:
 
 
 class Inbox:
-    """The supervisor's end.
+    """The supervisor's end of the pipe.
 
-    ``ended`` once the last writer is gone; half an object left by a dead rank is dropped.
+    ``ended`` is set once the last writer is gone; an incomplete object of a dead rank is dropped.
     """
 
     def __init__(self, fd: int) -> None:
@@ -42,7 +45,7 @@ class Inbox:
         self._bytes = bytearray()
 
     def drain(self) -> Iterator[tuple[str, object]]:
-        """Every whole object that has arrived; never waits."""
+        """Yields every complete object that has arrived; never blocks."""
         while not self.ended:
             try:
                 chunk = os.read(self.fd, _CHUNK)

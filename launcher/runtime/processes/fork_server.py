@@ -1,10 +1,10 @@
-"""A process that has only imported, from which every other process of a run is forked.
+"""A process that has only imported modules, from which all other processes of a run are forked.
 
 A fork is cheap and shares what is imported, but it inherits the state of its parent. Once a parent has run a
-backward beside an accelerator, started OpenMP's threads, initialised a device, or imported a module of the
-user's that did so, its forks cannot use autograd or the device. So the parent of ranks and of planner workers
-is never the process that plans: it is this server, which imports torch and the launcher, runs none of their
-operations and no code of the user's, and forks a child for each request.
+backward beside an accelerator, started OpenMP's threads, initialized a device, or imported user code that did
+so, its forks cannot use autograd or the device. So the parent of ranks and of planner workers is never the
+process that plans: it is this server, which imports torch and the launcher, runs none of their operations and
+no user code, and forks a child for each request.
 
 The server of the command ``launcher`` is a fork of it, made before anything is planned. In any other program
 (a script, a notebook, a test) the server is a new interpreter, since that program may have done anything.
@@ -35,7 +35,7 @@ from launcher.runtime.lock import held
 from launcher.runtime.preemption import STOPS
 
 Function = Callable[..., object]
-"""What a child runs: ``function(line, *args)``, where ``line`` leads to the process that asked for it."""
+"""The function of a child: ``function(line, *args)``; ``line`` connects to the process that requested it."""
 
 PLANNED_WITH = (
     "torch",
@@ -45,7 +45,7 @@ PLANNED_WITH = (
     "launcher.parallel.tensor_parallel.apply",
     "launcher.parallel.trace.model_facts",
 )
-"""Modules that planning imports anyway: the command does so before the fork, to share their pages."""
+"""Modules that planning needs anyway: the command imports them before the fork, to share their pages."""
 
 PRELOADED = (
     *PLANNED_WITH,
@@ -64,24 +64,24 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Line:
-    """A child: ``connection`` carries objects both ways, ``pidfd`` is readable once it has ended."""
+    """A child: ``connection`` carries objects both ways, ``pidfd`` is readable once the child has ended."""
 
     connection: Connection
     pidfd: int
 
     def kill(self) -> None:
-        """End the child at once; one that has ended is no error."""
+        """Kills the child; does nothing if it has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of both descriptors. A child that waits for the next object ends then."""
+        """Closes both descriptors. A child that waits for the next object ends then."""
         self.connection.close()
         os.close(self.pidfd)
 
 
 class ForkServer:
-    """One server, born when it is first needed; several threads may use it."""
+    """One server, started when it is first needed; several threads may use it."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
@@ -90,16 +90,16 @@ class ForkServer:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Give birth to the server; it imports while this process goes on."""
+        """Starts the server; it imports in parallel to this process."""
         with self._lock:
             if self._control is None:
                 self._control = self._fork() if _forks_left else self._execute()
 
     def start(self, function: Function, *args: object) -> Line:
-        """``function(line, *args)`` in a new child of the server, in this process's folder and environment.
+        """Runs ``function(line, *args)`` in a new child, in this process's folder and environment.
 
         Everything must be picklable. The child ends when the function returns, and when the server ends. A
-        server that was killed is replaced. Raises ``RunError`` if that one has ended as well.
+        server that was killed is replaced once. Raises ``RunError`` if the second one has ended as well.
         """
         for again in (False, True):
             self.prepare()
@@ -109,7 +109,7 @@ class ForkServer:
                     assert self._control is not None
                     socket.send_fds(self._control, [b"+"], [far.fileno()])
                 return _called(near, function, args)
-            except (OSError, EOFError) as error:  # it was killed, or could not import: another one may live
+            except (OSError, EOFError) as error:  # it was killed or failed to import: try another one
                 near.close()
                 self.stop()
                 if again:
@@ -120,7 +120,7 @@ class ForkServer:
         raise AssertionError("the second time returns or raises")
 
     def stop(self) -> None:
-        """End the server, and so all of its children."""
+        """Ends the server, and with it all of its children."""
         with self._lock:
             control, self._control = self._control, None
         if control is None:
@@ -163,25 +163,25 @@ _forks_left = 0
 
 
 def only_imported() -> None:
-    """This process does nothing but import until its first server is born, so that one is a fork of it."""
+    """Declares that this process only imports until its first server starts, which may be a fork of it."""
     global _forks_left
     _forks_left = 1
 
 
 def fork_from_here() -> None:
-    """Servers of this process are always its forks. For tests, which patch what is imported."""
+    """Servers of this process are always forks of it. For tests, which patch imported modules."""
     global _forks_left
     _forks_left = sys.maxsize
 
 
 def single_threaded() -> bool:
-    """Whether this process has one thread, as one has that a fork can take all of."""
+    """Whether this process has a single thread, so that a fork copies all of it."""
     return len(os.listdir("/proc/self/task")) == 1
 
 
 @contextmanager
 def serving() -> Iterator[ForkServer]:
-    """The server of this process: the one that exists, or else a new one, which ends with the block."""
+    """Yields the existing server of this process, or a new one that ends with the block."""
     global _server
     if _server is not None:
         yield _server
@@ -195,9 +195,9 @@ def serving() -> Iterator[ForkServer]:
 
 
 def start_here(function: Function, *args: object) -> Line:
-    """The same as ``ForkServer.start``, in a fork of this very process: nothing is pickled.
+    """Like ``ForkServer.start``, but forks this process, so nothing is pickled.
 
-    For tests, whose work is a closure over what they patch. Nothing but imports may have happened here.
+    For tests, whose work is a closure over patched modules. This process must only have imported modules.
     """
     near, far = socket.socketpair()
     sys.stdout.flush()
@@ -214,7 +214,7 @@ def start_here(function: Function, *args: object) -> Line:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What a child takes over from the process that starts it; ``locks`` counts descriptors that follow."""
+    """What a child takes over from the process that starts it; ``locks``: how many descriptors follow."""
 
     folder: str
     environ: dict[str, str]
@@ -231,11 +231,11 @@ class _Surroundings:
 
 
 def _called(near: socket.socket, function: Function, args: tuple[object, ...]) -> Line:
-    """The line to a child that has been forked, once it has its function."""
+    """Sends a forked child its function, and returns the connection to it."""
     [pidfd] = reduction.recvfds(near, 1)
     line = Line(Connection(near.detach()), pidfd)
 
-    # the child holds the locks of this process too: no other run may begin before the last child has ended
+    # the child shares the locks of this process: no other run may begin before the last child has ended
     locks = sorted(held)
     here = _Surroundings(os.getcwd(), dict(os.environ), list(sys.path), list(sys.argv), len(locks))
     line.connection.send((here, function, args))
@@ -246,18 +246,18 @@ def _called(near: socket.socket, function: Function, args: tuple[object, ...]) -
 
 
 def executed(fd: int) -> NoReturn:
-    """The life of a server in an interpreter of its own; ``fd`` is its end of the control socket."""
+    """Runs a server in its own interpreter; ``fd`` is its end of the control socket."""
     gc_thresholds.seldom()
     _serve(socket.socket(fileno=fd))
 
 
 def _serve(control: socket.socket) -> NoReturn:
-    """Import, then fork a child for each descriptor that comes, until nobody can ask any more."""
+    """Imports, then forks a child for each received descriptor, until the control socket is closed."""
     code = 1
     try:
-        for signum in STOPS:  # the terminal sends them to all processes; this one ends with its owner
+        for signum in STOPS:  # the terminal signals all processes; this one ends with its owner
             signal.signal(signum, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
         for name in PRELOADED:
             importlib.import_module(name)
         gc.freeze()
@@ -283,7 +283,7 @@ def _serve(control: socket.socket) -> NoReturn:
 
 
 def die_with(parent: int) -> None:
-    """From now on this process is killed when its parent ends; at once if ``parent`` has ended already."""
+    """Has the kernel kill this process when its parent ends; exits at once if ``parent`` has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -299,13 +299,13 @@ def _requested(line: Connection) -> None:
 
 
 def _child(line: Connection, run: Callable[[Connection], Any], parent: int) -> NoReturn:
-    """A forked child: it ends with its parent, and never returns into the frames of the parent."""
+    """Runs a forked child: it ends with its parent, and never returns into its parent's frames."""
     code = 1
     try:
         die_with(parent)
         run(line)
         code = 0
-    except (EOFError, ConnectionError):  # whoever asked has gone
+    except (EOFError, ConnectionError):  # the requesting process has ended
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

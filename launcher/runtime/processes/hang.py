@@ -1,4 +1,4 @@
-"""Finds the rank that keeps the others waiting, and where it is, from the stacks of all."""
+"""Finds the rank that keeps the others waiting, and its position, from the stacks of all ranks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FOR_DEVICE = "/launcher/parallel/local.py"
 
 
 def answer(path: Path) -> None:
-    """From now on ``ASK`` makes this process write each thread's stack, whatever holds the interpreter."""
+    """Makes ``ASK`` write the stacks of all threads to ``path``, even while native code holds the GIL."""
     file = open(open_below(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w")  # noqa: SIM115
     faulthandler.register(ASK, file=file, all_threads=True, chain=False)
     _open.append(file)
 
 
-_open: list[object] = []  # it is written to for as long as the process lives
+_open: list[object] = []  # keeps the files open while the process lives
 
 
 def stopped(pid: int) -> bool:
@@ -51,17 +51,17 @@ def _state(pid: int) -> str:
 def culprits(
     pids: Mapping[int, int], stack: Callable[[int], Path], ask: Callable[[int], None]
 ) -> dict[int, str]:
-    """What each rank of ``pids`` does that waits for no other one; ``ask(rank)`` sends it ``ASK``.
+    """The current work of each rank that is not waiting for another one; ``ask(rank)`` sends it ``ASK``.
 
-    Those that a signal has stopped, or else those whose stack does not end in a collective: a rank that waits
-    for the culprit ends there.
+    Returns the ranks that a signal has stopped; if there are none, those whose stack does not end in a
+    collective, where a rank that waits for another one ends.
     """
     why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
     halted = {rank: why for rank, pid in pids.items() if stopped(pid)}
     if halted:
         return halted
 
-    # each is asked for its stack, and is given some time to write it
+    # request each stack, and allow some time to write it
     for rank in pids:
         ask(rank)
     end = time.monotonic() + ANSWER_S
@@ -73,7 +73,7 @@ def culprits(
 
 
 def _whole(text: str) -> bool:
-    """The main thread is the last that is written."""
+    """Whether a stack is complete: the main thread is written last."""
     return bool(text) and text.endswith("\n") and bool(_FRAME.findall(text))
 
 
@@ -95,13 +95,16 @@ def waits(text: str) -> bool:
 
 
 def _collective(frames: list[tuple[str, str, str]]) -> bool:
-    """Or where a step waits for its device, which waits in a collective of NCCL's: the only such place."""
+    """Whether a stack ends in a collective, or in the one place where a step waits for its device.
+
+    A device waits in a collective of NCCL's.
+    """
     file, _, name = next((f for f in frames if not any(route in f[0] for route in _ROUTES)), ("", "", ""))
     return "/torch/distributed/" in file or (file.endswith(_FOR_DEVICE) and name == to_host.__name__)
 
 
 def _told(text: str, pid: int) -> str:
-    """Where the main thread is: its innermost frame outside of torch and Python's own library, if any."""
+    """The position of the main thread: its innermost frame outside torch and the standard library, if any."""
     frames = _FRAME.findall(text.split("\n\n")[-1])
     if not frames:
         return "it does not answer" + (", it waits for a disk or a device" if _state(pid) == "D" else "")

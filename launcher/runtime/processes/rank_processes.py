@@ -1,7 +1,7 @@
-"""Rank processes: forked by one parent of theirs, signalled and reaped by the supervisor.
+"""Rank processes: forked by a common parent, signalled and reaped by the supervisor.
 
-The parent is a child of the clean server (``fork_server``). It makes once what all ranks share, forks them,
-tells the supervisor their exit codes, and ends them when the supervisor has gone.
+The parent is a child of the clean server (``fork_server``). It constructs once what all ranks share, forks
+them, reports their exit codes to the supervisor, and kills them when the supervisor has ended.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from launcher.runtime.processes.fork_server import Line, single_threaded
 from launcher.runtime.processes.worker import Task, Work, run_rank
 
 Start = Callable[..., Line]
-"""``ForkServer.start``, or another that calls ``function(line, *args)`` in a new process."""
+"""``ForkServer.start``, or another function that runs ``function(line, *args)`` in a new process."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Child:
-    """A started rank: ``pidfd`` turns readable when it has ended, ``inbox`` brings what it sends."""
+    """A started rank: ``pidfd`` is readable when it has ended, ``inbox`` yields what it sends."""
 
     rank: int
     pid: int
@@ -39,14 +39,14 @@ class Child:
     parent: RankParent = field(compare=False)
 
     def send_signal(self, signum: int) -> None:
-        """Only before ``reap``; a rank that ended by itself meanwhile is no error."""
+        """Sends a signal; allowed only before ``reap``. Does nothing if the rank has ended."""
         try:
             signal.pidfd_send_signal(self.pidfd, signum)
         except ProcessLookupError:
             return
 
     def reap(self) -> int:
-        """Waits for the end and lets the process go; returns the exit code, negative for a signal."""
+        """Waits for the end and releases the process; returns the exit code, negative for a signal."""
         code = self.parent.exit_code(self.rank)
         os.close(self.pidfd)
         os.close(self.inbox.fd)
@@ -62,17 +62,17 @@ class RankParent:
 
     @property
     def fd(self) -> int:
-        """Readable when there is a rank to ``take``."""
+        """The descriptor that is readable when there is a rank to ``take``."""
         return self._line.connection.fileno()
 
     def take(self) -> Child | None:
-        """The next rank that was forked; ``None`` if this parent cannot fork any."""
+        """The next forked rank; ``None`` if this parent cannot fork any."""
         try:
             word, *values = self._line.connection.recv()
             while word == "exit":
                 self._codes[values[0]] = values[1]
                 word, *values = self._line.connection.recv()
-        except (EOFError, ConnectionError):  # it was killed, or has crashed, in code of the user's
+        except (EOFError, ConnectionError):  # it was killed or crashed in user code
             return None
         if word == "unfit":
             _log.debug("ranks share nothing: %s", values[0])
@@ -83,7 +83,7 @@ class RankParent:
         return Child(rank=rank, pid=pid, pidfd=pidfd, inbox=Inbox(inbox), parent=self)
 
     def exit_code(self, rank: int) -> int:
-        """Waits until ``rank`` has ended. Ranks are killed with their parent."""
+        """Waits until ``rank`` has ended; returns its exit code. Ranks are killed with their parent."""
         while rank not in self._codes:
             try:
                 word, *values = self._line.connection.recv()
@@ -94,19 +94,19 @@ class RankParent:
         return self._codes[rank]
 
     def end(self) -> None:
-        """Kill what is left of it, its ranks too, and let it go."""
+        """Kills the process with its remaining ranks, and releases it."""
         self._line.kill()
         self._line.close()
 
 
 def parent_of(task: Task, ranks: Sequence[int], start: Start) -> RankParent:
-    """The process that forks ``ranks``; they come one by one from ``take``."""
+    """Starts the process that forks ``ranks``; ``take`` returns them one by one."""
     return RankParent(start(_fork_all, task, tuple(ranks)))
 
 
 def _fork_all(line: Connection, task: Task, ranks: Sequence[int]) -> None:
-    """The life of the parent of ranks."""
-    for signum in STOPS:  # the terminal sends them to all at once; the supervisor sends on those that count
+    """The main function of the parent of ranks."""
+    for signum in STOPS:  # the terminal signals all processes; the supervisor forwards what counts
         signal.signal(signum, signal.SIG_IGN)
     if task.share is not None:
         task, why = _shared(task, task.share)
@@ -114,7 +114,7 @@ def _fork_all(line: Connection, task: Task, ranks: Sequence[int]) -> None:
             line.send(("unfit", why))
             return
     task = replace(task, parent=os.getpid())
-    gc.freeze()  # what a rank shares with this process is not searched for garbage: that would copy all of it
+    gc.freeze()  # objects shared with ranks are not examined for garbage: that would copy their pages
 
     pidfds: dict[int, tuple[int, int]] = {}
     for rank in ranks:
@@ -133,13 +133,13 @@ def _fork_all(line: Connection, task: Task, ranks: Sequence[int]) -> None:
 
 
 def _shared(task: Task, share: Callable[[], Work]) -> tuple[Task, str]:
-    """The task with the work that uses what ranks share, made here; why they cannot share it, or nothing."""
+    """Constructs what ranks share; returns the task that uses it, and why they cannot share it, if so."""
     import torch
 
-    torch.set_num_threads(task.threads)  # as in each rank: a constructor makes the same numbers then
+    torch.set_num_threads(task.threads)  # as in each rank, so that a constructor computes the same values
     try:
         task = replace(task, work=share())
-    except Exception as error:  # each rank tells it, when it makes its own
+    except Exception as error:  # each rank will report it when it constructs its own
         return task, f"{type(error).__name__}: {error}"
     if not single_threaded():
         return task, "code of the user's has started threads"
@@ -147,7 +147,7 @@ def _shared(task: Task, share: Callable[[], Work]) -> tuple[Task, str]:
 
 
 def _device_initialised() -> bool:
-    """Whether torch has touched the accelerator in this process: its runtime does not survive a fork."""
+    """Whether torch has initialized the accelerator in this process: its runtime does not survive a fork."""
     import torch
 
     kind = torch.accelerator.current_accelerator()
@@ -155,7 +155,7 @@ def _device_initialised() -> bool:
 
 
 def _fork(line: Connection, task: Task, rank: int, pipe: tuple[int, int], elders: Sequence[int]) -> int:
-    """The process id of a new rank, which sends its results to the second descriptor of ``pipe``."""
+    """Forks a rank, which sends its results to the second descriptor of ``pipe``; returns its process id."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until the rank has its own handlers
     pid = os.fork()
     if pid:
@@ -165,21 +165,21 @@ def _fork(line: Connection, task: Task, rank: int, pipe: tuple[int, int], elders
         for fd in (pipe[0], line.fileno(), *elders):
             os.close(fd)
         code = run_rank(task, rank, pipe[1])
-    except BaseException:  # what it could not even tell
+    except BaseException:  # errors that it could not report
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 
 
 def _tell_ends(line: Connection, pidfds: dict[int, tuple[int, int]]) -> None:
-    """Tell the supervisor each exit code until the last rank has ended; kill them all if it has gone."""
+    """Reports each exit code to the supervisor until the last rank has ended; kills them if it has ended."""
     ready = select.poll()
     ready.register(line.fileno(), select.POLLIN)
     for fd in pidfds:
         ready.register(fd, select.POLLIN)
     while pidfds:
         for fd, _ in ready.poll():
-            if fd == line.fileno():  # it sends nothing: it has gone
+            if fd == line.fileno():  # it never sends, so it has ended
                 for pidfd in pidfds:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 return

@@ -1,4 +1,4 @@
-"""Where the ranks of one attempt find each other."""
+"""The store through which the ranks of one attempt find each other."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What a rank needs to open the store: a file of ``folder``, ours alone, or a port of this machine."""
+    """What a rank needs to open the store: a private file in ``folder``, or a port of this machine."""
 
     folder: Path
     port: int | None = None
     listener: int = -1
 
     def store(self, size: int, timeout_s: float) -> Store:
-        """The store, as one of ``size`` ranks opens it."""
+        """Opens the store, as one of ``size`` ranks."""
         if self.port is None:
             return FileStore(str(self.folder / "store"), size)
         return TCPStore(_HOST, self.port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
 
     def stack(self, rank: int) -> Path:
-        """Where a rank writes what it is doing when it is asked."""
+        """The file to which a rank writes its stack on request."""
         return self.folder / f"stack{rank}"
 
     @contextmanager
     def hosted(self) -> Iterator[None]:
-        """Answers on the port during the block.
+        """Serves the store on the port during the block.
 
-        It starts a thread, so fork the ranks first: the backlog holds them.
+        It starts a thread, so fork the ranks first; until then their connections wait in the backlog.
         """
         if self.port is None:
             yield
             return
-        own = os.dup(self.listener)  # the store closes the descriptor it is given
+        own = os.dup(self.listener)  # the store closes the descriptor that it receives
         server = TCPStore(_HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=own)
         try:
             yield
@@ -59,7 +59,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class OuterRendezvous(Rendezvous):
-    """Keys of their own, ``below`` a name, in the store that the ranks of an outer launcher share."""
+    """Keys with the prefix ``below`` in the store that the ranks of an outer launcher share."""
 
     at: Place
     below: str
@@ -70,7 +70,7 @@ class OuterRendezvous(Rendezvous):
 
 @contextmanager
 def rendezvous(port: int | None) -> Iterator[Rendezvous]:
-    """A fresh store for one attempt. ``None`` needs no port at all; 0 takes any free one."""
+    """A new store for one attempt. Port ``None`` uses a file instead of a port; 0 takes any free port."""
     with scratch() as folder:
         if port is None:
             yield Rendezvous(folder)

@@ -43,20 +43,25 @@ def run_ranks(
     alone: bool = False,
     polls: bool = False,
 ) -> list[T]:
-    """``work(world)`` on ``size`` connected ranks; their results in rank order.
+    """Runs ``work(world)`` on ``size`` connected ranks; returns their results in rank order.
 
     Ranks are forked from a process that has only imported (``fork_server``), so ``work`` and ``share`` are
-    pickled, and so are results. ``share()`` is called once, in the process that the ranks are forked from; it
-    returns what they do in place of ``work``, with what it has made for all of them. ``start``: by default
-    that of the server of this process. ``timeout_s`` bounds each collective. ``on_message(rank, obj)`` is
-    called here, in the order in which a rank sent; what it raises ends the run. ``folder`` gets
-    ``logs/rank<N>.log`` and ``errors/rank<N>.json``. ``alone`` starts no process group. ``polls``: the work
-    looks at ``world.told``, so that the first signal leaves it the time to raise ``Preempted`` on all ranks.
-    ``port``: ``None`` rendezvous through a file, else a TCP store on the loopback.
+    pickled, and so are results. Raises ``RanksFailed`` when the last of ``max_restarts + 1`` attempts has
+    failed, ``Interrupted`` on a stop signal (only the main thread receives them), ``RequestError`` if the
+    port is taken. No rank outlives the call or this process.
 
-    Raises ``RanksFailed`` when the last of ``max_restarts + 1`` attempts has failed, ``Interrupted`` on a
-    signal that asks to stop (only the main thread sees them), ``RequestError`` if the port is taken. No rank
-    outlives the call or this process.
+    Args:
+        share: called once, in the process that the ranks are forked from. It returns the function that
+            replaces ``work``, with what it has constructed for all ranks.
+        start: starts that process; by default ``ForkServer.start`` of this process's server.
+        timeout_s: limits each collective.
+        on_message: called here as ``on_message(rank, obj)``, in the order in which a rank sent; an exception
+            in it ends the run.
+        folder: gets ``logs/rank<N>.log`` and ``errors/rank<N>.json``.
+        alone: creates no process group.
+        polls: the work checks ``world.told``, so the first signal leaves it time to raise ``Preempted`` on
+            all ranks.
+        port: ``None`` uses a file for the rendezvous, otherwise a TCP store on the loopback interface.
     """
     task = partial(
         Task,
@@ -94,12 +99,13 @@ def run_outer_rank(
     on_message: OnMessage,
     elsewhere: Elsewhere,
 ) -> AttemptOutcome:
-    """``work(world)`` on the rank of this process, in a child that may fail without it; what came of it.
+    """Runs ``work(world)`` as the rank of this process, in a child whose failure this process survives.
 
-    Every rank that the outer launcher has started calls it: the children are connected by keys below
-    ``store`` in the store of those. Each is spawned, for a process that has a store has threads; so ``work``
-    must be picklable. ``folder`` is this rank's own. ``elsewhere()``: the fault of another rank, once there
-    is one, which ends this child too. Nothing is raised for what goes wrong in it, nor for a signal.
+    Every rank that the outer launcher started calls it: the children connect through keys below ``store`` in
+    the shared store. Each child is forked from the server, as a process with a store has threads; so ``work``
+    must be picklable. ``folder`` belongs to this rank alone. ``elsewhere()`` returns the fault of another
+    rank once there is one, which ends this child too. Failures of the child and signals are not raised but
+    returned.
     """
     task = Task(
         work=work,
@@ -120,14 +126,14 @@ def run_outer_rank(
 def _repeated(
     task: Callable[..., Task], attempt: Callable[[Task], AttemptOutcome], port: int | None, times: int
 ) -> Mapping[int, object] | faults.RanksFailed:
-    """The results by rank of the first attempt in which no rank fails, else why the last one failed."""
+    """The results by rank of the first attempt in which no rank fails, else the error of the last attempt."""
     error: faults.RanksFailed | None = None
     for k in range(times):
         with rendezvous(port) as place:
             tried = task(attempt=k, rendezvous=place)
             out = attempt(tried)
 
-        # done, asked to stop, or to be tried again
+        # finished, stopped, or to be repeated
         error = _judge(out, tried)
         if error is None:
             return out.results
@@ -140,8 +146,8 @@ def _repeated(
 
 
 def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
-    """What to raise for the user is raised; a failure is returned, for there may be another attempt."""
-    # asked to stop: all ranks have agreed and saved, or they had no time to
+    """Raises what ends the run for the user; returns a failure, after which another attempt may follow."""
+    # stopped: all ranks agreed and saved, or had no time to
     stop = next((r for r in out.results.values() if isinstance(r, faults.Preempted)), None)
     if stop is not None and not out.faults:
         raise faults.Preempted(out.signum or stop.signum, stop.saved)
@@ -149,7 +155,7 @@ def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
         raise faults.Interrupted(out.signum, out.insisted)
 
     if not out.faults:
-        if out.signum is not None:  # it came when the ranks had done all they were to do
+        if out.signum is not None:  # it came when the ranks had finished
             later(out.signum)
         return None
 
@@ -170,8 +176,8 @@ def _attempt(
     ranks: Sequence[int] | None = None,
     elsewhere: Elsewhere = all_here,
 ) -> AttemptOutcome:
-    """Of all ranks, or of those of this process."""
-    # a parent that code of the user's has spoilt forks nobody: another one forks ranks that share nothing
+    """Runs one attempt of all ranks, or of ``ranks`` in this process."""
+    # a parent that user code has made unfit forks no rank: another one forks ranks that share nothing
     wanted = range(task.size) if ranks is None else ranks
     out = None
     if task.share is not None:
@@ -192,7 +198,7 @@ def _forked(
     on_message: OnMessage | None,
     elsewhere: Elsewhere,
 ) -> AttemptOutcome | None:
-    """What comes of ``wanted`` ranks of one parent; ``None`` if it has not forked them all."""
+    """The outcome of the ``wanted`` ranks of one parent; ``None`` if it has not forked them all."""
     live: dict[int, Child] = {}
     parent = parent_of(task, wanted, start)
     try:
@@ -203,7 +209,7 @@ def _forked(
             return None
         with task.rendezvous.hosted():
             return watch(live, task, stop, on_message, elsewhere)
-    finally:  # no rank is left unless something went wrong here
+    finally:  # no rank is left unless something failed here
         for child in live.values():
             child.send_signal(signal.SIGKILL)
         for child in live.values():
@@ -212,7 +218,7 @@ def _forked(
 
 
 def _fill(live: dict[int, Child], parent: RankParent, count: int, stop: int | None) -> int | None:
-    """Take ``count`` ranks from their parent, or fewer; returns the signal that came meanwhile."""
+    """Takes ``count`` ranks from their parent, or fewer; returns the signal that arrived meanwhile."""
     ready = select.poll()
     for fd in (parent.fd, stop):
         if fd is not None:

@@ -1,4 +1,4 @@
-"""Watches the ranks of one attempt until the last has ended."""
+"""Supervises the ranks of one attempt until the last has ended."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from launcher.runtime.processes.rank_processes import Child
 from launcher.runtime.processes.worker import Task
 
 _log = logging.getLogger(__name__)
-GRACE_S = 1.5  # from the first failure, or from the signal, until what still runs is killed
-TICK_S = 1.0  # how often the ranks are looked at while none of them says anything
+GRACE_S = 1.5  # seconds from the first failure or signal until the remaining ranks are killed
+TICK_S = 1.0  # seconds between checks while no rank sends anything
 
 OnMessage = Callable[[int, object], None]
 Elsewhere = Callable[[], Fault | None]
-"""What has failed on a rank that another process watches, once one has."""
+"""Returns the fault of a rank that another process supervises, once there is one."""
 
 
 @dataclass
 class AttemptOutcome:
-    """What came of an attempt. ``stopped``: ranks killed after the grace; ``signum``: what the user sent.
+    """The outcome of an attempt.
 
-    ``insisted``: the user sent a second one.
+    ``stopped``: ranks killed after the grace period; ``signum``: the signal that the user sent; ``insisted``:
+    the user sent a second one.
     """
 
     attempt: int
@@ -48,9 +49,9 @@ class AttemptOutcome:
 
 @contextmanager
 def caught(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
-    """A descriptor that yields a byte a signal; ``None`` outside the main thread, which alone gets any.
+    """A descriptor that yields a byte per signal; ``None`` outside the main thread, which alone receives any.
 
-    A signal that is ignored (``nohup``, a background job) stays so.
+    Ignored signals stay ignored (``nohup``, a background job).
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -61,7 +62,7 @@ def caught(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
     os.set_blocking(read, False)
     os.set_blocking(write, False)
 
-    # but for those that somebody else has said to ignore
+    # except for signals that are ignored
     mine = [s for s in signums if signal.getsignal(s) not in (signal.SIG_IGN, None)]
     before = {s: signal.signal(s, lambda signum, _: _note(write, signum)) for s in mine}
     try:
@@ -72,7 +73,7 @@ def caught(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
         late = _unread(read)
         os.close(read)
         os.close(write)
-        for signum in late:  # it came after the last look at the descriptor
+        for signum in late:  # it came after the last read of the descriptor
             signal.raise_signal(signum)
 
 
@@ -88,7 +89,7 @@ def _note(fd: int, signum: int) -> None:
 
 
 def all_here() -> Fault | None:
-    """Nothing fails elsewhere where all ranks are children of this process."""
+    """The default ``elsewhere``: all ranks are children of this process."""
     return None
 
 
@@ -99,10 +100,10 @@ def watch(
     on_message: OnMessage | None,
     elsewhere: Elsewhere = all_here,
 ) -> AttemptOutcome:
-    """Returns when ``live`` is empty: each child leaves it as it is reaped.
+    """Supervises the ranks in ``live`` until it is empty: each child is removed when it is reaped.
 
-    After a failure, here or ``elsewhere``, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message
-    is dropped if nobody wants it. A rank that is stopped for ``task.timeout_s`` has hung.
+    After a failure, here or ``elsewhere``, or a byte from ``stop``, that takes at most ``GRACE_S``. Messages
+    are dropped without ``on_message``. A rank that is stopped for ``task.timeout_s`` counts as hung.
     """
     return _Supervisor(live, task, stop, on_message, elsewhere).run()
 
@@ -139,7 +140,7 @@ class _Supervisor:
                 ready.register(child.inbox.fd, selectors.EVENT_READ, partial(self._heard, ready, child))
                 ready.register(child.pidfd, selectors.EVENT_READ, partial(self._ended, ready, child))
 
-            # what children and signals bring, and now and then a look around, until the last has ended
+            # handle children and signals, and check the ranks now and then, until the last has ended
             while self._live:
                 for key, _ in ready.select(min(TICK_S, self._patience())):
                     key.data()
@@ -152,13 +153,13 @@ class _Supervisor:
         return math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _look(self) -> None:
-        """Count the seconds for which a rank is stopped: nobody may be waiting for it in a collective."""
+        """Counts the seconds for which each rank is stopped, as the others may not wait in a collective."""
         seconds = time.monotonic() - self._looked
         if seconds < TICK_S:
             return
         self._looked += seconds
 
-        # folders that somebody has deleted
+        # deleted folders
         if self._task.folder is not None:
             still_there(self._task.folder, self._home)
         meeting_place = self._task.rendezvous.folder
@@ -168,13 +169,13 @@ class _Supervisor:
                 "%s was deleted: ranks that have not connected yet cannot connect any more", meeting_place
             )
 
-        # ranks that others watch
+        # ranks that other processes supervise
         if self._peer is None and (fault := self._elsewhere()) is not None:
             self._peer = fault
             self._hurry()
 
-        # ranks that are stopped
-        at_most = min(seconds, 2 * TICK_S)  # for this process may have been stopped as well
+        # stopped ranks
+        at_most = min(seconds, 2 * TICK_S)  # this process may have been stopped as well
         for rank, child in self._live.items():
             self._halted[rank] = self._halted.get(rank, 0.0) + at_most if stopped(child.pid) else 0.0
         if self._deadline is None and any(t > self._task.timeout_s for t in self._halted.values()):
@@ -194,11 +195,11 @@ class _Supervisor:
         self._deadline = None
 
     def _known(self) -> list[Fault]:
-        """Faults of these ranks, and the one that was heard of from elsewhere."""
+        """The faults of these ranks, and the one that was reported from elsewhere."""
         return [*self._out.faults.values(), *([] if self._peer is None else [self._peer])]
 
     def _accuse(self) -> None:
-        """Nobody has said why it failed: somebody has said nothing at all."""
+        """Blames the ranks that caused the failure but report nothing: all known faults are echoes."""
         known = self._known()
         late = not known or root(known).late
         pids = {rank: child.pid for rank, child in self._live.items() if late or stopped(child.pid)}
@@ -207,9 +208,9 @@ class _Supervisor:
             self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
 
     def _told(self) -> None:
-        """The user asked to stop; who asks twice does not want to wait.
+        """Handles a request of the user to stop; after a second one nothing is waited for.
 
-        Ranks that poll take the time for a save.
+        Ranks that poll take the time to save.
         """
         assert self._stop is not None
         for signum in _unread(self._stop):
@@ -224,13 +225,13 @@ class _Supervisor:
                 else:
                     self._hurry()
 
-        # told twice: no grace
+        # requested twice: no grace period
         if self._flag.insisted:
             self._out.insisted = True
             self._deadline = time.monotonic()
 
     def _heard(self, ready: selectors.BaseSelector, child: Child) -> None:
-        if child.rank not in self._live:  # it ended in this very round
+        if child.rank not in self._live:  # it ended in this round
             return
         self._take(child)
         if child.inbox.ended:
@@ -264,9 +265,9 @@ class _Supervisor:
             self._hurry()
 
     def _unsaid(self, rank: int, code: int) -> Fault:
-        """The fault of a rank that has told none.
+        """The fault of a rank that reported none.
 
-        Only NCCL's watchdog leaves the rank's last collectives before it ends it.
+        Only NCCL's watchdog writes a rank's last collectives before it ends the rank.
         """
         task = self._task
         if code == -signal.SIGABRT and task.folder is not None:

@@ -1,4 +1,4 @@
-"""The life of one rank: set up, join the others, work, report."""
+"""The main function of a rank: set up, join the others, work, report."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _OWN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the others come from 
 
 @dataclass(frozen=True)
 class Task:
-    """What every rank of one attempt is told. ``alone``: a single process that needs no process group.
+    """What every rank of one attempt receives. ``alone``: a single process without a process group.
 
-    ``polls``: the work looks at ``World.told`` and stops in its own time. ``outer``: the place that an outer
-    launcher has given the only rank of this process. ``share`` returns another ``work`` that does the same
-    with what it has made once for all ranks; ``parent``: the process that has forked this one.
+    ``polls``: the work checks ``World.told`` and stops by itself. ``outer``: the place that an outer launcher
+    assigned to the only rank of this process. ``share`` returns a replacement of ``work`` that uses what it
+    has constructed once for all ranks; ``parent``: the process that forked this one.
     """
 
     work: Work
@@ -53,7 +53,7 @@ class Task:
 
 
 def run_rank(task: Task, rank: int, fd: int) -> int:
-    """Do the work of ``rank``; returns the exit code.
+    """Does the work of ``rank``; returns the exit code.
 
     Sends ``("result", value)`` or ``("fault", Fault)`` to ``fd``.
     """
@@ -63,7 +63,7 @@ def run_rank(task: Task, rank: int, fd: int) -> int:
         told = _settle(task, rank, box)
         box.send("result", _work(task, rank, box, told))
         return 0
-    except BaseException as error:  # SystemExit too: a rank has no business ending the run quietly
+    except BaseException as error:  # SystemExit too: a rank must not end the run silently
         _tell(task, rank, box, error)
         return 1
     finally:
@@ -77,7 +77,7 @@ def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object
     with nullcontext() if task.alone else _connected(world, task):
         try:
             return task.work(world)
-        except faults.Preempted as stop:  # a result, for all ranks have agreed
+        except faults.Preempted as stop:  # a result, as all ranks have agreed
             return stop
         except BaseException as error:
             _tell(task, rank, box, error)  # now: leaving the group may wait for a peer that waits for us
@@ -104,7 +104,7 @@ def _connected(world: World, task: Task) -> AbstractContextManager[None]:
 
 
 def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:
-    """The supervisor keeps the first fault of a rank."""
+    """Sends the fault; the supervisor keeps the first one of a rank."""
     fault = faults.raised(rank, task.attempt, error, skip=__file__)
     if fault.late and task.folder is not None:
         flight_recorder.write(task.folder, rank)
@@ -112,9 +112,9 @@ def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:
 
 
 def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
-    """Die with the parent, leave the terminal's signals to it; returns whether another has come.
+    """Sets up the process: it dies with its parent, and ignores signals of the terminal.
 
-    A rank that does not poll takes the others as any program does.
+    Returns the function that reports a stop signal. A rank that does not poll is ended by other signals.
     """
     die_with(task.parent)
 
@@ -125,7 +125,7 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
     told = polled(_OWN) if task.polls else never
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
-    # what it says: not through what the supervisor draws its progress bar on
+    # output: bypass the streams on which the supervisor draws its progress bar
     sys.stdout = sys.__stdout__
     sys.stderr = sys.__stderr__
     log.configure(rank, task.folder, log.Relay(partial(box.send, "log")))
@@ -137,7 +137,7 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
 
 
 def _variables(at: World, near: bool) -> dict[str, str]:
-    """What torch and users look up; ``near`` ones have gloo on the loopback unless told: no name service."""
+    """Variables that torch and users read; ``near``: gloo defaults to loopback, without a name service."""
     here = near and "lo" in {name for _, name in socket.if_nameindex()}
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if here else {}
     numbers = {"RANK": at.rank, "LOCAL_RANK": at.local_rank, "WORLD_SIZE": at.size}

@@ -1,4 +1,4 @@
-"""The private parts of ``torch.distributed.pipelining`` that we use, and nothing else of it."""
+"""The private parts of ``torch.distributed.pipelining`` that we use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.plan.schedule.actions import Action, Schedule
 from launcher.runtime.torch_private.selftest import verify
 from launcher.runtime.torch_private.stage import Base, outputs_kept, resize
 
-verify()  # here, before an import below fails with less to say
+verify()  # first, as a failing import below would explain less
 
 from torch.distributed.pipelining import schedules as torch_schedules  # noqa: E402
 from torch.distributed.pipelining._backward import stage_backward  # noqa: E402
@@ -40,7 +40,7 @@ KINDS = {
 }
 
 _add_wait_send: Callable[[Any], Any] = getattr(torch_schedules, "_add_wait_send", lambda rows: rows)
-"""Since torch 2.15 a send is waited for by an action of its own; before, at the end of the step."""
+"""Since torch 2.15 each send has an action that waits for it; before, the end of the step waits."""
 
 Runtime = _PipelineScheduleRuntime
 Metas = Sequence[tuple[torch.Tensor, ...]]
@@ -49,12 +49,12 @@ Metas = Sequence[tuple[torch.Tensor, ...]]
 class RuntimeStage(Base):
     """A stage whose sharded gradients are reduced once a step, or (``reduce_each``) after every micro batch.
 
-    torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``reshard_each``: weights
-    are dropped after every backward too. ``collect`` is called after every backward. A micro batch of
-    torch's is a piece of one of ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of
-    every piece in turn, and modules are told by ``carry`` which one runs. ``order`` keeps the collectives
-    of its weights in the plan's order, ``prefetch`` gathers them ahead of use, and ``reductions`` reduces
-    what is reduced once a step.
+    torch keeps them unsharded until the last micro batch, whatever FSDP2 was told. ``reshard_each``: weights
+    are resharded after every backward too. ``collect`` is called after every backward. If sequences are
+    divided, a micro batch of torch is a chunk of one of ours: ``takes`` and ``sends`` are the meta tensors of
+    every chunk in turn, and ``carry`` tells modules which chunk runs. ``order`` keeps the collectives of the
+    weights in the plan's order, ``prefetch`` gathers them before they are used, and ``reductions`` does the
+    reductions that run once a step.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RuntimeStage(Base):
         return made
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
-        """What takes no gradient is sent none."""
+        """Sends no gradient for inputs that need none."""
         if self.has_backward and not self.is_first:
             takes = self.takes[bwd_chunk_id % len(self.takes)]
             before = self.stage_index - 1
@@ -116,10 +116,10 @@ class RuntimeStage(Base):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        """Of the first half of a backward too torch does all; some weight gradients wait in ``products``.
+        """Runs a full backward even for a first half, but defers weight gradients to ``products`` then.
 
-        What is sent back is contiguous, however the modules have used what they received. A gradient that is
-        missing is zeros: torch would fail, send those of the first piece, or within a rank read stale ones.
+        What is sent back is made contiguous, however modules used their inputs. A missing gradient is sent as
+        zeros: torch would fail, send that of the first chunk, or read a stale one within a rank.
         """
         # the backward itself
         outputs = outputs_kept(self, bwd_chunk_id) if loss is None else (loss,)
@@ -131,9 +131,9 @@ class RuntimeStage(Base):
                 around.enter_context(self.reductions.last_backward(bwd_chunk_id))
             super().backward_one_chunk(bwd_chunk_id, loss, True, last_backward)
         if loss is not None:
-            loss.detach_()  # torch keeps it until the step is over, and with it what the graph still holds
+            loss.detach_()  # torch keeps it until the step ends, and with it the graph
 
-        # what it leaves: a contiguous gradient to send, those of half-precision weights, what pieces carried
+        # afterwards: make gradients contiguous, collect those of half-precision weights, forget carried state
         if not self.is_first:
             takes = self.takes[bwd_chunk_id % len(self.takes)]
             pairs = zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
@@ -148,8 +148,8 @@ class RuntimeStage(Base):
         return None if grad is None else grad.contiguous()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Raises ``RunError`` when what crosses is not as planned: the receiver would silently misread it."""
-        # the forward, with all that it is to be told
+        """Raises ``RunError`` if an output differs from the plan: the receiver would silently misread it."""
+        # run the forward in all of its contexts
         micro, piece = divmod(fwd_chunk_id, len(self.sends))
         with ExitStack() as around:
             around.enter_context(self.prefetch.forward(self.stage_index))
@@ -162,7 +162,7 @@ class RuntimeStage(Base):
                 around.enter_context(self.deferral.running(args[0] if args else ()))
             out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
-        # what it hands on is what the next stage expects
+        # check that the outputs are what the next stage expects
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
@@ -172,7 +172,7 @@ class RuntimeStage(Base):
         return out
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """The second half: the products that the first has left."""
+        """The second half of a backward: computes the products that the first half deferred."""
         for product in self.products.pop(bwd_chunk_id):
             product.add()
         if isinstance(self.submod, FSDPModule):
@@ -188,8 +188,8 @@ class RuntimeStage(Base):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         module.set_is_last_backward(True)
         module.set_reshard_after_backward(self.reshard_each)
-        module.set_requires_gradient_sync(True)  # FSDP2's own hooks reduce
-        module.set_requires_all_reduce(last_backward)  # over replicas the sum of all micro batches is enough
+        module.set_requires_gradient_sync(True)  # then FSDP2's own hooks reduce
+        module.set_requires_all_reduce(last_backward)  # over replicas it is enough to sum once
         with self.order.backward():
             made = stage_backward(
                 bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
@@ -198,19 +198,19 @@ class RuntimeStage(Base):
         return made, None
 
     def perform_reduce_grad(self, *args: Any) -> None:
-        """After the last backward: what is reduced once a step is under way, and torch drops weights only."""
+        """After the last backward: starts the reductions of once a step; torch then only reshards weights."""
         self.reductions.flush()
         super().perform_reduce_grad(*args)
 
     def start_gradient_reduction(self) -> None:
-        """The same since torch 2.15, which waits for it in a second call."""
+        """Replaces ``perform_reduce_grad`` since torch 2.15, which waits for it in a second call."""
         self.reductions.flush()
         super().start_gradient_reduction()  # type: ignore[misc]
 
     def _after(self, module: FSDPModule, last: bool) -> None:
-        """What FSDP2's hooks do at the end of a backward, for gradients that none has brought.
+        """Does what FSDP2's hooks do at the end of a backward, for gradients that no backward computed.
 
-        The weights stay.
+        The weights stay gathered.
         """
         module.set_is_last_backward(self.reduce_each)
         module.set_reshard_after_backward(False)
@@ -223,17 +223,17 @@ class RuntimeStage(Base):
         end_backward(fully_shard.state(module))  # type: ignore[attr-defined]
 
     def _post_metadata_inference_cleanup(self) -> None:
-        """Static metadata need no cleaning up; torch would drop gradients, also before an evaluation."""
+        """Does nothing: static metadata needs no cleanup; torch would drop gradients, also in evaluation."""
 
 
 def _groups(module: FSDPModule) -> Iterator[Any]:
-    """FSDP2's parameter groups, of the modules inside too."""
+    """FSDP2's parameter groups, including those of submodules."""
     root = fully_shard.state(module)  # type: ignore[attr-defined]
     return (group for state in root._state_ctx.all_states for group in param_groups(state))
 
 
 def _resize(received: dict[int, Any], metas: Metas) -> None:
-    """Buffers of each piece's own size, where there is more than one."""
+    """Resizes receive buffers to each chunk's size, if there is more than one chunk."""
     if len(metas) == 1:
         return
     for chunk, infos in received.items():
@@ -246,9 +246,9 @@ def _spec(t: torch.Tensor) -> str:
 
 
 class ScheduleRuntime(_PipelineScheduleRuntime):
-    """A schedule that leaves it to ``Prefetch`` and FSDP2's hooks when weights are gathered, and dropped.
+    """A schedule in which ``Prefetch`` and FSDP2's hooks decide when weights are gathered and resharded.
 
-    torch would have all of a stage's weights before its first action, and drop them where a rank holds more
+    torch would gather all weights of a stage before its first action, and reshard them if a rank has more
     than three stages.
     """
 
@@ -266,11 +266,11 @@ class ScheduleRuntime(_PipelineScheduleRuntime):
         self.pipeline_order_with_comms = _add_wait_send(rows)
 
     def _assert_unsharded(self, stage: Any) -> None:
-        """Nothing: a module that is called waits for its weights."""
+        """Does nothing: a module waits for its weights when it is called."""
 
 
 class ForwardRuntime(ScheduleRuntime):
-    """A schedule without backwards, which torch's own check of schedules would refuse."""
+    """A schedule without backwards, which torch's own validation would reject."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -287,12 +287,12 @@ class ForwardRuntime(ScheduleRuntime):
 def runtime(
     stages: Sequence[RuntimeStage], schedule: Schedule, micros: int, loss: Callable[..., Any]
 ) -> Runtime:
-    """torch's pipeline runtime on exactly these actions; torch adds sends, receives and FSDP2's gathers."""
+    """torch's pipeline runtime for exactly these actions; torch adds sends, receives and reductions."""
     kinds = {a.kind for row in schedule for a in row}
     runtime_class = ForwardRuntime if kinds <= {"F"} else ScheduleRuntime
     run = runtime_class(list(stages), micros, loss_fn=loss, scale_grads=False)
 
-    # weight gradients by themselves
+    # separate weight gradients
     if "I" in kinds:
         for part in stages:
             part.deferral = Deferral()
@@ -309,7 +309,10 @@ def _action(a: Action) -> _Action:
 def run(
     schedule: Runtime, inputs: list[tuple[torch.Tensor, ...]] | None, targets: list[torch.Tensor] | None
 ) -> None:
-    """One step, or one evaluation, of micro batches (or pieces) that are cut already; sizes may differ."""
+    """Runs one step, or one evaluation, of micro batches (or chunks) that are already split.
+
+    Their sizes may differ.
+    """
     for part in schedule._stages:
         part.has_backward = schedule._has_backward
         part.clear_runtime_states()

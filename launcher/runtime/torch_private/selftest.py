@@ -1,4 +1,4 @@
-"""Checks at start-up that this torch has every private part that we build on."""
+"""Checks at startup that this torch has every private part that we use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.errors import Problem, RequestError
 SUPPORTED = ">=2.11,<2.16"
 
 SET_TIMEOUT = "set_timeout" if hasattr(torch.distributed, "set_timeout") else "_set_pg_timeout"
-"""Public since torch 2.14, which warns of the one before."""
+"""Public since torch 2.14, which warns about the earlier name."""
 
 PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.pipelining.schedules", "_Action",
@@ -74,7 +74,7 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.autograd.forward_ad", "_current_level", ()),
     ("torch.nn.init", "_no_grad_trunc_normal_", ("tensor",)),
 )  # fmt: skip
-"""Module, name in it, and arguments that we pass or override by name."""
+"""A module, a name in it, and the arguments that we pass or override by name."""
 
 COMPILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch._dynamo", "list_backends", ("exclude_tags",)),
@@ -93,11 +93,11 @@ COMPILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.distributed_c10d", "_rank_not_in_group", ("group",)),
     ("torch.distributed.distributed_c10d", "_world.pg_map", ()),
 )  # fmt: skip
-"""The same for ``train.compile``: to look at these takes seconds."""
+"""The same for ``train.compile``; importing these takes seconds."""
 
 
 def verify(parts: tuple[tuple[str, str, tuple[str, ...]], ...] = PARTS) -> None:
-    """Raises ``RequestError`` naming all that is missing, the torch at hand and those that fit.
+    """Raises ``RequestError`` with all missing parts, the installed torch and the supported versions.
 
     Takes milliseconds.
     """

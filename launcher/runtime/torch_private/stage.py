@@ -1,7 +1,7 @@
-"""What differs between the pipeline stages of the torch versions that we take.
+"""Hides the differences between the pipeline stages of the supported torch versions.
 
-In torch 2.11 every value between stages had to be a float. Since 2.15 a buffer for what is received is made
-when it is due, and an output is dropped once it is sent: its edge of the graph stays for the backward.
+In torch 2.11 every value between stages had to be floating-point. Since 2.15 a receive buffer is made when it
+is needed, and an output is dropped once it is sent: its graph edge stays for the backward.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from torch.distributed.pipelining import PipelineStage
 
 
 class Torch211Stage(PipelineStage):
-    """The stage of torch 2.11, where values that take no gradient cross too.
+    """The stage of torch 2.11, extended to send values that need no gradient.
 
-    Its own checks of shapes know one shape only, and sequences are cut in pieces; ours are
-    made after each forward.
+    torch's own shape checks expect a single shape, but sequence chunks differ; ours run after each forward.
     """
 
     inputs_meta: tuple[torch.Tensor, ...]
@@ -30,11 +29,11 @@ class Torch211Stage(PipelineStage):
     get_outputs_meta: Callable[[], tuple[torch.Tensor, ...]]
 
     def _get_init_p2p_neighbors_ops(self) -> Any:
-        """Two neighbours on one rank hand over what they have; torch would have the rank greet itself."""
+        """Neighbouring stages on one rank pass values directly; torch would have the rank send to itself."""
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        training, self.has_backward = self.has_backward, False  # torch would ask integers for a gradient
+        training, self.has_backward = self.has_backward, False  # torch would set requires_grad on integers
         made = super()._prepare_forward_infra(*args, **kwargs)
         self.has_backward = training
         return made
@@ -59,17 +58,17 @@ class Torch211Stage(PipelineStage):
             info.buffer = grad
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
-        """What is sent is kept until the step is over; its graph is not to be."""
+        """Detaches what is sent: torch keeps it until the step ends, which must not keep the graph."""
         ops = super().get_fwd_send_ops(fwd_chunk_id)
         for op in ops:
             op.tensor = op.tensor.detach()
         return ops
 
     def _validate_fwd_input(self, args: Any, kwargs: Any) -> None:
-        """Nothing: the inputs of the first stage were cut from a batch of the planned size."""
+        """Does nothing: the inputs of the first stage come from a batch of the planned size."""
 
     def _validate_fwd_outputs(self, outputs: Any) -> None:
-        """Nothing: ``forward_one_chunk`` compares them with the plan."""
+        """Does nothing: ``forward_one_chunk`` compares the outputs with the plan."""
 
 
 if TYPE_CHECKING or hasattr(PipelineStage, "_setup_forward_recv_info"):  # noqa: SIM108 (mypy wants it so)
@@ -79,7 +78,7 @@ else:
 
 
 def outputs_kept(stage: Any, chunk: int) -> tuple[torch.Tensor | GradientEdge, ...]:
-    """Where the backward of a micro batch begins."""
+    """The tensors or graph edges from which the backward of a micro batch starts."""
     if hasattr(stage, "_forward_chunk_states"):
         edges: tuple[torch.Tensor | GradientEdge, ...]
         edges = stage._forward_chunk_states[chunk].stage_output_for_backward()
@@ -89,7 +88,7 @@ def outputs_kept(stage: Any, chunk: int) -> tuple[torch.Tensor | GradientEdge, .
 
 
 def resize(info: Any, meta: torch.Tensor) -> None:
-    """What is received has the shape of ``meta``."""
+    """Gives a receive buffer the shape of ``meta``."""
     if info.buffer is not None:
         info.buffer = info.buffer.new_empty(meta.shape)
     elif getattr(info, "tensor_meta", None) is not None:

@@ -1,6 +1,7 @@
-"""How long a thread has waited for other ranks: seconds in ``Work.wait``, where collectives block.
+"""Measures how long a thread has waited for other ranks: the seconds in ``Work.wait``.
 
-With gloo every collective and every message of a step ends there. NCCL's return at once: the device waits.
+With gloo every collective and every message of a step blocks there. NCCL's calls return at once: the device
+waits instead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 
 class _Waited(threading.local):
-    """Of each thread its own: the one that writes a checkpoint waits while training goes on."""
+    """One value per thread: a thread that writes a checkpoint waits while training continues."""
 
     seconds = 0.0
 
@@ -23,7 +24,7 @@ _waited = _Waited()
 
 
 def seconds() -> float:
-    """Of the thread that asks, counted from the first call of any on."""
+    """Seconds that the calling thread has waited, counted from the first call of this function."""
     wait = dist.Work.wait
     if not hasattr(wait, "__wrapped__"):
         dist.Work.wait = _timed(wait)  # type: ignore[method-assign]

@@ -16,10 +16,10 @@ _Shapes = list[tuple[tuple[int, ...], str]]
 
 
 def deal(hand: BatchRole, read: Callable[[], Tensors]) -> Tensors:
-    """The tensors, on the CPU, on a rank that uses them; none on the others.
+    """Returns the tensors, on the CPU, on a rank that uses them; an empty tuple on the others.
 
-    Only a rank that is to ``read`` does. They travel between pairs of ranks of the default group, in host
-    memory: no group of the model is in use then.
+    ``read`` is called only on a rank that reads. Tensors travel between pairs of ranks of the default group,
+    in host memory: the model's process groups are not in use then.
     """
     if hand.takes is not None:
         return _take(hand.takes)
@@ -32,7 +32,7 @@ def deal(hand: BatchRole, read: Callable[[], Tensors]) -> Tensors:
 
 
 def _give(tensors: Tensors, rank: int) -> None:
-    """Shapes first: the other rank has opened no file and cannot know them."""
+    """Sends shapes and dtypes first: the receiving rank has opened no file and does not know them."""
     send([(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors], _Shapes, rank)
     for t in tensors:
         dist.send(t.contiguous(), rank)

@@ -1,4 +1,4 @@
-"""Gives each rank its part of every batch: the plan and the seed alone say which samples."""
+"""Gives each rank its part of every batch; the plan and the seed determine which samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class Samples(Protocol):
-    """One split of a data set, by global index."""
+    """One split of a data set, indexed globally."""
 
     def __len__(self) -> int: ...
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]: ...
@@ -32,7 +32,7 @@ class Samples(Protocol):
 
 
 class Stream(Protocol):
-    """Samples that are read one after the other, and may say where they are, in JSON."""
+    """Samples that are read sequentially, and may report their position as JSON."""
 
     def place(self) -> dict[str, Any] | None: ...
     def go_on(self, place: Mapping[str, Any]) -> None: ...
@@ -40,7 +40,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """``inputs`` on the first stage, ``targets`` on the last, else none; ``valid`` samples are no padding."""
+    """``inputs`` on the first stage, ``targets`` on the last, else none; ``valid``: unpadded samples."""
 
     inputs: tuple[Tensor, ...]
     targets: Tensor | None
@@ -49,10 +49,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Feed:
-    """``order(step, batch_size, n)``: global indices of one step. ``rank`` is handed what the plan says.
+    """The source of one rank's batches.
 
-    ``floating``: the dtype of inputs that are no whole numbers, ``exact`` that of such targets. ``limit``:
-    train on these first samples only. ``stream``: ``train``, where that is one.
+    ``order(step, batch_size, n)`` returns the global indices of one step. ``rank`` reads or receives its
+    samples as the plan says. ``floating``: the dtype of inputs that are not integers; ``exact``: that of such
+    targets. ``limit``: train on this many first samples only. ``stream``: ``train`` if it is a stream.
     """
 
     train: Samples
@@ -68,7 +69,7 @@ class Feed:
 
     @cached_property
     def part(self) -> int:
-        """This rank's data-parallel place."""
+        """This rank's data-parallel index."""
         at = self.plan.sizes.grid.coords(self.rank)
         return at["dp_replicate"] * self.plan.sizes.grid["dp_shard"] + at["dp_shard"]
 
@@ -79,11 +80,11 @@ class Feed:
         return self._read(self.train, indices, self.plan.sizes.local_batch, f"step {step + 1}")
 
     def held_out(self, batches: int | None) -> Iterator[Batch]:
-        """Every held-out sample once, in order, in training-sized batches; repeats pad the last."""
+        """Yields every held-out sample once, in order, in batches of training size; repeats pad the last."""
         yield from self._in_order(self.val, batches, "validation", targets=True)
 
     def inputs_in_order(self, source: Samples, batches: int | None, where: str) -> Iterator[Batch]:
-        """As ``held_out`` of any samples, without their targets."""
+        """Like ``held_out`` for any samples, without their targets."""
         yield from self._in_order(source, batches, where, targets=False)
 
     def _in_order(
@@ -107,15 +108,15 @@ class Feed:
     def _read(
         self, source: Samples, indices: Indices, valid: int, where: str, *, targets: bool = True
     ) -> Batch:
-        """``indices`` are the global batch's; a part of them is read, and of that a slice kept."""
-        # which samples are read, and which of them are this rank's
+        """Reads a part of the global batch, whose samples are ``indices``; keeps this rank's slice of it."""
+        # determine which samples are read, and which of them belong to this rank
         size = self.plan.sizes.global_batch // self.plan.reading.parts
         start = self._mine.start // size * size
         read = indices[start : start + size]
         keep = slice(self._mine.start - start, self._mine.stop - start)
         split = "training" if source is self.train else "held-out"
 
-        # read here, or handed over by the rank that reads them
+        # read them here, or receive them from the rank that reads them
         for_inputs, for_targets = self._hands
 
         def read_inputs() -> tuple[Tensor, ...]:
@@ -133,7 +134,7 @@ class Feed:
         return Batch(inputs, wanted[0] if wanted else None, valid)
 
     def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
-        """Checked by who reads them, still on the CPU: nobody has to wait for a GPU to know."""
+        """The targets, checked on the CPU by the rank that reads them: no rank has to wait for a GPU."""
         targets = _each(source.targets(read), read, where, split)
         objective, at = self.plan.objective, Place(where, split)
         count = classes(self.plan, targets.shape)
@@ -148,9 +149,9 @@ class Feed:
         return self.plan.batch_roles(self.rank)
 
     def _move(self, t: Tensor, floating: torch.dtype) -> Tensor:
-        """To the device, from pinned memory: nobody waits for it to be done with the step before.
+        """Moves a tensor to the device from pinned memory, without waiting for the step before.
 
-        torch keeps that memory until the copy is made.
+        torch keeps that memory until the copy has finished.
         """
         dtype = floating if t.is_floating_point() else t.dtype
         t = t.to(dtype)
@@ -160,7 +161,7 @@ class Feed:
 
 
 def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:
-    """``t`` itself, one for each index. Raises ``RunError``."""
+    """``t`` itself. Raises ``RunError`` unless it has one entry for each index."""
     if len(t) != len(read):
         text = f"{where}: {len(read)} {split} samples were requested, and the data returned {len(t)}"
         raise RunError(

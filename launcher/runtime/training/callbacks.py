@@ -1,4 +1,4 @@
-"""Calls of the user's own objects while a run trains."""
+"""Calls the user's callback objects during training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from launcher.errors import RunError, of_users
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """What a callback is told; to be read only.
+    """What a callback receives, read-only.
 
-    ``step`` counts optimizer steps done, of ``steps``. ``loss`` and ``lr`` are those of the last step on this
-    start, ``None`` before it. ``metrics``: of ``on_step`` its loss, lr and grad_norm, of ``on_eval`` what the
-    validation came to, else all figures so far. ``folder`` is the run's; ``checkpoint``, of ``on_save``, a
-    complete one.
+    ``step``: the number of finished optimizer steps, out of ``steps``. ``loss`` and ``lr``: those of the last
+    step since this start, ``None`` before it. ``metrics``: for ``on_step`` its loss, lr and grad_norm, for
+    ``on_eval`` the results of the validation, otherwise all results so far. ``folder``: the run folder.
+    ``checkpoint``: for ``on_save`` the complete checkpoint.
     """
 
     step: int
@@ -35,7 +35,7 @@ class TrainingEvent:
 
 @dataclass
 class Callbacks:
-    """Those of one rank, ``each`` by what errors call it; if any rank has some, every rank has this."""
+    """The callbacks of one rank, ``each`` with its name in errors; every rank has this if any has some."""
 
     each: Sequence[tuple[str, object]]
     steps: int
@@ -47,9 +47,9 @@ class Callbacks:
     def call(
         self, hook: str, step: int, metrics: Mapping[str, float], checkpoint: Path | None = None
     ) -> None:
-        """Call ``hook`` of all that have it, in order; ``asked``: one has answered True, to stop.
+        """Calls ``hook`` of all callbacks that have it, in order; sets ``asked`` if one returns True.
 
-        Raises ``RunError``.
+        ``True`` asks to stop. Raises ``RunError`` if a callback fails.
         """
         if hook == "on_step":
             self._last = dict(metrics)
@@ -70,7 +70,7 @@ class Callbacks:
                 continue
             try:
                 answer = act(event)
-            except (Exception, SystemExit) as error:  # whatever the user's code does
+            except (Exception, SystemExit) as error:  # user code may raise anything
                 raise RunError(f"{name}.{hook} failed after step {step}: {of_users(error)}") from error
             self.asked |= answer is True
 

@@ -1,4 +1,4 @@
-"""What a step says of the device that took it: memory, and how much of its speed was used."""
+"""Figures of the device after a step: its memory, and how much of its speed was used."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from launcher.runtime.training.device_peaks import peak_flops
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """``flops``: a rank's share of a step's. ``peak``: the most that its device does a second, if known."""
+    """``flops``: a rank's share of those of a step. ``peak``: the most FLOP/s of its device, if known."""
 
     device: torch.device
     flops: float
     peak: float | None
 
     def row(self, seconds: float) -> dict[str, float]:
-        """Of a step that took so many ``seconds``.
+        """The figures of a step that took ``seconds``.
 
-        Memory is the highest so far: on an accelerator what torch's allocator gave and what it took from
-        the device, elsewhere what the process has had.
+        Memory is the peak so far: on an accelerator what torch's allocator handed out and what it reserved on
+        the device, elsewhere the resident memory of the process.
         """
         # memory
         if devices.is_accelerator(self.device):
@@ -33,7 +33,7 @@ class DeviceFigures:
         else:
             out = {"memory_mb": getrusage(RUSAGE_SELF).ru_maxrss / 1024}
 
-        # speed, and the share of what is possible
+        # speed, and its share of the peak
         if self.peak is not None:
             rate = self.flops / seconds
             out |= {"tflops": rate / 1e12, "mfu": rate / self.peak}
@@ -41,7 +41,7 @@ class DeviceFigures:
 
 
 def figures(plan: Plan, device: torch.device) -> DeviceFigures:
-    """Those of this rank's ``device``."""
+    """The figures of this rank's ``device``."""
     tf32 = torch.get_float32_matmul_precision() != "highest"
     peak = peak_flops(devices.name(device), plan.dtypes.compute, tf32)
     return DeviceFigures(device, plan.estimate.flops / plan.sizes.grid.size, peak)

@@ -1,4 +1,4 @@
-"""The most floating-point operations a second of known devices: what ``mfu`` is a share of."""
+"""Peak floating-point operations per second of known devices; ``mfu`` is relative to them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 Peaks = Mapping[str, float]
 
 # TFLOP/s, dense (without sparsity). Half precision: tensor cores with sums in fp32. float32 and float64: what
-# torch uses as it comes, the vector units and, for float64 where there are any, the tensor cores; tf32: once
-# torch.set_float32_matmul_precision has allowed it. Numbers of NVIDIA's data sheets, of the model that is
-# named (SXM where nothing is said); those that give sparse ones only are halved.
+# torch uses by default, the vector units and, for float64, the tensor cores if there are any; tf32: if
+# torch.set_float32_matmul_precision allows it. The numbers are from NVIDIA's data sheets for the named model
+# (SXM if none is named); sparse numbers are halved if only these are given.
 _HOPPER_SXM = {"bfloat16": 989.4, "float16": 989.4, "tf32": 494.7, "float32": 66.9, "float64": 66.9}
 PEAKS: tuple[tuple[str, Peaks], ...] = (
     # NVIDIA Blackwell datasheet (HGX B200, a GPU)
@@ -35,13 +35,13 @@ PEAKS: tuple[tuple[str, Peaks], ...] = (
     # NVIDIA T4 Tensor Core GPU datasheet
     ("T4", {"float16": 65.0, "float32": 8.1}),
 )
-"""By a part of the device's name, as torch tells it; the first that fits."""
+"""Peaks by a part of the device name that torch reports; the first match counts."""
 
 
 def peak_flops(device: str, dtype: str, tf32: bool = False) -> float | None:
-    """Operations a second of a ``device`` in ``dtype``; ``None`` where the table has no number.
+    """FLOP/s of a ``device`` in ``dtype``; ``None`` if the table has no number.
 
-    ``tf32``: products of float32 are made in it.
+    ``tf32``: float32 products are computed in it.
 
     >>> peak_flops("NVIDIA H100 80GB HBM3", "bfloat16"), peak_flops("NVIDIA H100 PCIe", "float16")
     (989400000000000.0, 756000000000000.0)
@@ -51,7 +51,7 @@ def peak_flops(device: str, dtype: str, tf32: bool = False) -> float | None:
     (None, None)
     """
     words = device.replace("-", " ").split()
-    if "MIG" in words:  # a slice of one
+    if "MIG" in words:  # a slice of a device
         return None
     for name, peaks in PEAKS:
         if _within(name.replace("-", " ").split(), words):
@@ -61,7 +61,7 @@ def peak_flops(device: str, dtype: str, tf32: bool = False) -> float | None:
 
 
 def _within(name: list[str], words: list[str]) -> bool:
-    """Whether the words of ``name`` stand in a row; the last may go on with a number, as SXM2 does.
+    """Whether the words of ``name`` appear in a row; a number may follow the last one, as in SXM2.
 
     >>> _within(["V100", "SXM"], ["Tesla", "V100", "SXM2", "16GB"]), _within(["L4"], ["NVIDIA", "L40S"])
     (True, False)
@@ -74,5 +74,5 @@ def _within(name: list[str], words: list[str]) -> bool:
 
 
 def _numbered(name: str, word: str) -> bool:
-    """``SXM`` and ``SXM4``; not ``L4`` and ``L40``, which already ends in a number."""
+    """Whether only a number follows: ``SXM``, ``SXM4``; not ``L4``, ``L40``, which ends in a number."""
     return word.startswith(name) and word[len(name) :].isdecimal() and not name[-1].isdecimal()

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights: of each rank's own pieces, so nothing is sent."""
+"""An exponential moving average of the weights; each rank averages its own shards, so nothing is sent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from launcher.plan.partition.params import Placed
 
 
 class WeightAverage:
-    """``decay`` of it stays, the rest becomes the weights, after every ``every``-th optimizer step.
+    """A moving average of each trained parameter's first copy on this rank.
 
-    Of each trained parameter's first copy on this rank. It begins as the weights are when it is first asked
-    for: those that training starts from.
+    After every ``every``-th optimizer step it keeps ``decay`` of itself, and the weights contribute the rest.
+    It starts as the weights at its first use: those that training starts from.
     """
 
     def __init__(self, model: ParallelModel, decay: float, every: int) -> None:
@@ -26,13 +26,13 @@ class WeightAverage:
         self.begun = self.swapped = False
 
     def begin(self) -> None:
-        """From the weights as they are, unless it has."""
+        """Starts from the current weights, unless it has started."""
         if not self.begun:
             self.begin_again()
 
     @torch.no_grad()
     def begin_again(self) -> None:
-        """From the weights as they are, in the memory that it has."""
+        """Starts from the current weights, reusing its memory."""
         for p, w in self._trained():
             if p.name in self._means:
                 self._means[p.name].copy_(w)
@@ -42,18 +42,18 @@ class WeightAverage:
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
-        """After optimizer step ``step`` (from 1)."""
+        """Updates the average after optimizer step ``step`` (from 1)."""
         if step % self._every == 0:
             for p, w in self._trained():
                 self._means[p.name].lerp_(w, self._share)
 
     def named(self) -> list[tuple[Placed, Tensor]]:
-        """This rank's piece of each; nothing before it has begun."""
+        """This rank's shard of each average; empty before the average has started."""
         return [(p, self._means[p.name]) for p, _ in self._trained() if p.name in self._means]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model has it for weights in the block, and it has the weights."""
+        """Swaps the average into the model for the block."""
         self.begin()
         self._swap()
         self.swapped = True
@@ -63,7 +63,7 @@ class WeightAverage:
             self.put_back()
 
     def put_back(self) -> None:
-        """Before a checkpoint is written in such a block: the weights are those of the model again."""
+        """Restores the model's weights inside such a block, before a checkpoint is written."""
         if self.swapped:
             self._swap()
             self.swapped = False
@@ -75,7 +75,7 @@ class WeightAverage:
             w.copy_(self._means[p.name])
             self._means[p.name].copy_(weight)
 
-        # every other copy on this rank is what the first one is
+        # update all other copies on this rank from the first one
         first = {p.name: w for p, w in self._trained()}
         for name, t in self._model.trainable():
             own = local(t.detach())
@@ -83,5 +83,5 @@ class WeightAverage:
                 own.copy_(first[self._model.first_name(name)])
 
     def _trained(self) -> list[tuple[Placed, Tensor]]:
-        """Shares memory with the model."""
+        """This rank's shards of the first copies of trained parameters; they share memory with the model."""
         return [(p, local(t.detach())) for p, t in self._model.named() if p.trainable and not p.buffer]

@@ -1,4 +1,4 @@
-"""The first step of a model whose modules are compiled: it takes longer, and says how long that was."""
+"""The first step of a compiled model: allows more time for it, and reports how long it took."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWNER_ONLY = 0o700
 
 
 class FirstStep:
-    """Ranks wait for each other as long as the plan says while they compile, and then as long as before."""
+    """Ranks wait for each other as long as the plan says while they compile, then as long as usual."""
 
     def __init__(self, plan: Compilation | None) -> None:
         self.plan = plan
@@ -35,21 +35,21 @@ class FirstStep:
 
     @property
     def patience(self) -> timedelta:
-        """Never less than what ranks wait anyway."""
+        """The timeout while compiling; never less than the usual one."""
         return self.usual if self.plan is None else max(self.usual, timedelta(seconds=self.plan.timeout_s))
 
     @contextmanager
     def groups(self) -> Iterator[None]:
-        """Groups made in the block can wait as long as that.
+        """Process groups created in the block can wait that long.
 
-        gloo lets messages between two ranks wait no longer than was said when their group was made.
+        gloo limits messages between two ranks to the timeout with which their group was created.
         """
         with bounded(self.patience) if self.plan is not None else nullcontext():
             yield
 
     @contextmanager
     def around(self, times: CompileTimes | None) -> Iterator[None]:
-        """Around every step; the first of them is the one."""
+        """Wraps every step; only the first one gets the longer timeout."""
         if self.done:
             yield
             return
@@ -62,14 +62,14 @@ class FirstStep:
 
 
 def keep_compiled() -> None:
-    """What inductor makes is kept below the user's cache, so that a second start takes it from there.
+    """Caches inductor's output below the user's cache folder, so that the next start can reuse it.
 
-    torch's own place is below ``/tmp``, where others could put what we load. ``TORCHINDUCTOR_CACHE_DIR``
-    wins.
+    torch's default is below ``/tmp``, where others could place code that we load. ``TORCHINDUCTOR_CACHE_DIR``
+    takes precedence.
     """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # not before somebody compiles
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # only if something is compiled
 
-    # torch writes its own choice there, too
+    # torch also writes its default there
     if os.environ.get(FOLDER, default_cache_dir()) != default_cache_dir():
         return
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -1,4 +1,4 @@
-"""The global random streams of Python and numpy: seeded for a rank, and kept in its checkpoints as JSON."""
+"""The global random states of Python and numpy: seeded per rank, saved in its checkpoints as JSON."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PYTHON, NUMPY = f"{STREAM}python", f"{STREAM}numpy"
 
 
 def seed(words: np.ndarray) -> None:
-    """By two words of 32 bits."""
+    """Seeds both streams with two 32-bit words."""
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
 
 
 def saved() -> dict[str, Blob]:
-    """Where they are."""
+    """The current states."""
     kind, keys, place, full, kept = np.random.get_state()
     numpy = [str(kind), np.asarray(keys).tolist(), int(place), int(full), float(kept)]
     return {PYTHON: _blob(random.getstate()), NUMPY: _blob(numpy)}
 
 
 def restore(own: Mapping[str, Blob]) -> None:
-    """They go on from where they were; one that an older checkpoint does not have stays as it is."""
+    """Restores the states; keeps the current one if an older checkpoint lacks it."""
     if PYTHON in own:
         version, numbers, kept = json.loads(bytes(own[PYTHON].data))
         random.setstate((version, tuple(numbers), kept))

@@ -1,4 +1,4 @@
-"""Reports the norms of each rank's own gradients: on the console, in a folder."""
+"""Reports the norms of each rank's local gradients: on the console and in a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW = 4
 
 @dataclass
 class LocalNormLog:
-    """``device``: one number a rank instead of one a parameter.
+    """Logs local norms. ``device``: one number per rank instead of one per parameter.
 
     ``scale`` undoes the mean over data-parallel ranks.
     """
@@ -33,9 +33,9 @@ class LocalNormLog:
     _file: Metrics | None = field(default=None, init=False)
 
     def tell(self, step: int, loud: bool, scaled: float = 1.0) -> None:
-        """After a step: every rank calls this. ``loud``: one of the steps that are told.
+        """Reports a step's norms; every rank calls this. ``loud``: the step is one of those to report.
 
-        The gradients of the step were ``scaled`` times as large as they are.
+        The step's gradients were multiplied by ``scaled``.
         """
         norms = self.own.take(self.scale / scaled)
         if not loud:
@@ -50,7 +50,7 @@ class LocalNormLog:
                 self.emit({"text": "\n".join(lines(step, every))})
 
     def _write(self, folder: Path, step: int, norms: Mapping[str, float]) -> None:
-        """``rank<N>.jsonl``; drops rows from this step on, of an earlier run or an attempt that failed."""
+        """Appends to ``rank<N>.jsonl``; drops rows from this step on, of earlier runs or failed attempts."""
         if self._file is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = Metrics(folder / f"rank{self.world.rank}.jsonl", step)
@@ -59,18 +59,18 @@ class LocalNormLog:
 
 
 def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
-    """One line a parameter, in the order of the ranks that hold it.
+    """One line per parameter, in the order of the ranks that have it.
 
     >>> lines(3, [{"w": 0.5, "b": 1.0}, {"w": 0.25}])
     ['local_norm, step 3: w 0.5 on rank 0, 0.25 on rank 1', 'local_norm, step 3: b 1 on rank 0']
     """
     names = list(dict.fromkeys(name for norms in every for name in norms))
     start = f"local_norm, step {step}: "
-    return [f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names]  # "": of all together
+    return [f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names]  # "": of all parameters
 
 
 def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:
-    """Each rank's number, or the ends of many.
+    """Each rank's number; for many ranks only the smallest and the largest.
 
     >>> _spread("w", [{"w": float(n)} for n in range(6)])
     '0 (rank 0) to 5 (rank 5) on 6 ranks'

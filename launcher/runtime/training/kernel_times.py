@@ -1,4 +1,4 @@
-"""Kernels of a profile by name: how often each ran, and how long together."""
+"""Aggregates the kernels of a profile by name: number of calls and total time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch._C._autograd import DeviceType
 
 NAME_WIDTH = 80
-"""Characters of a kernel's name in a table: names of templates take hundreds."""
+"""Most characters of a kernel's name in a table: template names can have hundreds."""
 _NAMESPACES = re.compile(r"^void |at::native::|\(anonymous namespace\)::|c10::")
 
 
@@ -24,7 +24,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """``rows``: the dearest first. ``on``: ``device`` or ``cpu``, where the times were taken."""
+    """``rows``: the most expensive first. ``on``: ``device`` or ``cpu``, where the times were measured."""
 
     on: str
     rows: tuple[KernelTime, ...]
@@ -38,9 +38,9 @@ class KernelTimes:
 
 
 def kernel_times(profile: Any) -> KernelTimes:
-    """The kernels of a ``torch.profiler.profile`` that has ended.
+    """The kernels of a finished ``torch.profiler.profile``.
 
-    A device's kernels, where the profiler saw any; else the operators of the CPU.
+    These are a device's kernels if the profiler recorded any, else the operators of the CPU.
     """
     events = profile.key_averages()
     rows = [
@@ -60,7 +60,7 @@ def kernel_times(profile: Any) -> KernelTimes:
 
 
 def table(times: KernelTimes, most: int = 10) -> list[str]:
-    """Lines for the ``most`` dearest kernels: milliseconds, share, calls, name."""
+    """Table lines of the ``most`` most expensive kernels: milliseconds, share, calls, name."""
     kind = "kernel" if times.on == "device" else "operator"
     lines = [f"{'ms':>9} {'share':>6} {'calls':>6}  {kind}"]
     for row in times.rows[:most]:
@@ -71,7 +71,7 @@ def table(times: KernelTimes, most: int = 10) -> list[str]:
 
 
 def shortened(name: str) -> str:
-    """Without the words that stand in front of each of torch's own kernels, and cut to the width of a table.
+    """``name`` without the prefixes of torch's own kernels, shortened to the width of a table.
 
     >>> shortened("void at::native::(anonymous namespace)::cunn_SoftMaxBackward<4, float>(float*, long)")
     'cunn_SoftMaxBackward<4, float>(float*, long)'

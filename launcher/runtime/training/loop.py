@@ -22,11 +22,11 @@ from launcher.runtime.training.watched_metrics import Watched
 
 @dataclass(frozen=True)
 class Loop:
-    """What the loop does besides stepping; ``None`` is never.
+    """Settings of the loop besides stepping; ``None`` means never.
 
-    ``lr`` sets the rate of the next update of the weights, by the number of those before, and returns it.
-    ``keep`` is how many checkpoints stay, ``None``: all. ``early_stop`` and ``best`` look at validations;
-    then there is one after the last step too.
+    ``lr`` sets the rate for the next update of the weights, given the number of updates so far, and returns
+    it. ``keep``: how many checkpoints are kept; ``None`` means all. ``early_stop`` and ``best`` use
+    validations; with them there is one after the last step too.
     """
 
     until: int
@@ -48,11 +48,11 @@ class Loop:
 
 
 def train(s: Session, loop: Loop) -> None:
-    """Optimizer steps from ``s.step`` up to ``loop.until``, or until a metric or a callback ends it.
+    """Runs optimizer steps from ``s.step`` up to ``loop.until``, or until a metric or a callback ends it.
 
-    Raises ``Preempted`` on all ranks, behind a save, once any has been asked to stop. A validation that
-    was left for that is made up for. How long training stood still for a checkpoint is in the row after
-    it, as ``save_stall_ms``.
+    Raises ``Preempted`` on all ranks, after a save, once any rank has been asked to stop. A validation that
+    was skipped for that is run after resuming. The row after a checkpoint reports how long it delayed
+    training, as ``save_stall_ms``.
     """
     try:
         _train(s, loop)
@@ -98,7 +98,7 @@ def _train(s: Session, loop: Loop) -> None:
         if math.isfinite(loss):
             s.results |= {"loss": loss, **s.measured}
 
-        # what it came to
+        # report its results
         _call(s, "on_step", {"loss": loss, "lr": lr, "grad_norm": norm})
         if s.local_norm is not None:
             s.local_norm.tell(s.step, loud, scaled)
@@ -107,7 +107,7 @@ def _train(s: Session, loop: Loop) -> None:
             s.emit(_row(s, loop, figures, time.perf_counter() - began) | stall)
             stall = {}
 
-        # what follows it: the end if anybody asked for that, a validation, a checkpoint
+        # then stop if requested, validate, and save
         if s.told:
             stop(s)
         better = due(s, loop) and _validation(s, loop)
@@ -119,7 +119,7 @@ def _train(s: Session, loop: Loop) -> None:
 
 
 def _validation(s: Session, loop: Loop) -> bool:
-    """One while training, and what hangs on it; whether these weights are the best so far."""
+    """Runs a validation during training, and its consequences; whether these weights are the best so far."""
     validate(s, loop.eval_batches)
     _call(s, "on_eval", {name: v for name, v in s.results.items() if name.startswith("val_")})
     if loop.early_stop is not None:
@@ -128,7 +128,7 @@ def _validation(s: Session, loop: Loop) -> bool:
 
 
 def _ended(s: Session, loop: Loop) -> bool:
-    """All ranks call it between two steps, and agree on whether training ends; then there is a checkpoint."""
+    """Whether training ends here, with a checkpoint. All ranks call it between two steps, and agree."""
     text = ""
     if s.callbacks is not None and s.callbacks.agreed():
         text = "a callback asked for it"
@@ -150,7 +150,7 @@ def _call(s: Session, hook: str, metrics: Mapping[str, float]) -> None:
 
 
 def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """What rank 0 reports of a step that took so many ``seconds``."""
+    """The row that rank 0 reports for a step that took ``seconds``."""
     row = {
         "step": s.step,
         "steps": loop.until,
@@ -162,7 +162,7 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
         **s.by_rank,
     }
 
-    # what not every run has
+    # figures that only some runs have
     if s.scaling.dynamic:
         row["loss_scale"] = s.scaling.factor
     if s.scaling.skipped:
@@ -180,7 +180,7 @@ def due(s: Session, loop: Loop) -> bool:
 
 
 def look(s: Session) -> None:
-    """All ranks call it between two pieces of work: if any has been asked to stop, all do."""
+    """Stops all ranks if any of them has been asked to stop. All ranks call it between two pieces of work."""
     told = torch.tensor(bool(s.world.told()), dtype=torch.int32)
     dist.all_reduce(told)
     if told.item():
@@ -188,7 +188,7 @@ def look(s: Session) -> None:
 
 
 def stop(s: Session) -> NoReturn:
-    """All ranks have agreed to."""
+    """Stops, after all ranks have agreed to."""
     told = torch.tensor(s.world.told(), dtype=torch.int32)
     dist.all_reduce(told, dist.ReduceOp.MAX)
     signum = int(told.item())
@@ -200,18 +200,18 @@ def stop(s: Session) -> NoReturn:
 
 
 def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float, float]:
-    """One optimizer step; returns the global batch's loss, as the job has it, and the norm before clipping.
+    """One optimizer step; returns the loss of the global batch and the gradient norm before clipping.
 
-    ``measuring``: ``s.measured`` is of this step; sums of metrics travel with the loss.
-    When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks
-    skip such a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
+    ``measuring``: updates ``s.measured``; the sums of metrics are reduced together with the loss. If loss or
+    norm is not finite, the weights are not updated. With dynamic loss scaling all ranks then skip the step
+    and lower the scale; otherwise, or if the scale cannot be lowered, it raises ``RunError``.
     """
     # gradients, and this rank's share of the loss
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
     share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor, measuring)
 
-    # one all-reduce for loss, norm, whether anybody was asked to stop, and metrics
+    # one all-reduce for the loss, the norm, requests to stop, and metrics
     share, square = s.norm.squared_beside(share)
     sums = torch.stack([share, square, torch.tensor(float(bool(s.world.told())))])
     if s.times is not None:
@@ -226,13 +226,13 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     norm = math.sqrt(squares) / s.scaling.factor if squares >= 0 else math.nan
     loss = mean * s.plan.loss_terms
 
-    # not finite: the step is skipped, or the run ends
+    # not finite: skip the step, or end the run
     if not math.isfinite(loss + norm):
         _check_counted(s)
         if not s.scaling.lowest:
             _skip(s)
             return loss, norm
-        if s.local_norm is not None:  # which rank, which parameter
+        if s.local_norm is not None:  # show which rank and which parameter
             s.local_norm.tell(s.step + 1, loud=True, scaled=s.scaling.factor)
         text = f"the loss is {loss} and the gradient norm {norm}; the weights were not touched"
         cure = ". Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
@@ -250,12 +250,12 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
 
 
 def _pairs(sums: list[float]) -> list[tuple[float, float]]:
-    """A sum and a count of each metric."""
+    """The sum and the count of each metric."""
     return list(zip(sums[::2], sums[1::2], strict=True))
 
 
 def _check_counted(s: Session) -> None:
-    """Raises ``RunError`` when the loss is no number because there is nothing to work it out from."""
+    """Raises ``RunError`` if the loss is NaN because nothing was counted, or because counts disagree."""
     wrong = torch.tensor(float(bool(s.pipeline.loss.problem())), dtype=torch.float64)
     counted = torch.stack([s.pipeline.count.whole().cpu(), wrong])
     dist.all_reduce(counted)
@@ -278,9 +278,9 @@ def _nothing(s: Session, batch: str) -> str:
 
 
 def _skip(s: Session) -> None:
-    """Of fp16: the gradients passed its largest number.
+    """Skips an fp16 step whose gradients overflowed.
 
-    Every rank sees the same norm, so all come here or none.
+    Every rank has the same norm, so either all ranks call it or none.
     """
     was = s.scaling.factor
     s.scaling.overflowed()
@@ -291,9 +291,9 @@ def _skip(s: Session) -> None:
 
 
 def validate(s: Session, batches: int | None, suffix: str = "") -> float:
-    """Loss over the targets that count of held-out samples, each once, as ``step`` has it.
+    """The loss over the held-out samples, each counted once, computed as in ``step``.
 
-    ``suffix``: of the names of its figures, where the weights are others.
+    ``suffix``: for the names of the results if other weights are evaluated.
     """
     sums = torch.zeros(2 + 2 * len(s.pipeline.metrics), dtype=torch.float64)
     for batch in s.feed.held_out(batches):

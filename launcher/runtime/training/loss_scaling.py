@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from launcher.plan.values.precision import Precision
 
 PATIENCE = 2000
-"""Steps without an overflow before the scale is doubled; as torch's GradScaler does."""
+"""Steps without an overflow before the scale is doubled, as in torch's GradScaler."""
 
 
 @dataclass
 class Scaling:
-    """``factor`` multiplies the loss, so the gradients too; ``good`` counts steps since it last changed.
+    """``factor`` multiplies the loss, and so the gradients; ``good`` counts steps since it last changed.
 
-    ``skipped`` counts the steps of the training whose gradients overflowed: they changed no weight, and the
-    learning-rate schedule does not count them.
+    ``skipped`` counts the steps whose gradients overflowed: they changed no weight, and the learning-rate
+    schedule does not count them.
     """
 
     factor: float
@@ -25,7 +25,7 @@ class Scaling:
 
     @property
     def lowest(self) -> bool:
-        """An overflow at this scale is no matter of scaling."""
+        """Whether the scale cannot be lowered, so that an overflow is an error."""
         return not self.dynamic or self.factor <= 1.0
 
     def went_well(self) -> None:
@@ -41,5 +41,5 @@ class Scaling:
 
 
 def scaling(dtypes: Precision) -> Scaling:
-    """What the training begins with; everything but fp16 has a factor of 1 for good."""
+    """The scaling at the start of training; all dtypes but fp16 keep a factor of 1."""
     return Scaling(dtypes.scale or 1.0, dtypes.dynamic)

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one object a step, never torn, cut back when a run resumes."""
+"""``metrics.jsonl``: one object per step, never incomplete, truncated when a run resumes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Place = tuple[int, bool, int]
 
 
 class Metrics:
-    """Appends rows, each on the disk's side before the next step. NaN and infinities are written as ``null``.
+    """Appends rows; each is written before the next step. NaN and infinities are written as ``null``.
 
-    ``first_step`` is the step that will be written next: rows from there on, and a line torn by a kill, are
-    cut off. So are they when a row comes again: a restarted attempt goes on from its checkpoint. ``table``
-    names a CSV of all rows, written on leaving the block. ``patient``: on a full disk rows wait in memory for
-    room, until the block is left; else ``Unwritten`` comes at once.
+    ``first_step`` is the next step to be written: rows from there on, and a line that a kill left incomplete,
+    are removed. The same happens if a row is repeated, as a restarted attempt resumes from its checkpoint.
+    ``table`` names a CSV file of all rows, written when the block ends. ``patient``: on a full disk rows wait
+    in memory until there is space or the block ends; otherwise ``Unwritten`` is raised at once.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Metrics:
             os.close(self._fd)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        # a step that is trained again replaces what was told of it
+        # a repeated step replaces its earlier row
         at = _place(row)
         if at <= self._last:
             self._flush()
             os.ftruncate(self._fd, _kept(self._path, at))
         self._last = at
 
-        # a full disk gets the rows that wait when it has room
+        # on a full disk rows wait until there is space
         waited = bool(self._waiting)
         self._waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
         try:
@@ -82,7 +82,7 @@ class Metrics:
                 _log.warning("%s; rows wait in memory until there is room", full)
 
     def _flush(self) -> None:
-        """All that waits, or none of it."""
+        """Writes all waiting rows, or none of them."""
         end = os.fstat(self._fd).st_size
         try:
             with told(self._path, len(self._waiting)):
@@ -96,12 +96,12 @@ class Metrics:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole row."""
+    """Every complete row."""
     return [row for _, row in _rows(path)]
 
 
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
-    """A column for each key, in order of first appearance; empty where a row lacks it."""
+    """Writes a column for each key, in order of first appearance; empty if a row lacks it."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, columns)
@@ -111,7 +111,7 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Each row and where its line ends, up to the first line that is not whole."""
+    """Each row with the offset of its end, up to the first incomplete line."""
     rows, end = [], 0
     for line in path.read_bytes().splitlines(keepends=True):
         row = _parsed(line)
@@ -127,23 +127,23 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         row = json.loads(line)
-    except ValueError:  # zeros, where the file grew but the disk never got the data
+    except ValueError:  # zeros, if the file grew but its data never reached the disk
         return None
     return row if isinstance(row, dict) else None
 
 
 def _place(row: Mapping[str, Any]) -> Place:
-    """Where a row belongs: the validation after a step comes behind the step's own row.
+    """The sort key of a row: a validation follows the row of its step.
 
-    That of the moving average of its weights comes behind that of the weights; that of an older checkpoint
-    where training was when it was loaded.
+    A validation of the moving average follows that of the weights. One of an older checkpoint belongs to the
+    step of training at which it was loaded.
     """
     last = 2 * ("after" in row) + (f"val_loss{AVERAGED}" in row)
     return row.get("after", row.get("step", -1)), "loss" not in row, last
 
 
 def _kept(path: Path, first: Place) -> int:
-    """Bytes of the rows before the place ``first``."""
+    """Bytes of the rows that sort before ``first``."""
     end = 0
     for at, row in _rows(path):
         if _place(row) >= first:

@@ -1,7 +1,7 @@
-"""What modules say of themselves besides tensors (``get_extra_state``), as JSON in a checkpoint and back.
+"""Saves the extra state of modules (``get_extra_state``) as JSON in a checkpoint, and restores it.
 
-A checkpoint holds nothing that runs code when it is read: numbers, texts, bytes, tensors, arrays, and lists,
-tuples, sets and dicts of those. Ranks that say the same share an entry.
+A checkpoint contains nothing that runs code when it is read: numbers, texts, bytes, tensors, arrays, and
+lists, tuples, sets and dicts of those. Ranks with the same state share an entry.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MAPPINGS = {"dict": dict, "OrderedDict": OrderedDict}
 
 
 def said(model: ParallelModel) -> str:
-    """Of the modules of this rank, by name: a text that is the same where they say the same.
+    """The extra state of this rank's modules by name, as text that is equal for equal states.
 
-    Raises ``RunError`` for what no checkpoint can hold.
+    Raises ``RunError`` for values that a checkpoint cannot store.
     """
     return json.dumps(
         {name: _encoded(m.get_extra_state(), name) for name, m in _saying(model)}, sort_keys=True
@@ -38,7 +38,7 @@ def said(model: ParallelModel) -> str:
 
 
 def gathered(model: ParallelModel) -> dict[str, Any] | None:
-    """Of all ranks, for the checkpoint: every rank calls this. ``None`` where no module says anything."""
+    """The extra states of all ranks; every rank calls it. ``None`` if no module has any."""
     every = all_gather(said(model), str)
     texts = [*dict.fromkeys(every)]
     if texts == ["{}"]:
@@ -47,9 +47,9 @@ def gathered(model: ParallelModel) -> dict[str, Any] | None:
 
 
 def restore(model: ParallelModel, saved: Any, rank: int, same_layout: bool) -> list[str]:
-    """Hands each module what it said, in another layout what the first rank said that had it.
+    """Restores each module's state; in another layout the state from the first rank that had the module.
 
-    Returns the names of those that the checkpoint says nothing of.
+    Returns the names of modules that the checkpoint has no state for.
     """
     values: list[Mapping[str, Any]] = list(saved["values"]) if isinstance(saved, Mapping) else []
     if same_layout and values:
@@ -65,7 +65,7 @@ def restore(model: ParallelModel, saved: Any, rank: int, same_layout: bool) -> l
 
 
 def _saying(model: ParallelModel) -> Iterator[tuple[str, nn.Module]]:
-    """Those of this rank, each once, that have a method of their own for it."""
+    """This rank's modules that override ``get_extra_state``, each once."""
     found: dict[str, nn.Module] = {}
     for part in model.parts:
         for name, module in part.module.named_modules():

@@ -27,13 +27,13 @@ from launcher.runtime.torch_private import pipelining
 class Pipeline:
     """One rank's stages on torch's pipeline runtime.
 
-    The loss of a micro batch is the sum over its targets that count, divided by their number in the
-    global batch: plain sums, over micro batches and data-parallel ranks, give the gradient, and
-    nothing is divided afterwards.
+    The loss of a micro batch is the sum over its counted targets, divided by their number in the global
+    batch. So plain sums over micro batches and data-parallel ranks give the gradient, and no division
+    follows.
 
-    ``around``: entered around the forwards and backwards of each step and evaluation.
-    ``measured``: of the last step or evaluation a sum and a count for each of ``metrics``, this rank's
-    share, (metrics, 2) float64 on the device.
+    ``around``: a context manager for the forwards and backwards of each step and evaluation. ``measured``: a
+    sum and a count for each of ``metrics`` of the last step or evaluation, this rank's share, (metrics, 2)
+    float64 on the device.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Pipeline:
         self.device = device
         plan = model.plan
 
-        # what this rank has to do with the loss
+        # this rank's part in the loss
         place = model.meshes.coords["tp"]
         self.first_of_stage = place == 0
         self.first = any(p.stage.index == 0 for p in model.parts)
@@ -80,7 +80,7 @@ class Pipeline:
         self.before_reduce: Callable[[], None] | None = None
         self.around: Callable[[], AbstractContextManager[object]] = nullcontext
 
-        # one runtime for each schedule; sequences are cut in training only
+        # one runtime per schedule; sequences are divided only in training
         training = _stages(model, inputs, device, plan.pieces, made=_output(plan))
         count = plan.sizes.micros * max(len(plan.pieces), 1)
         self._train = pipelining.runtime(training, plan.schedule, count, self._training_loss)
@@ -94,12 +94,12 @@ class Pipeline:
         scaled: float = 1.0,
         measuring: bool = False,
     ) -> torch.Tensor:
-        """Forward and backward of this rank's part of a batch; no gradients before, whole ones after.
+        """Forward and backward of this rank's part of a batch; gradients must be cleared before.
 
-        ``inputs`` are read by the first stage's ranks, ``targets`` by the last's. Returns this rank's share
-        (0-d) of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without
-        the last stage and on all but the first of ``tp``, NaN when no target of the global batch counts.
-        Gradients are ``scaled`` times as large; ``measuring``: ``measured`` is of this step.
+        The first stage's ranks use ``inputs``, the last stage's ``targets``. Returns this rank's share (0-d)
+        of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without the last
+        stage and on all but the first rank of ``tp``; it is NaN if no target of the global batch counts.
+        Gradients are complete and multiplied by ``scaled``; ``measuring``: updates ``measured``.
         """
         self.scaled, self.measuring = scaled, measuring
         self.count.start(targets if self.last else None)
@@ -114,9 +114,10 @@ class Pipeline:
     def evaluate(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int
     ) -> torch.Tensor:
-        """Loss and number of targets that count, summed over the first ``valid`` samples of this rank's part.
+        """Loss and number of counted targets, summed over the first ``valid`` samples of this rank's part.
 
-        The rest is padding. No gradients. Both are 0 on ranks where ``step``'s loss is.
+        The other samples are padding. Computes no gradients. Both are 0 on the ranks whose ``step`` returns
+        0.
         """
         self.measuring = True
         self._forward(inputs, targets, valid, keep=self.model.plan.output_broadcast)
@@ -128,9 +129,10 @@ class Pipeline:
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """What the model makes of this rank's part of a batch, in evaluation mode.
+        """The model's output for this rank's part of a batch, in evaluation mode.
 
-        On the last stage's ranks; with ``output_broadcast`` on those of every stage, else ``None`` there.
+        The last stage's ranks get it; with ``output_broadcast`` those of every stage, otherwise they get
+        ``None``.
         """
         self._forward(inputs, None, None, keep=True)
         if not self.outputs:
@@ -142,10 +144,10 @@ class Pipeline:
     def _forward(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int | None, keep: bool
     ) -> None:
-        """Evaluation mode for as long as it takes.
+        """Runs the forward in evaluation mode.
 
-        ``keep``: ``outputs`` are those of the micro batches, in order. Nothing of it stays, as
-        ``launcher.plan.refusals.evaluation`` has it.
+        ``keep``: collects ``outputs`` of the micro batches, in order. The model's state does not change, as
+        ``launcher.plan.refusals.evaluation`` requires.
         """
         self.keep = keep
         modules = [p.module for p in self.model.parts]
@@ -163,12 +165,12 @@ class Pipeline:
         valid: int | None = None,
         pieces: tuple[int, ...] = (),
     ) -> None:
-        """The schedule of ``run``. ``valid``: so many samples are no padding, all where it is ``None``."""
+        """Runs the schedule of ``run``; ``valid``: the number of samples before padding, ``None`` for all."""
         self._check_sizes(inputs, targets)
         size = self.model.plan.sizes.micro_batch
         micros = self.model.plan.sizes.micros
 
-        # what the loss of each micro batch takes
+        # prepare what the loss of each micro batch needs
         self.raw, self.outputs, self.targets = [], [], []
         self.measured = torch.zeros_like(self.measured)
         if targets is not None:
@@ -176,15 +178,15 @@ class Pipeline:
             limit = len(targets) if valid is None else valid
             self.valid = [max(0, min(size, limit - size * m)) for m in range(micros)]
 
-        # what the first and the last stage are given
+        # prepare the arguments of the first and the last stage
         count = micros * max(len(pieces), 1)
         given = list(zip(*(_cut(t, size, pieces) for t in inputs), strict=True)) if self.first else None
-        numbers = list(torch.arange(count)) if self.last else None  # the target that torch knows is a number
+        numbers = list(torch.arange(count)) if self.last else None  # torch's target is an index into ours
         with self.model.running(), self.around():
             pipelining.run(run, given, numbers)
 
     def _check_sizes(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None) -> None:
-        """Raises ``RunError`` for samples of another shape than was planned."""
+        """Raises ``RunError`` for samples whose shape differs from the plan."""
         mine = [*inputs] if self.first else []
         if targets is not None:
             mine.append(targets)
@@ -192,7 +194,7 @@ class Pipeline:
         planned_size = self.model.plan.sizes.micro_batch * self.model.plan.sizes.micros
         assert sizes <= {planned_size}, f"{sizes} samples, planned {planned_size}: torch would not notice"
 
-        # a stage that takes the inputs checks their shape too
+        # a stage that receives the inputs also checks their shape
         if not self.first:
             return
         for got, planned in zip(inputs, self.model.plan.inputs, strict=True):
@@ -220,7 +222,7 @@ class Pipeline:
         if not n:
             return torch.zeros((), device=self.device)
         # float64: over 50000 classes torch's float32 log_softmax is 1e-5 too low on a CPU
-        parts = () if self.model.plan.sharding is not None else self.share.parts  # evaluated whole
+        parts = () if self.model.plan.sharding is not None else self.share.parts  # evaluated unsharded
         output, targets = each(output, lambda t: float64(t[:n])), self.targets[int(number)][:n]
         loss = self.loss(output, targets, *parts)
         self.raw.append(loss)
@@ -229,7 +231,7 @@ class Pipeline:
 
     @torch.no_grad()
     def _measure(self, output: Output, targets: torch.Tensor, parts: tuple[Axis, ...], counts: bool) -> None:
-        """All ranks that have parts of an output come here; ``counts``: this one's figures are added up."""
+        """Computes the metrics; all ranks with shards of an output call it. ``counts``: adds them up here."""
         if not self.measuring or not self.metrics:
             return
         found = torch.stack([m.sums(output, targets, *parts) for m in self.metrics])
@@ -243,7 +245,7 @@ class Pipeline:
 
 
 class _Count:
-    """What the targets of the global batch count, summed over data-parallel ranks while first stages run."""
+    """The number of counted targets in the global batch, summed over data-parallel ranks asynchronously."""
 
     def __init__(self, model: ParallelModel, loss: Loss, device: torch.device) -> None:
         self._loss = loss
@@ -253,8 +255,8 @@ class _Count:
         self._work: dist.Work | None = None
 
     def start(self, targets: torch.Tensor | None) -> None:
-        """``None``: not of the last stage, whose ranks alone are to know."""
-        if targets is None:  # a new one, for who asks may add up in place
+        """Starts the sum; ``targets`` is ``None`` outside the last stage, which alone needs the result."""
+        if targets is None:  # a new tensor, as callers may add to it in place
             self._whole = torch.zeros((), dtype=torch.float64, device=self._device)
             return
         self._whole = self._loss.count(targets)
@@ -269,7 +271,7 @@ class _Count:
 
 
 def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.Tensor]:
-    """The last stage's ``outputs`` of every micro batch, on all its pipeline's ranks: one collective."""
+    """Sends the last stage's ``outputs`` of all micro batches to all its pipeline's ranks: one collective."""
     plan = model.plan
     (spec,) = plan.output
     if outputs:
@@ -277,13 +279,13 @@ def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.T
     else:
         shape = (plan.sizes.micros, *spec.shape)
         flat = torch.empty(shape, dtype=dtype_of(spec.dtype), device=model.meshes.mesh.device_type)
-    as_bytes = flat.view(torch.uint8)  # gloo knows few dtypes
+    as_bytes = flat.view(torch.uint8)  # gloo supports few dtypes
     dist.broadcast(as_bytes, group_src=plan.sizes.places[-1], group=model.meshes.pp)
     return list(flat.unbind())
 
 
 def _cut(t: torch.Tensor, size: int, pieces: tuple[int, ...]) -> list[torch.Tensor]:
-    """Micro batches of ``size`` samples, each in ``pieces`` of its sequence, which is dim 1."""
+    """Splits into micro batches of ``size`` samples, each into ``pieces`` along its sequence (dim 1)."""
     micros = t.split(size)
     if not pieces:
         return [*micros]
@@ -298,13 +300,13 @@ def _stages(
     *,
     made: Sequence[TensorSpec],
 ) -> list[pipelining.RuntimeStage]:
-    """``made``: what a rank of the last stage makes of the model's output."""
+    """The runtime stages of this rank; ``made``: a last-stage rank's share of the model's output."""
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
     each = zip(model.parts, model.halves, model.orders, model.reductions, strict=True)
     for part, half, order, reductions in each:
-        # what it takes and hands on, and for what of it there are gradients
+        # the stage's inputs and outputs, and which of them have gradients
         index = part.stage.index
         before, takes = inputs, [False] * len(inputs)
         if index > 0:
@@ -334,17 +336,17 @@ def _stages(
 
 
 def _output(plan: Plan) -> tuple[TensorSpec, ...]:
-    """What a rank of the last stage makes in training."""
+    """What a rank of the last stage outputs in training."""
     return plan.output if plan.sharding is None else plan.sharding.stages[-1].gives
 
 
 def _each(specs: Sequence[TensorSpec], pieces: tuple[int, ...]) -> list[tuple[TensorSpec, ...]]:
-    """Of the whole micro batch, or of each of its pieces."""
+    """The specs of the full micro batch, or of each of its sequence chunks."""
     return [tuple(shortened(t, n, sum(pieces)) for t in specs) for n in pieces] or [tuple(specs)]
 
 
 def _flat(plan: Plan, boundary: int) -> tuple[tuple[TensorSpec, ...], list[bool]]:
-    """What crosses, and for what of it a gradient comes back."""
+    """The tensors that cross a boundary, and whether each has a gradient."""
     crossing = plan.boundaries[boundary]
     return tuple(t for c in crossing for t in c.specs), [c.trains for c in crossing for _ in c.specs]
 

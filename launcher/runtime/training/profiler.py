@@ -1,4 +1,4 @@
-"""torch's profiler over a window of optimizer steps: a trace, the dearest kernels, the device's memory."""
+"""Runs torch's profiler over a window of steps: a trace, the most expensive kernels, the device's memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from launcher.runtime.training.kernel_times import KernelTimes, kernel_times, ta
 _log = logging.getLogger(__name__)
 
 FOLDER = "profile"
-"""In a run folder: ``rank<N>.json.gz``, a trace in Chrome's form, which Perfetto reads; ``rank<N>.txt``."""
+"""A folder in the run folder, with ``rank<N>.json.gz``, a Chrome trace for Perfetto, and ``rank<N>.txt``."""
 MOST = 10
 """Kernels of a table."""
 ENTRIES = 100_000
-"""Allocations that a snapshot of memory goes back."""
+"""Most allocations in a memory snapshot."""
 
 
 @dataclass
 class ProfileWindow:
-    """The window of one rank: ``before`` and ``after`` a step open and close it, ``end`` writes what it has.
+    """The window of one rank: ``before`` and ``after`` a step open and close it, ``end`` writes the results.
 
-    ``steps``: the first and the last optimizer step; ``None``: all. ``memory``: allocations too. ``say``: to
-    the console; ``None`` on a rank whose table another one shows.
+    ``steps``: the first and the last optimizer step; ``None`` means all. ``memory``: also records
+    allocations. ``say`` prints to the console; ``None`` on a rank whose table is not shown.
     """
 
     steps: tuple[int, int] | None
@@ -48,7 +48,7 @@ class ProfileWindow:
         return self.folder / f"rank{self.rank}.json.gz"
 
     def before(self, step: int) -> None:
-        """``step`` is about to begin."""
+        """Called before ``step`` begins."""
         if self._trace is not None or self._written or not self._within(step):
             return
         self._first = step
@@ -58,19 +58,19 @@ class ProfileWindow:
             activities=profiled(self.device), profile_memory=self.memory and not is_accelerator(self.device)
         )
         with warnings.catch_warnings():
-            # torch 2.11 and 2.12: events of earlier cycles are lost, and there is only one cycle
+            # torch 2.11 and 2.12 warn that events of earlier cycles are lost, but there is only one cycle
             warnings.filterwarnings("ignore", "Warning: Profiler clears events")
             self._trace.start()
 
     def after(self, step: int) -> None:
-        """``step`` has ended."""
+        """Called after ``step`` has ended."""
         if self._trace is not None:
             self._last = step
             if self.steps is not None and step >= self.steps[1]:
                 self.end()
 
     def end(self) -> None:
-        """Write what was seen; say why where nothing was."""
+        """Writes what was recorded; if nothing was, says why."""
         if self._trace is None:
             if not self._written and self.say is not None:
                 self.say("debug.profiler: no step of the window was trained in this start")
@@ -85,7 +85,7 @@ class ProfileWindow:
         self._written = True
 
     def drop(self) -> None:
-        """Training has failed: nothing is written, and this process goes on without a profiler."""
+        """Stops profiling after training has failed; writes nothing."""
         if self._trace is not None:
             self._stopped()
 
@@ -108,7 +108,7 @@ class ProfileWindow:
 
     @property
     def _memory(self) -> Any:
-        """The module of the device that records allocations; ``None`` where torch has none."""
+        """The module of the device that records allocations; ``None`` if torch has none."""
         return memory_history(self.device) if self.memory else None
 
     def _record_memory(self) -> None:
@@ -120,7 +120,7 @@ class ProfileWindow:
             self.say(f"debug.profiler.memory: torch takes no snapshot of the memory of {kind}{there}")
 
     def _save_memory(self) -> None:
-        """``rank<N>-memory.pickle``, for https://pytorch.org/memory_viz."""
+        """Writes ``rank<N>-memory.pickle``, for https://pytorch.org/memory_viz."""
         if self._memory is not None:
             self.folder.mkdir(exist_ok=True)
             self._memory._dump_snapshot(str(self.folder / f"rank{self.rank}-memory.pickle"))

@@ -1,4 +1,4 @@
-"""Shows on the console how far a run is."""
+"""Shows the progress of a run on the console."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Clock = Callable[[], float]
 
 
 class SilentProgress:
-    """Says nothing; also the base of what does. Feed it the dict of each step and of each validation.
+    """Prints nothing; also the base of the other classes. Feed it the dict of each step and validation.
 
-    Known keys: ``step``, ``steps``, ``loss``, ``lr``, ``grad_norm``, ``tokens_per_s`` or
-    ``samples_per_s``, ``step_ms``; in a validation ``val_<what>``; ``text`` is a line to print. All but
-    the first two may be missing.
+    Known keys: ``step``, ``steps``, ``loss``, ``lr``, ``grad_norm``, ``tokens_per_s`` or ``samples_per_s``,
+    ``step_ms``; in a validation ``val_<what>``; ``text`` is a line to print. All but the first two are
+    optional.
     """
 
     def __enter__(self) -> Self:
@@ -40,7 +40,7 @@ class SilentProgress:
 
 
 class PlainProgress(SilentProgress):
-    """A line at the first and the last step, at every tenth of the way, and when 10 s went by without one."""
+    """Prints a line at the first and the last step, at every tenth of the way, and after 10 s without one."""
 
     def __init__(self, out: TextIO, clock: Clock) -> None:
         self._out = out
@@ -68,8 +68,8 @@ class PlainProgress(SilentProgress):
 class ProgressBar(SilentProgress):
     """A live bar, redrawn at most ten times a second; validations stay above it.
 
-    It is drawn from ``feed`` alone: a thread of its own would not survive the fork of a restart.
-    ``copy`` gets the lines that ``PlainProgress`` prints.
+    Only ``feed`` draws it: a drawing thread would not survive the fork of a restart. ``copy`` gets the lines
+    that ``PlainProgress`` prints.
     """
 
     def __init__(self, out: TextIO, clock: Clock, copy: TextIO | None = None) -> None:
@@ -99,13 +99,13 @@ class ProgressBar(SilentProgress):
             self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)
             return
 
-        # a training step: the bar moves, if it was not drawn just now
+        # a training step: move the bar, unless it was drawn just now
         step, steps = news["step"], news["steps"]
         text = "  ".join(facts(news, self._pace.left(news)))
         if self._task is None:
             self._task = self._bar.add_task(text, total=steps, completed=step)
             self._bar.start()
-            console_log.copy_streams()  # what is printed above the bar goes through streams of its own
+            console_log.copy_streams()  # rich prints above the bar through its own streams
         draw = step == steps or self._clock() - self._drawn >= 0.1
         self._bar.update(self._task, completed=step, total=steps, description=text, refresh=draw)
         if draw:
@@ -125,14 +125,14 @@ def progress(
 
 
 class Pace:
-    """Time left, from the steps seen so far."""
+    """Estimates the time left from the steps so far."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._first: tuple[int, float] | None = None
 
     def left(self, news: News) -> float | None:
-        """Seconds; by the first step's own ``step_ms`` while there is nothing to compare with."""
+        """Seconds left; uses the first step's own ``step_ms`` until a second step is known."""
         step = news["step"]
         now = self._clock()
         if self._first is None or step < self._first[0]:  # a restart goes back
@@ -148,7 +148,7 @@ class Pace:
 
 
 def message(news: News) -> str | None:
-    """What to print as a line of its own: a text or a validation; ``None`` for a training step."""
+    """The text to print on a separate line: a message or a validation; ``None`` for a training step."""
     if "text" in news:
         return str(news["text"])
     values = {key: value for key, value in news.items() if key.startswith("val_")}
@@ -168,7 +168,7 @@ def line(news: News, left: float | None) -> str:
 
 
 def facts(news: News, left: float | None) -> list[str]:
-    """The readable part of a training step; no time left is shown for the last."""
+    """The readable figures of a training step; the last step shows no time left."""
     found = [form(news[key]) for key, form in _FORMS.items() if key in news]
     return found if left is None or news["step"] == news["steps"] else [*found, f"eta {span(left)}"]
 

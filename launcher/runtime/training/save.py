@@ -1,4 +1,4 @@
-"""Checkpoints of a model in training: written while all wait, or by a thread while training goes on."""
+"""Saves checkpoints of a model in training: synchronously, or in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from launcher.runtime.training.state import blob, extra, states, strategy, tenso
 from launcher.runtime.training.watched_metrics import forget_absent
 
 _Outcome = tuple[RankRecord | None, str | None, bool]
-"""What a rank says of its part of a save: its record, or why it failed, and whether the file system did."""
+"""A rank's result of a save: its record, or its error, and whether the file system caused the error."""
 
 
 class Unsaved(RunError):
-    """A checkpoint that the file system would not take: nothing of it is left, and all ranks know."""
+    """A checkpoint that the file system could not store: nothing of it is left, and all ranks know."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks as they write the checkpoint ``name``; ``group``: that of their threads, if these write."""
+    """All ranks that write the checkpoint ``name``; ``group``: the group of their threads, if these write."""
 
     world: World
     group: dist.ProcessGroup | None
     name: str
 
     def first(self, act: Callable[[], None]) -> None:
-        """Rank 0 does it; all return after it, or raise as ``all`` does."""
+        """Runs ``act`` on rank 0; all ranks return after it, or raise as ``all`` does."""
 
         def nothing() -> None:
-            """What the others do meanwhile."""
+            """The other ranks do nothing."""
 
         self.all(act if self.world.rank == 0 else nothing)
 
     def all(self, act: Callable[[], RankRecord | None]) -> list[RankRecord | None]:
-        """What ``act`` returned on every rank.
+        """Returns what ``act`` returned on every rank.
 
-        If it failed on any, all raise ``RunError``: none waits for the dead.
+        If it failed on any rank, all ranks raise ``RunError``, so that none waits for a failed one.
         """
         error: Exception | None = None
         try:
@@ -64,7 +64,7 @@ class Ranks:
             mine = encode((None, f"{kind}{said(raised)}", isinstance(raised, OSError)), _Outcome)
             error = raised
 
-        # whoever failed says so here, instead of not coming
+        # a failed rank reports that here, instead of not arriving
         every: list[_Outcome] = [decode(b, _Outcome) for b in byte_collectives.all_gather(mine, self.group)]
 
         failed = [
@@ -81,9 +81,10 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's share of a checkpoint, all ``ranks``, and what rank 0 does with the whole.
+    """One rank's share of a checkpoint, all ``ranks``, and what rank 0 does with the complete checkpoint.
 
-    ``put`` writes this rank's files into ``folder``, which is ``final`` once all have.
+    ``put`` writes this rank's files into ``folder``, which becomes ``final`` once all ranks have written
+    theirs.
     """
 
     final: Path
@@ -95,21 +96,21 @@ class Snapshot:
     best: int | None
 
     def write(self) -> None:
-        """All ranks write; once their files are on the disk rank 0 puts the manifest and renames; all return.
+        """Writes the files of all ranks; then rank 0 writes the manifest and renames the folder; all return.
 
-        When one of them fails nothing is left of it: the disk may be full.
+        If a rank fails, the files are removed, as the disk may be full.
         """
         try:
             records = [r for r in self.ranks.all(self.put) if r is not None]
             self.ranks.first(partial(self.commit, records))
-        except RunError:  # on every rank, so nobody is writing any more
+        except RunError:  # raised on every rank, so no rank writes any more
             self.ranks.first(self.discard)
             raise
 
     def commit(self, records: Sequence[RankRecord]) -> None:
-        """Name it and delete those beyond the newest ``keep``, once every rank has written its files.
+        """Completes the checkpoint, and deletes all but the newest ``keep``.
 
-        That of the step ``best`` stays.
+        Call it once every rank has written its files. The checkpoint of step ``best`` is kept.
         """
         store.commit(self.folder, self.final, records, self.state)
         if self.keep is not None:
@@ -120,10 +121,10 @@ class Snapshot:
 
 
 def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
-    """Write a complete checkpoint or none, once the one before is written. All ranks call it.
+    """Writes a complete checkpoint or none, once the previous one is written. All ranks call it.
 
-    A ``saver`` writes it from a copy in host memory: this returns once that is made, ``finish`` and ``check``
-    tell of a write that failed.
+    A ``saver`` writes it from a copy in host memory: this returns once the copy is made, and ``finish`` and
+    ``check`` raise the error of a failed write.
     """
     finish(s)
     shot = _snapshot(s, keep, saver)
@@ -138,7 +139,7 @@ def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
 
 
 def _tell(s: Session) -> None:
-    """Callbacks hear of a checkpoint once it is complete."""
+    """Notifies callbacks of a checkpoint once it is complete."""
     if s.writing is None or (s.saver is not None and s.saver.busy):
         return
     saved, s.writing = s.writing, None
@@ -147,13 +148,13 @@ def _tell(s: Session) -> None:
 
 
 def attempt(s: Session, keep: int | None) -> None:
-    """As ``save``, by the session's thread where it has one; ``s.spare`` of them go on without."""
+    """Saves in the session's thread, if it has one; with ``s.spare`` training continues if saving fails."""
     with _spared(s):
         save(s, keep, s.saver)
 
 
 def finish(s: Session) -> None:
-    """Until the thread has written what it writes."""
+    """Waits until the thread has finished writing."""
     if s.saver is not None:
         with _spared(s):
             s.saver.wait()
@@ -161,7 +162,7 @@ def finish(s: Session) -> None:
 
 
 def check(s: Session) -> None:
-    """Whether the thread has failed, without waiting for it."""
+    """Raises the error of a failed write, without waiting for the thread."""
     if s.saver is not None:
         with _spared(s):
             s.saver.check()
@@ -178,7 +179,7 @@ def _spared(s: Session) -> Iterator[None]:
         s.unsaved += 1
         s.writing = None
 
-        # what the run can go back to is the checkpoint before
+        # the run can only resume from the previous checkpoint
         last = store.latest(s.folder / "checkpoints")
         s.results.pop("saved_step", None)
         step = None if last is None else store.step_of(last)
@@ -191,24 +192,27 @@ def _spared(s: Session) -> Iterator[None]:
 
 
 def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
-    """What other ranks write is left out. The rest is the model's own memory; with a ``saver``, a copy."""
+    """This rank's share of a checkpoint, without what other ranks write.
+
+    It refers to the model's own memory; with a ``saver``, to a copy.
+    """
     s.results["saved_step"] = s.step
     final = store.step_folder(s.folder / "checkpoints", s.step)
     group = None if saver is None else saver.group
     found = states(s)
     writer = RankWriter(store.partial(final), s.world.rank, strategy(s, found), s.trust.key)
 
-    # every rank has all that the strategy says it has
+    # check that this rank has all tensors that the strategy assigns to it
     held = tensors(s, found)
     writer.check({name: spec(t) for name, t in held.items()})
 
-    # and writes the part of it that no lower rank writes
+    # select the part that no lower rank writes
     blobs = {}
     for name in chain.from_iterable(writer.boxes.values()):
         own = held[name] if saver is None else saver.host(name, held[name])
         blobs[name] = blob(own)
 
-    # what it says of itself
+    # the checkpoint's description of itself
     state = {
         "step": s.step,
         store.TRAINING: s.training,
@@ -231,7 +235,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
 
 
 def _put(s: Session, writer: RankWriter, blobs: Mapping[str, Blob]) -> Callable[[], RankRecord]:
-    """Writes this rank's files, unless a drill has it fail."""
+    """Returns the function that writes this rank's files; in a drill it may fail on purpose."""
     if s.drill is not None:
         return s.drill.put(s.step, writer, in_memory(blobs), extra(s))
     return partial(writer.write, in_memory(blobs), extra(s))

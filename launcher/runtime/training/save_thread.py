@@ -1,4 +1,4 @@
-"""The thread that writes a checkpoint while training goes on."""
+"""The thread that writes a checkpoint while training continues."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from launcher.runtime import device as devices
 
 
 class Saver:
-    """One write at a time.
+    """Runs one write at a time.
 
-    ``group`` is for the thread alone: its collectives never mix with those of training.
+    Only the thread uses ``group``, so its collectives never mix with those of training.
     """
 
     def __init__(self) -> None:
-        """Every rank makes one at the same point of its work."""
+        """Every rank constructs one at the same point of its work, as it creates a process group."""
         group = dist.new_group(backend="gloo")
         assert group is not None
         self.group: dist.ProcessGroup = group
@@ -29,10 +29,10 @@ class Saver:
         self._error: BaseException | None = None
 
     def host(self, name: str, t: Tensor) -> Tensor:
-        """A copy of ``t`` in host memory, reused for the next one of this name: ``wait`` before.
+        """A copy of ``t`` in host memory, which is reused for the next copy of this name, after ``wait``.
 
-        From a device it is made to pinned memory, in turn with what the device has to do before and after:
-        what the caller enqueues later cannot change it, and nobody waits but the thread, before it writes.
+        A device copies asynchronously to pinned memory, in the order of its other work: later work of the
+        caller cannot change the copy, and only the thread waits for it, before it writes.
         """
         assert self._thread is None
         away = devices.is_accelerator(t.device)
@@ -44,7 +44,7 @@ class Saver:
         return kept.copy_(t.detach(), non_blocking=away)
 
     def start(self, write: Callable[[], None]) -> None:
-        """Have the thread do ``write``, once all copies are made."""
+        """Starts the thread, which runs ``write`` once all copies are finished."""
         assert self._thread is None
         copied = [devices.copies_done(device) for device in self._devices]
         self._devices.clear()
@@ -56,12 +56,12 @@ class Saver:
         return self._thread is not None
 
     def check(self) -> None:
-        """Raise the error of a write that has failed."""
+        """Raises the error of a failed write, without waiting."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises the error of the write."""
+        """Waits until the write has ended. Raises its error."""
         if self._thread is None:
             return
         self._thread.join()

@@ -1,4 +1,4 @@
-"""A model in training on one rank: all that a step of the request works with."""
+"""A model in training on one rank: everything that the steps of a request work with."""
 
 from __future__ import annotations
 
@@ -32,22 +32,21 @@ from launcher.runtime.training.save_thread import Saver
 
 @dataclass
 class Session:
-    """What a rank trains with, and how far it is: ``step`` counts the optimizer steps the weights have seen.
+    """The objects with which a rank trains, and its progress: ``step`` counts finished optimizer steps.
 
-    ``emit`` takes news for the console and the metrics. ``saver`` writes checkpoints while training goes
-    on; ``None``: training waits for them. ``trust.key`` says where the key is that checkpoints are
-    encrypted with; ``None``: they are not. ``on_stop`` saves what the session has learned when all ranks
-    have agreed to stop, and says in which checkpoint; ``resumed``: the weights are those of a checkpoint,
-    which may have been saved in front of a validation; ``told``: some rank had been asked to stop when the
-    last step was taken. ``spare``: training goes on without a checkpoint that cannot be written;
-    ``unsaved`` counts those. ``settings``: what its checkpoints say that they were trained with.
-    ``training``: the name that its checkpoints share, after a resume too; ``None``: an older version's.
-    ``passed``: the steps that were trained before an older checkpoint was loaded.
-    ``writing``: a checkpoint that no callback has been told of.
-    ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data
-    knows it. ``measured``: what the metrics of the last step that was measured come to. ``times``: of ranks,
-    where there are several, and ``by_rank`` what they come to; ``drill``: a fault that this run rehearses.
-    ``profile``: of this rank, if it is profiled.
+    ``emit`` takes news for the console and the metrics. ``saver`` writes checkpoints while training
+    continues; ``None``: training waits for them. ``trust.key`` names the key with which checkpoints are
+    encrypted; ``None``: they are not. ``on_stop`` saves the session when all ranks have agreed to stop, and
+    returns the checkpoint's name. ``resumed``: the weights are from a checkpoint, which may have been saved
+    before a validation that was due. ``told``: some rank had been asked to stop when the last step was taken.
+    ``spare``: training continues if a checkpoint cannot be written; ``unsaved`` counts those. ``settings``:
+    recorded in checkpoints as what they were trained with. ``training``: an identifier that its checkpoints
+    share, also after a resume; ``None`` if an older version wrote them. ``passed``: the steps that were
+    trained before an older checkpoint was loaded. ``writing``: a checkpoint of which callbacks have not been
+    notified. ``baseline``: the loss on held-out samples of the best model that ignores its input, if the data
+    defines it. ``measured``: the metrics of the last step that was measured. ``times``: measures ranks, if
+    there are several; ``by_rank``: its figures. ``drill``: a fault that this run rehearses. ``profile``: the
+    profiler of this rank, if it is profiled.
     """
 
     world: World

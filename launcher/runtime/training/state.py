@@ -1,4 +1,4 @@
-"""A rank's tensors on their way to a checkpoint and back: weights, buffers, optimizer, random streams."""
+"""Moves a rank's tensors to a checkpoint and back: weights, buffers, optimizer and random states."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Described = tuple[str, str, tuple[int, ...] | None, str]
 
 @dataclass(frozen=True)
 class State:
-    """One tensor of the optimizer's state, or a moving average of weights, which is laid out alike.
+    """One tensor of the optimizer's state, or of a moving average, which has the same layout.
 
-    Its name in a checkpoint, and this rank's parameter it is of.
+    It has its name in a checkpoint, and this rank's parameter that it belongs to.
     """
 
     name: str
@@ -48,14 +48,14 @@ class State:
 
     @property
     def described(self) -> Described:
-        """The name of its parameter, its key, its shape where that is not the parameter's, and its dtype."""
+        """The name of its parameter, its key, its shape if it differs from the parameter's, and its dtype."""
         alike = local(self.tensor).shape == local(self.param).shape
         shape = None if alike else tuple(self.tensor.shape)
         return self.placed.name, self.key, shape, spec(self.tensor).dtype
 
 
 def states(s: Session) -> list[State]:
-    """Those of each parameter's first copy on this rank."""
+    """The states of each parameter's first copy on this rank."""
     kept = [
         State(_named(key, p.name), p, t, key, tensor=value)
         for p, t in s.model.named()
@@ -65,7 +65,7 @@ def states(s: Session) -> list[State]:
 
 
 def _averages(s: Session) -> list[State]:
-    """Of weights, once there are any."""
+    """The moving averages of weights, if there are any."""
     params = dict(s.model.trainable())
     means = [] if s.average is None else s.average.named()
     return [State(_named(AVERAGE, p.name), p, params[p.name], AVERAGE, tensor=mean) for p, mean in means]
@@ -80,11 +80,11 @@ def _named(key: str, param: str) -> str:
 
 
 def strategy(s: Session, found: Sequence[State]) -> Strategy:
-    """Weights and the optimizer's state that was ``found``.
+    """The strategy of the weights and the optimizer states ``found``.
 
-    Every rank calls this: what states exist is agreed on by all.
+    Every rank calls this: the ranks agree on which states exist.
     """
-    # what each rank has, and in which shape where that is not the parameter's
+    # collect what each rank has, and its shape if that is not the parameter's
     every = all_gather({x.name: x.described for x in found}, dict[str, Described])
 
     placed = {p.name: p.layout for p in s.plan.params}
@@ -96,7 +96,10 @@ def strategy(s: Session, found: Sequence[State]) -> Strategy:
 
 
 def _laid_out(s: Session, param: Layout, key: str, shape: tuple[int, ...] | None) -> Layout:
-    """As the parameter, as a row or a column of it, or whole beside it; ``shape`` as in ``described``."""
+    """The layout of a state: that of the parameter, of a row or column of it, or unsharded.
+
+    ``shape`` as in ``described``.
+    """
     own = factor(key, param) if s.plan.observed.optimizer is None else None
     if own is not None or shape is None:
         return own or param
@@ -105,9 +108,9 @@ def _laid_out(s: Session, param: Layout, key: str, shape: tuple[int, ...] | None
 
 
 def tensors(s: Session, found: Sequence[State]) -> dict[str, Tensor]:
-    """This rank's tensors by checkpoint name, the optimizer's state that was ``found`` among them.
+    """This rank's tensors by checkpoint name, including the optimizer states ``found``.
 
-    They share memory with the model, except Python numbers of its state.
+    They share memory with the model, except Python numbers of the optimizer's state.
     """
     out = {p.name: local(t.detach()) for p, t in s.model.named()}
     return out | {x.name: local(x.tensor) for x in found}
@@ -121,22 +124,22 @@ def blob(t: Tensor) -> Blob:
 
 
 def fill(t: Tensor, b: Blob) -> None:
-    """Overwrite ``t`` with the numbers of ``b``."""
+    """Overwrites ``t`` with the values of ``b``."""
     new = unpacked(b)
     assert (new.dtype, new.shape) == (t.dtype, t.shape), f"{new.dtype} {new.shape} != {t.dtype} {t.shape}"
     t.copy_(new)
 
 
 def unpacked(b: Blob) -> Tensor:
-    """Its numbers as a tensor of their own."""
+    """The values of ``b`` in a new tensor."""
     raw = torch.empty(0, dtype=torch.uint8)
-    if b.data.nbytes:  # frombuffer takes no empty one
+    if b.data.nbytes:  # frombuffer rejects empty buffers
         raw = torch.frombuffer(bytearray(b.data), dtype=torch.uint8)
     return raw.view(dtype_of(b.dtype)).reshape(b.shape)
 
 
 def extra(s: Session) -> Mapping[str, Blob]:
-    """What belongs to this rank alone, for going on bit for bit in the same layout."""
+    """State of this rank alone, needed to resume bit for bit in the same layout."""
     device = torch.device(s.world.device)
     streams = {f"{STREAM}{kind}": blob(state) for kind, state in devices.rng_states(device).items()}
     return streams | global_streams.saved()
@@ -144,14 +147,14 @@ def extra(s: Session) -> Mapping[str, Blob]:
 
 @torch.no_grad()
 def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]:
-    """Take weights, optimizer state and step from a checkpoint; random streams too in the same layout.
+    """Loads weights, optimizer state and step of a checkpoint; in the same layout also random states.
 
-    Returns what the checkpoint says of itself. ``broadcast``: one rank reads a piece for all that hold it;
-    otherwise every rank reads what it holds.
+    Returns the checkpoint's description of itself. ``broadcast``: one rank reads each shard for all that have
+    it; otherwise every rank reads its own shards.
     """
     checkpoint = open_checkpoint(folder, s.trust)
 
-    # weights that adapters are new beside, and nothing that was optimized
+    # a checkpoint without adapters that the model has: load its weights, but no optimizer state
     begins = taken(s.plan, checkpoint.strategy.named)
     if len(begins.entries) < len(of_plan(s.plan).entries):
         mine = {n: t for n, t in tensors(s, []).items() if n in begins.entries}
@@ -165,7 +168,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if s.average is not None and averages.entries:
         s.average.begin()
 
-    # tensors to read into: an optimizer that is not known is asked, with one step, what it keeps
+    # create tensors to read into; an optimizer of unknown state takes one step to create its state
     if s.plan.observed.optimizer is None:
         prime(s)
         _forget(s, checkpoint.strategy)
@@ -175,7 +178,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if not averages.entries:
         found = [x for x in found if x.key != AVERAGE]
 
-    # a moving average that nobody keeps any more stays where it is
+    # a moving average that this run does not keep has the checkpoint's layout
     want = strategy(s, found)
     if s.average is None:
         want = followed(want, averages)
@@ -184,7 +187,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     if s.average is not None and not averages.entries:
         s.average.begin_again()
 
-    # where training was
+    # restore the progress of training
     _placed(s, checkpoint.state)
     loss_scale = checkpoint.state.get("loss_scale")
     if s.scaling.dynamic and loss_scale:
@@ -198,7 +201,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
 
 
 def _placed(s: Session, saved: Mapping[str, Any]) -> None:
-    """At the step that ``saved`` says; a stream where the first rank's was, from which others read on."""
+    """Restores the step of ``saved``, and the position of the first rank's stream for all ranks."""
     s.step = int(saved["step"])
     s.scaling.skipped = int(saved.get("skipped", 0))
     place = saved.get("stream")
@@ -207,7 +210,7 @@ def _placed(s: Session, saved: Mapping[str, Any]) -> None:
 
 
 def _told_again(s: Session, checkpoint: Checkpoint, same_layout: bool) -> None:
-    """Modules hear what they said of themselves when it was saved."""
+    """Restores the extra state of modules; reports those that the checkpoint has none for."""
     missing = module_state.restore(s.model, checkpoint.state.get("modules"), s.world.rank, same_layout)
     if missing:
         text = f"{checkpoint.folder.name} has no extra state of {listed(missing)}, which begins anew"
@@ -220,7 +223,7 @@ def _averages_of(saved: Strategy) -> Strategy:
 
 
 def _blank(s: Session, saved: Strategy) -> list[State]:
-    """Room for what was saved of this rank's parameters; a user's optimizer is not asked what it keeps."""
+    """Tensors for the saved states of this rank's parameters; a user's optimizer is not queried for them."""
     keys: dict[str, list[tuple[str, Entry]]] = {}
     for name, entry in saved.only("optim").entries.items():
         key, _, param = name.removeprefix("optim.").partition(".")
@@ -236,7 +239,7 @@ def _blank(s: Session, saved: Strategy) -> list[State]:
 
 
 def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
-    """Where torch's optimizers keep it after loading: step counters and Python's numbers on the CPU."""
+    """A tensor where torch's optimizers keep it after loading: counters and Python numbers on the CPU."""
     alike = entry.layout.shape == p.spec.shape
     counts = not alike and (key == "step" or "/" in key) and not on_device(s.optimizer, t)
     device = torch.device("cpu") if counts else t.device
@@ -245,13 +248,13 @@ def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
 
 
 def _give_back(s: Session, found: Sequence[State]) -> None:
-    """The optimizer gets the state ``found``, for every copy of a parameter, with Python's own numbers."""
+    """Gives the optimizer the states ``found``, for every copy of a parameter."""
     if s.plan.observed.optimizer is not None:
         kept: dict[str, tuple[Tensor, dict[str, Tensor]]] = {p.name: (t, {}) for p, t in s.model.named()}
         for x in (x for x in found if x.key != AVERAGE):
             kept[x.placed.name][1][x.key] = x.tensor
         for t, packed in kept.values():
-            if packed or s.step:  # else it has what its class begins with
+            if packed or s.step:  # otherwise it keeps its initial state
                 unpack(s.optimizer, t, packed)
     same_copies(s)
 
@@ -265,7 +268,7 @@ def _read(
     broadcast: bool,
     kinds: tuple[Kind, ...] = KINDS,
 ) -> None:
-    """Notes the bytes read, and those that are held afterwards, of all ranks together."""
+    """Reads tensors; records the bytes that all ranks read, and those that they then have."""
     rank = s.world.rank
     unread = _averages_of(want).entries if s.average is None else {}
     layouts = {name: entry.layout for name, entry in want.entries.items() if name not in unread}
@@ -275,7 +278,7 @@ def _read(
         fill(mine[name], b)
         bytes_read += b.data.nbytes
 
-    # the rest comes from those that have read it
+    # receive the rest from the ranks that have read it
     if broadcast:
         _share(s, mine, layouts)
 
@@ -287,7 +290,7 @@ def _read(
 
 
 def broadcast(s: Session) -> Sent:
-    """Every replica gets the weights, buffers and optimizer state of the first rank that holds them."""
+    """Sends weights, buffers and optimizer state of the first rank that has them to all replicas."""
     found = states(s)
     layouts = {name: entry.layout for name, entry in strategy(s, found).entries.items()}
     sent = _share(s, tensors(s, found), layouts)
@@ -296,7 +299,11 @@ def broadcast(s: Session) -> Sent:
 
 
 def _share(s: Session, mine: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> Sent:
-    """Step counters and Python's numbers are on the CPU, where some backends cannot take them from."""
+    """Shares tensors between replicas.
+
+    Step counters and Python numbers are on the CPU, from which some backends cannot send: they are copied to
+    the device first.
+    """
     there = {n: t.to(torch.device(s.world.device)) for n, t in mine.items()}
     sent = share({n: (t,) for n, t in there.items()}, layouts)
     for n, t in there.items():
@@ -306,14 +313,14 @@ def _share(s: Session, mine: Mapping[str, Tensor], layouts: Mapping[str, Layout]
 
 
 def _forget(s: Session, saved: Strategy) -> None:
-    """A parameter that had no optimizer state when it was saved (it never had a gradient) has none now."""
+    """Removes optimizer state of parameters that had none when saved, as they never had a gradient."""
     for p, t in s.model.named():
         if not any(_named(key, p.name) in saved.entries for key in pack(s.optimizer, t)):
             unpack(s.optimizer, t, {})
 
 
 def _go_on(own: Mapping[str, Blob], device: torch.device) -> None:
-    """The random streams of this rank, where they were; none was saved of another kind of device."""
+    """Restores the random states of this rank; keeps those of kinds that were not saved."""
     global_streams.restore(own)
     states = devices.rng_states(device)
     for kind, state in states.items():
@@ -323,7 +330,7 @@ def _go_on(own: Mapping[str, Blob], device: torch.device) -> None:
 
 
 def same_copies(s: Session) -> None:
-    """A second copy of a tensor on this rank gets the first one's numbers and optimizer state."""
+    """Copies values and optimizer state of each tensor's first copy on this rank to its other copies."""
     first = {p.name: t for p, t in s.model.named()}
     for name, t in s.model.trainable():
         origin = first[s.model.first_name(name)]
@@ -334,7 +341,7 @@ def same_copies(s: Session) -> None:
 
 
 def prime(s: Session) -> None:
-    """Make the optimizer create its state, moving no weight: one step with a rate and gradients of zero."""
+    """Makes the optimizer create its state with one step of zero rate and gradients; no weight changes."""
     if s.optimizer.state:
         return
 
@@ -347,7 +354,7 @@ def prime(s: Session) -> None:
 
     s.optimizer.step()
 
-    # everything as it was: weights too, for decay or noise may have moved them all the same
+    # restore everything, also weights, as decay or noise may have changed them
     s.optimizer.zero_grad(set_to_none=True)
     for g, lr in zip(s.optimizer.param_groups, rates, strict=True):
         g["lr"] = lr

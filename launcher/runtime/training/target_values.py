@@ -1,4 +1,4 @@
-"""Refuses targets that the loss cannot take, and ids that a table has no row for, before ranks wait."""
+"""Refuses targets that the loss cannot handle, and ids outside a table, before ranks have to wait."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Place:
-    """Where targets are read: ``when``, as ``step 3``, and of which ``split``."""
+    """Where targets are read: ``when``, such as ``step 3``, and the ``split``."""
 
     when: str
     split: str
 
 
 def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int, at: Place) -> None:
-    """Raises ``RunError`` for ``targets`` of the samples ``indices`` that are none of the classes."""
+    """Raises ``RunError`` for ``targets`` of the samples ``indices`` that are no class."""
     wrong = ((targets < 0) | (targets >= classes)) & (targets != ignored)
     if wrong.any():
         known = f"{classes} classes: 0 to {classes - 1}, and {ignored} counts for nothing"
@@ -33,7 +33,7 @@ def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int,
 
 
 def check_shares(targets: Tensor, indices: Indices, at: Place) -> None:
-    """The same for what is no number from 0 to 1."""
+    """Raises ``RunError`` for targets that are not between 0 and 1."""
     wrong = ~((targets >= 0) & (targets <= 1))
     if wrong.any():
         text = _first(targets, wrong, indices, at)
@@ -41,7 +41,7 @@ def check_shares(targets: Tensor, indices: Indices, at: Place) -> None:
 
 
 def check_ids(inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[Lookup], at: Place) -> None:
-    """The same for ids of the ``inputs`` that a table of the model has no row for."""
+    """Raises ``RunError`` for ids in ``inputs`` that a table of the model has no row for."""
     for table in lookups:
         ids = inputs[table.place]
         wrong = (ids < table.first) | (ids >= table.end)

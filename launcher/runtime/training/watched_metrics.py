@@ -1,7 +1,7 @@
-"""Metrics that a training is steered by: when it stops early, which checkpoint is the best.
+"""Metrics that control training: when it stops early, and which checkpoint is the best.
 
-What is known of them is among the figures of a session, which every checkpoint has: a run that goes on
-knows it, and every rank has the same.
+Their state is part of a session's results, which every checkpoint contains: a resumed run has it, and it is
+equal on all ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BEST, STOP = ("best_value", "best_step"), ("early_stop_value", "early_stop_waite
 
 @dataclass(frozen=True)
 class Watched:
-    """``key``: the setting. ``patience``: validations without getting better by more than ``min_delta``."""
+    """``key``: the setting. ``patience``: validations without an improvement by more than ``min_delta``."""
 
     key: str
     metric: str
@@ -28,7 +28,7 @@ class Watched:
     patience: int = 0
 
     def better(self, value: float, before: float | None) -> bool:
-        """A value that is no number is never better."""
+        """Whether ``value`` improves on ``before``; NaN and infinity never do."""
         if not math.isfinite(value):
             return False
         if before is None:
@@ -38,7 +38,7 @@ class Watched:
 
 
 def value(s: Session, watched: Watched) -> float:
-    """After a validation. Raises ``RunError`` where none has worked it out."""
+    """The metric after a validation. Raises ``RunError`` if it has no value."""
     found = s.results.get(watched.metric)
     if found is None:
         there = ", ".join(n for n in s.results if n == "loss" or (n.startswith("val_") and n != "val_step"))
@@ -47,7 +47,7 @@ def value(s: Session, watched: Watched) -> float:
 
 
 def wait(s: Session, watched: Watched) -> None:
-    """Count the validations since the metric was best."""
+    """Counts the validations since the metric was best."""
     new, (kept, waited) = value(s, watched), STOP
     if watched.better(new, s.results.get(kept)):
         s.results |= {kept: new, waited: 0}
@@ -56,19 +56,19 @@ def wait(s: Session, watched: Watched) -> None:
 
 
 def enough(s: Session, watched: Watched | None) -> bool:
-    """Whether training has waited as long as it is told to."""
+    """Whether the metric has not improved for ``patience`` validations."""
     return watched is not None and s.results.get(STOP[1], 0) >= watched.patience
 
 
 def reason(s: Session, watched: Watched) -> str:
-    """Why that is so, in words."""
+    """Explains why training stops early."""
     waited, best = int(s.results[STOP[1]]), s.results.get(STOP[0], math.nan)
     at_least = f" by more than {watched.min_delta:g}" if watched.min_delta else ""
     return f"{watched.metric} has not got better than {best:.4f}{at_least} in {waited} validations"
 
 
 def is_best(s: Session, watched: Watched) -> bool:
-    """Whether the metric is better than all before; it is kept in mind."""
+    """Whether the metric is better than ever before; records it if so."""
     new, (kept, step) = value(s, watched), BEST
     if not watched.better(new, s.results.get(kept)):
         return False
@@ -77,7 +77,7 @@ def is_best(s: Session, watched: Watched) -> bool:
 
 
 def forget_absent(s: Session) -> None:
-    """A best checkpoint that this run does not have, for it goes on from one of another run."""
+    """Forgets a best checkpoint that this run does not have, because it resumed from another run."""
     step = s.results.get(BEST[1])
     if step is not None and not store.complete(store.step_folder(s.folder / "checkpoints", int(step))):
         for name in BEST:

@@ -1,4 +1,4 @@
-"""What a comparison of a layout with one process came to, as a value and as JSON."""
+"""The result of comparing a layout with one process, as a value and as JSON."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _WORDS = {
 class Finding:
     """How far ``part`` of ``name`` ("" for a single number) is from one process after ``step``.
 
-    ``note`` says why. ``relative_to``: what the error is relative to, where that is roundings of the norm,
-    more than the largest number of the tensor; else 0.
+    ``note`` says why. ``relative_to``: what the error is relative to, if rounding errors of the norm are
+    larger than the largest value of the tensor; else 0.
     """
 
     step: int
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Certificate:
-    """``findings`` has one entry for everything that was compared, small errors too."""
+    """``findings`` has one entry for everything that was compared, including small errors."""
 
     findings: tuple[Finding, ...]
     tolerance: float
@@ -59,7 +59,7 @@ class Certificate:
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
-        """Those over the tolerance: in the order of the training, the worst of each part first."""
+        """The findings over the tolerance: in the order of the training, the worst of each part first."""
         found = [f for f in self.findings if not f.error <= self.tolerance]
         return tuple(sorted(found, key=lambda f: (f.step, PARTS.index(f.part), -f.error)))
 
@@ -71,7 +71,7 @@ class Certificate:
         return max((f for f in self.findings if f.part == part), key=lambda f: f.error, default=None)
 
     def verdict(self) -> str:
-        """One line: the largest error of all, or what does not hold, beginning with the earliest."""
+        """One line: the largest error of all, or the earliest finding that does not hold."""
         if self.holds:
             most = max(f.error for f in self.findings)
             kinds = len({f.name for f in self.findings if f.part == "gradient"})
@@ -82,7 +82,7 @@ class Certificate:
 
 
 def verdict(passes: Sequence[Certificate]) -> str:
-    """Of the first precision; of the others what does not hold, or how far they are off."""
+    """The verdict of the first precision; for the others what does not hold, or their largest error."""
     first, *others = passes
     if not first.holds:
         return first.verdict()
@@ -97,8 +97,8 @@ def verdict(passes: Sequence[Certificate]) -> str:
 
 
 def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> str:
-    """The certificate with all that is needed to make it again; ``own``: in the request's own precision."""
-    # the first pass is in the precision of the comparison, a second one in the request's own
+    """The certificate with everything needed to reproduce it; ``own``: in the request's own precision."""
+    # the first pass uses the precision of the comparison, a second one that of the request
     (c, copy, plan), *others = passes
     sizes, job = plan.sizes, copy.job
     versions = {name: package_version(distribution) for name, distribution in DISTRIBUTIONS.items()}
@@ -123,7 +123,7 @@ def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> st
 
 
 def _compared(c: Certificate, copy: Copy) -> dict[str, Any]:
-    """What one precision came to."""
+    """The results in one precision."""
     return {
         "copy": dict(copy.changes),
         "precision": c.precision,
@@ -137,7 +137,7 @@ def _compared(c: Certificate, copy: Copy) -> dict[str, Any]:
 def _row(f: Finding) -> dict[str, Any]:
     error = f.error if isfinite(f.error) else None  # JSON has no infinity
     more: dict[str, Any] = {"note": f.note} if f.note else {}
-    if f.relative_to:  # a gradient that cancels is what roundings leave: the allowance is in no other place
+    if f.relative_to:  # such a gradient is only rounding errors; this records its allowance
         more["relative_to"] = f.relative_to
     return {"step": f.step, "part": f.part, "name": f.name, "error": error} | more
 

@@ -1,4 +1,4 @@
-"""Compares what the ranks did with what one plain process does, and keeps every error."""
+"""Compares the results of the ranks with those of one plain process, and keeps every error."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from launcher.steps.certification.oracle.samples import Narrow, Samples
 from launcher.steps.certification.oracle.training import Cut, Outcome, Prepare, Training
 
 ROUNDINGS = 8.0
-"""Of the norm of a usual step: what gradients that cancel are made of."""
+"""Rounding errors, in units of a usual step's norm, that gradients which cancel may consist of."""
 
 
 class Judge:
-    """Rank 0 has it. ``done``: optimizer steps so far, by its own count."""
+    """Compares each step on rank 0. ``done``: its own count of the optimizer steps so far."""
 
     def __init__(self, copy: Copy, plan: Plan, data: Dataset, device: torch.device, prepare: Prepare) -> None:
         self.findings: list[Finding] = []
@@ -33,13 +33,13 @@ class Judge:
         self.job, self.plan, self.tolerance = copy.job, plan, copy.tolerance
         self._data, self._device, self._prepare = data, device, prepare
         self._buffers = {p.name for p in plan.params if p.buffer}
-        # times the norm: what is less than one rounding of the norm is no error
+        # relative to the norm: a difference below one rounding of the norm is no error
         self._floor = torch.finfo(models.kept(self.job.train.precision)).eps / copy.tolerance
         self._usual = 0.0
-        """The largest norm of a step that no samples were chosen for."""
+        """The largest norm of a step whose samples were not chosen."""
 
     def draws(self) -> bool:
-        """Whether a forward draws random numbers that must be made equal. What cannot be is a finding."""
+        """Whether a forward draws random numbers that must be made equal. Other sources become findings."""
         drawing, foreign = self.training.draws()
         if not foreign:
             self.findings.append(_judged(0, "draws", "", ""))
@@ -49,7 +49,7 @@ class Judge:
         return drawing
 
     def scale(self, most: float) -> float:
-        """Of the loss, such that no gradient of one process overflows."""
+        """A loss scale at which no gradient of one process overflows."""
         return self.training.scale(most)
 
     @property
@@ -57,10 +57,10 @@ class Judge:
         return all(f.error <= self.tolerance for f in self.findings)
 
     def start(self, got: Whole, others: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
-        """The weights at step 0 against plain constructions; the reference goes on from the layout's own.
+        """Compares the weights at step 0 with plain constructions; the reference then uses the layout's.
 
-        ``others``: tensors that no checkpoint keeps; ``exact``: those of a plain construction with the draws
-        that the layout's come from, which they must be equal to.
+        ``others``: tensors that no checkpoint contains; ``exact``: those of a plain construction from the
+        same random numbers, which the layout's must equal.
         """
         self._complain("weights", 0, list(got.complaints))
         plain = models.state(models.construct(self.job, self.job.seed))
@@ -73,12 +73,12 @@ class Judge:
                 made, models.state(models.construct(self.job, self.job.seed + n)), precision
             )
 
-        # what no construction makes, and what is not there
+        # values that no construction makes, and missing tensors
         found = start.complaints(plain, construct, made)
         for name in {p.name for p in self.plan.params} & plain.keys() - made.keys():
             found.setdefault(name, "there is none")
         exact = models.kept_as(made, exact, precision)
-        # gathered numbers of few bits come in wider ones, which loses nothing
+        # gathered 8-bit and unsigned values are wider, without loss
         for name in unlike(((n, t.to(exact[n].dtype)) for n, t in made.items() if n in exact), exact):
             found.setdefault(name, "is not what a plain construction makes of the same draws")
         for name in plain:
@@ -90,7 +90,7 @@ class Judge:
         self._ties()
 
     def _ties(self) -> None:
-        """The reference has the ties of the plan, on its device too."""
+        """Checks that the reference has the ties of the plan, on its device too."""
         names = models.names(self.training.models[0])
         for p in self.plan.params:
             mine = next((same for same in names if p.name in same), frozenset())
@@ -106,16 +106,16 @@ class Judge:
         return Cut(sizes.global_batch, sizes.replicas, sizes.micros, sizes.steps, times=times)
 
     def narrow(self) -> Narrow:
-        """Of the next step: samples that leave experts idle."""
+        """Samples for the next step that leave experts idle."""
         return self.training.narrow(self.done)
 
     def step(
         self, row: Mapping[str, float], grads: Whole, clip: float | None, scale: float, narrow: Narrow | None
     ) -> None:
-        """``row`` is what the loop reported of the next step. ``update`` is due then."""
+        """Compares the next step; ``row`` is the loop's report of it. Call ``update`` afterwards."""
         want = self._outcome(clip, scale, narrow)
         self.done += 1
-        # of positions that are all alike gradients may be what roundings leave: a few of a usual step's
+        # if all positions are alike, gradients may consist of rounding errors of a usual step's
         least = 0.0 if narrow is None else ROUNDINGS * self._usual
         found = self._gradients(row, grads, want, least)
         if narrow is None:
@@ -129,7 +129,7 @@ class Judge:
         return self.training.backward(self.training.batch(self.done, narrow), clip, scale)
 
     def failed(self, why: str, scale: float, narrow: Narrow | None) -> bool:
-        """The next step came to no numbers; whether that is the layout's fault."""
+        """Whether the layout is to blame for a next step that was not finite."""
         want = self._outcome(None, scale, narrow)
         fine = isfinite(want.loss) and isfinite(want.norm)
         if fine:
@@ -140,7 +140,7 @@ class Judge:
     def _gradients(
         self, row: Mapping[str, float], got: Whole, want: Outcome, least: float = 0.0
     ) -> list[Finding]:
-        """``least``: the norm is taken for no smaller where roundings are told from errors."""
+        """Compares loss, norm and gradients; ``least``: a lower bound of the norm, to judge rounding."""
         step, floor = self.done, max(want.norm, least) * self._floor
         found = [
             _one(step, "loss", row.get("loss"), want.loss * self.plan.loss_terms),
@@ -148,11 +148,11 @@ class Judge:
             *(self._complaint(step, text) for text in got.complaints),
         ]  # fmt: skip
 
-        # tensor by tensor
+        # compare each tensor
         tensors = {n: t for n, t in got.tensors.items() if n not in self._buffers}
         for name in sorted(want.grads.keys() | tensors.keys()):
             g = want.grads.get(name)
-            if g is None:  # behind an unused output: nothing in one process, zeros behind a stage boundary
+            if g is None:  # of an unused output: None in one process, zeros behind a stage boundary
                 g = torch.zeros_like(tensors[name])
             found.append(_far(step, "gradient", name, tensors.get(name), want=g, rounding=floor))
         for name, b in want.buffers.items():
@@ -165,13 +165,13 @@ class Judge:
         return Finding(step, part, name, inf, note=note)
 
     def update(self, grads: Whole, got: Whole, means: Whole) -> None:
-        """The weights after the step that had these gradients, and their moving average."""
+        """Compares the weights after the step that had these gradients, and their moving average."""
         want = self.training.update(self.done - 1, grads.tensors)
         self._weights("update", got, want)
         self._weights("average", means, self.training.average(self.done - 1, want))
 
     def loaded(self, got: Whole, exported: Mapping[str, Tensor]) -> None:
-        """Weights and buffers of a model that took them from a checkpoint of now, and what that exports."""
+        """Compares a model loaded from a checkpoint of the current step, and its export."""
         want = self.training.again()
         self._weights("loaded", got, want)
         self._weights("exported", Whole(dict(exported), ()), want)
@@ -185,7 +185,7 @@ class Judge:
         self.findings.append(replace(_one(self.done, "validation", loss, want), name="the moving average"))
 
     def samples(self, rank: int, same: bool) -> None:
-        """Whether a rank would read in the next step what it should."""
+        """Whether a rank would read the right samples in the next step."""
         note = "" if same else f"rank {rank} would read others"
         self.findings.append(_judged(self.done + 1, "samples", f"rank {rank}", note))
 
@@ -205,7 +205,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _judged(step: int, part: str, name: str, note: str) -> Finding:
-    """What is right or wrong, with no figure between: wrong if there is a ``note``."""
+    """A finding that is either right or wrong: wrong if there is a ``note``."""
     return Finding(step, part, name, inf if note else 0.0, note=note)
 
 

@@ -1,4 +1,4 @@
-"""Whole tensors put together from what the ranks hold of them."""
+"""Assembles full tensors from the shards of all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 @dataclass(frozen=True)
 class Piece:
-    """What ``rank`` holds of the tensor ``name``; a tied tensor's second copy on a rank is a second piece."""
+    """The shard of the tensor ``name`` on ``rank``; a second copy of a tied tensor is a second piece."""
 
     name: str
     rank: int
@@ -32,14 +32,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Whole:
-    """Full tensors by first name; ``complaints``: copies not bit-equal, elements that no rank holds."""
+    """Full tensors by first name; ``complaints``: copies that are not bit-equal, missing elements."""
 
     tensors: dict[str, Tensor]
     complaints: tuple[str, ...]
 
 
 def pieces(par: ParallelModel, weights: bool = False) -> list[Piece]:
-    """Every gradient (or weight) and buffer that this rank holds, of every copy, on the CPU."""
+    """All gradients (or weights) and buffers of this rank, including copies, on the CPU."""
     out = []
     for part in par.parts:
         for p, _, t in part.named(par.plan.params):
@@ -53,7 +53,7 @@ def pieces(par: ParallelModel, weights: bool = False) -> list[Piece]:
 
 
 def _portable(t: Tensor) -> Tensor:
-    """Torch compares no numbers of 8 bits, nor unsigned ones that are wide."""
+    """Widens dtypes that torch cannot compare: 8-bit floats and wide unsigned integers."""
     if t.dtype in UNSIGNED:
         return t.long()
     if t.is_floating_point() and t.itemsize == 1:
@@ -62,7 +62,7 @@ def _portable(t: Tensor) -> Tensor:
 
 
 def whole(plan: Plan, found: Sequence[Piece]) -> Whole:
-    """The tensors that ``found``, the pieces of all ranks, make up. What has no piece at all is left out."""
+    """The full tensors made of ``found``, the pieces of all ranks; omits tensors without any piece."""
     by_name: dict[str, list[Piece]] = {}
     for f in found:
         by_name.setdefault(f.name, []).append(f)
@@ -89,7 +89,7 @@ def _joined(p: Placed, found: list[Piece]) -> tuple[Tensor, list[str]]:
 
 
 def gathered(plan: Plan, mine: Sequence[Piece]) -> Whole | None:
-    """On rank 0 what the pieces of all ranks make up, on the others ``None``. Every rank calls this."""
+    """On rank 0 the full tensors of all ranks' pieces, on the others ``None``. Every rank calls this."""
     full, complaints = dict[str, Tensor](), list[str]()
     for names in _batches(plan):
         every = _gathered([f for f in mine if f.name in names])
@@ -101,7 +101,7 @@ def gathered(plan: Plan, mine: Sequence[Piece]) -> Whole | None:
 
 
 def _gathered(mine: Sequence[Piece]) -> list[Piece] | None:
-    """On rank 0 the pieces of all ranks: what they are by one collective, their numbers by another."""
+    """On rank 0 the pieces of all ranks: one collective sends their labels, another their values."""
     labels = gather([(f.name, f.rank, f.box) for f in mine], list[tuple[str, int, Box]])
     values = gather_tensors({str(n): f.value for n, f in enumerate(mine)})
     if labels is None or values is None:
@@ -115,7 +115,7 @@ def _gathered(mine: Sequence[Piece]) -> list[Piece] | None:
 
 
 def _batches(plan: Plan) -> Iterator[frozenset[str]]:
-    """Names of a few tensors at a time: rank 0 never has more than these from every rank at once."""
+    """Names of a few tensors at a time, which limits what rank 0 receives at once."""
     names, total = set[str](), 0
     for p in plan.params:
         if names and total + p.spec.nbytes > AT_ONCE:
@@ -132,7 +132,7 @@ def _real(t: Tensor) -> Tensor:
 
 
 def error(a: Tensor, b: Tensor, rounding: float = 0.0) -> float:
-    """Largest difference, relative to the largest number of ``b`` or to ``rounding``, if that is larger."""
+    """The largest difference, relative to the largest value of ``b`` or to ``rounding``, if larger."""
     a, b = _real(a).double(), _real(b).double()
     if a.shape != b.shape:
         return float("inf")

@@ -1,4 +1,4 @@
-"""Looks at the files that a step names before anything is started: heads and manifests, no tensor."""
+"""Checks the files that a step names before anything starts: headers and manifests, no tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from launcher.plan.verbs import of_best
 from launcher.runtime import folder
 
 Look = Callable[[], object]
-"""Raises for what is wrong."""
+"""Raises if something is wrong."""
 
 
 @dataclass(frozen=True)
 class FileChecks:
-    """One step of ``job``.
+    """Checks for one step of ``job``.
 
-    ``written`` is where the steps before it leave files; ``shown``: nothing will be started.
+    ``written``: where earlier steps leave files; ``shown``: the request is only shown, nothing will start.
     """
 
     name: str
@@ -39,7 +39,7 @@ class FileChecks:
         return trust(self.job)
 
     def later(self, path: str | Path | None) -> bool:
-        """Whether what is at ``path`` may be there only when the steps before have written theirs."""
+        """Whether ``path`` may come into existence only when earlier steps write their files."""
         if path is None:
             return False
         if path == BEST and of_best(self.job.steps[self.name]):
@@ -48,11 +48,11 @@ class FileChecks:
         return any(here.is_relative_to(_real(p)) or _real(p).is_relative_to(here) for p in self.written)
 
     def here(self, path: str | None) -> bool:
-        """Whether there is a path, to be looked at now."""
+        """Whether a path is named and can be checked now."""
         return path is not None and not self.later(path)
 
     def problems(self, field: str, look: Look) -> list[Problem]:
-        """What ``look`` complains about, as problems of the setting ``field``."""
+        """The errors that ``look`` raises, as problems of the setting ``field``."""
         try:
             look()
         except RequestError as error:
@@ -62,7 +62,7 @@ class FileChecks:
         return []
 
     def unwritable(self, field: str, path: str | None) -> list[Problem]:
-        """Why no file could be made at ``path``, if one is named."""
+        """Why no file could be created at ``path``, if one is named."""
         if path is None:
             return []
         problem = folder.check_writable(Path(path).parent, f"{self.key}.{field}", "the folder of this output")
@@ -70,12 +70,12 @@ class FileChecks:
 
 
 def _own(text: str, field: str) -> str:
-    """Without the name that a function has for what the step calls ``field``."""
+    """``text`` without a leading name of ``field``."""
     for name in (field, "src_strategy", "src_strategy_dirs", "src_strategy_file", "dst_strategy_file"):
         text = text.removeprefix(f"{name}: ")
     return text
 
 
 def _real(path: str | Path) -> Path:
-    """Without links; where they go in circles ``Path.resolve`` would raise."""
+    """The path without links; ``Path.resolve`` would raise for circular ones."""
     return Path(os.path.realpath(path))

@@ -1,4 +1,4 @@
-"""What an export of a transformers model has beside its weights: its settings, its tokenizer."""
+"""The files beside the weights in an export of a transformers model: its config, its tokenizer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-"""By the names that transformers reads; what else lies in a folder may be anything."""
+"""The file names that transformers reads; other files of a folder are not copied."""
 
 
 def settled(step: Export, job: Job) -> Export:
-    """With what is left open: a model of transformers goes into a folder, as its own is."""
+    """``step`` with defaults filled in: a transformers model is exported as a folder like its own."""
     if not isinstance(job.model, HuggingFace):
         return step
     path = Path(job.model.path)
@@ -42,11 +42,11 @@ def _there(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
-    """The files of the tokenizer that the run has read text with; of ready tokens that of the model."""
+    """The tokenizer files that the run has read text with; for data of tokens those of the model."""
     if not isinstance(job.data, Text | Chat):
         return _there(path, TOKENIZER)
     if job.data.tokenizer_file is None:
-        return ()  # bytes, or bpe of the text: none that transformers reads
+        return ()  # bytes, or bpe of the text: transformers reads neither
     used = Path(job.data.tokenizer_file)
     if used.name != "tokenizer.json" or (used.is_file() and used.parent.samefile(path)):
         return _there(path, TOKENIZER)
@@ -54,30 +54,30 @@ def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
 
 
 def _names(path: Path, *, weights: bool) -> Mapping[str, str] | None:
-    """Into those of the folder."""
+    """The names of tensors in the model's folder."""
     try:
         return written(model_type(path), read_hf(path).specs if weights else ())
-    except (ValueError, OSError):  # which is told of model.path
+    except (ValueError, OSError):  # reported for model.path
         return None
 
 
 def told(step: Export, job: Job) -> tuple[str, ...]:
-    """Names of the files that are written and not copied."""
+    """Names of the files that are generated rather than copied."""
     copied = any(Path(p).name == CONFIG for p in step.beside)
     own = isinstance(job.model, HuggingFace) and step.format == "hf"
     return (CONFIG,) if own and not copied else ()
 
 
 def split_as(step: Export, job: Job) -> object:
-    """The type of model whose folders have experts one by one; ``None`` where names are the user's own."""
+    """The type of model whose folders store experts separately; ``None`` if the user names the tensors."""
     own = isinstance(job.model, HuggingFace) and step.format == "hf" and step.names is None
     return model_type(Path(job.model.path)) if own and isinstance(job.model, HuggingFace) else None
 
 
 def opens_by_itself(step: Export, job: Job) -> HuggingFace | None:
-    """The model that transformers makes of what is written; ``None`` where it is not to open it.
+    """The model that transformers should open from the export; ``None`` if it need not open it.
 
-    ``step`` as it was asked for: under names of the user's own nobody knows who reads them.
+    ``step`` is the request's: with the user's own tensor names it is unknown who reads them.
     """
     separate = job.model.lora is not None and step.lora == "separate"
     full = settled(step, job)
@@ -87,16 +87,16 @@ def opens_by_itself(step: Export, job: Job) -> HuggingFace | None:
 
 
 def dtype_of(step: Export, job: Job) -> Callable[[str, str], str]:
-    """What a tensor is written in, by its name in the folder and the dtype that it has.
+    """Returns the function from a tensor's name in the folder and its dtype to the dtype to write.
 
-    That is what ``steps.export.dtype`` says; else a model of transformers has the dtype of its folder's
-    tensor of that name, or the one that the folder's config names.
+    ``steps.export.dtype`` decides; otherwise a transformers model gets the dtype of the tensor of that name
+    in its folder, or the one that the folder's config names.
     """
     specs: Mapping[str, TensorSpec] = {}
     usual = None if step.dtype is None else COMPUTE[step.dtype]
     if usual is None and isinstance(job.model, HuggingFace) and step.format == "hf":
         path = Path(job.model.path)
-        with suppress(ValueError, OSError):  # a folder of a config alone
+        with suppress(ValueError, OSError):  # a folder with only a config
             specs = read_hf(path).specs
         common = Counter(spec.dtype for spec in specs.values() if spec.dtype in WIDTHS).most_common(1)
         usual = named_dtype(path) or next((name for name, _ in common), None)
@@ -109,7 +109,7 @@ def dtype_of(step: Export, job: Job) -> Callable[[str, str], str]:
 
 
 def texts(step: Export, job: Job, kept: str) -> dict[str, str]:
-    """Files to be written: the settings of the model as it was trained, whose weights were ``kept`` so."""
+    """Files to generate: the config of the model as trained; ``kept``: the dtype of the run's weights."""
     if not isinstance(job.model, HuggingFace) or not told(step, job):
         return {}
     from launcher.models.hugging_face import config_text

@@ -1,4 +1,4 @@
-"""``prepare``: text as files of tokens."""
+"""``prepare``: writes text as files of tokens."""
 
 from __future__ import annotations
 

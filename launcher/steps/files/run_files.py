@@ -1,4 +1,4 @@
-"""The run as a step on files sees it: its folder, its settings, and the figures so far."""
+"""What a step on files receives: the run's folder, its settings, and the results so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.plan.verbs import VERBS
 
 
 def best(checkpoints: Path, trust: Trust) -> Path:
-    """Raises ``RunError`` where nobody has said which that is."""
+    """The best checkpoint. Raises ``RunError`` if none is recorded."""
     try:
         return best_checkpoint(checkpoints, trust)
     except (ValueError, OSError) as error:
@@ -27,7 +27,7 @@ def best(checkpoints: Path, trust: Trust) -> Path:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Files of the run in ``folder``; ``name`` is the step's, ``figures`` are those of steps before it."""
+    """Files of the run in ``folder``; ``name``: the step's; ``figures``: results of earlier steps."""
 
     name: str
     job: Job
@@ -62,7 +62,7 @@ class RunFiles:
         return self.last() if named is None else Path(named)
 
     def maker(self, thing: str) -> tuple[str, Step] | None:
-        """The last step before this one that leaves ``thing``, after its name."""
+        """The last earlier step that leaves ``thing``, as name and step."""
         found = None
         for name, step in self.job.steps.items():
             if name == self.name:
@@ -72,6 +72,6 @@ class RunFiles:
         return found
 
     def suffix(self, thing: str) -> str:
-        """What tells this step's place from that of the first that leaves ``thing`` in the run's folder."""
+        """A suffix that separates this step's output from that of the first step that leaves ``thing``."""
         first = next(n for n, s in self.job.steps.items() if VERBS[s.kind].leaves == thing)
         return "" if self.name == first else f"-{self.name}"

@@ -1,4 +1,4 @@
-"""Inputs of a safetensors file: one tensor an input of the model, samples along dim 0."""
+"""Reads inputs from a safetensors file: one tensor per input of the model, samples along dim 0."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def names(count: int) -> tuple[str, ...]:
-    """Of the tensors of a model that takes so many inputs; that of a single one may have any name."""
+    """Names of the tensors for a model with ``count`` inputs; a single one may have any name."""
     return tuple(f"input{i}" for i in range(count))
 
 
 def specs(path: Path) -> dict[str, TensorSpec]:
-    """Of all tensors in the file. Raises ``ValueError`` and ``OSError``."""
+    """The specs of all tensors in the file. Raises ``ValueError`` and ``OSError``."""
     return {name: slot.spec for name, slot in read_header(path).entries.items()}
 
 
 def in_order(found: Mapping[str, TensorSpec], count: int) -> tuple[str, ...] | None:
-    """The names in the file, in the order of the model's forward; ``None`` where they are others."""
+    """The names in the file, in the order of the forward's arguments; ``None`` if they do not match."""
     if count == 1 and len(found) == 1:
         return tuple(found)
     return names(count) if {*found} == {*names(count)} else None
@@ -65,7 +65,7 @@ def _floating(t: TensorSpec) -> bool:
 
 @dataclass(frozen=True)
 class GivenInputs:
-    """Samples by index, read when they are asked for."""
+    """Samples by index, read when they are requested."""
 
     path: Path
     order: tuple[str, ...]
@@ -75,7 +75,7 @@ class GivenInputs:
         return self.count
 
     def inputs(self, indices: npt.NDArray[np.int64]) -> tuple[Tensor, ...]:
-        """Of these samples, in the order of ``indices``."""
+        """The inputs of these samples, in the order of ``indices``."""
         from safetensors import safe_open
 
         low, high = int(indices.min()), int(indices.max()) + 1
@@ -87,7 +87,7 @@ class GivenInputs:
 
 
 def given(path: Path, count: int) -> GivenInputs:
-    """Of a file that ``misfits`` has nothing against, for a model that takes ``count`` inputs."""
+    """The inputs in a file without ``misfits``, for a model with ``count`` inputs."""
     found = specs(path)
     order = in_order(found, count)
     assert order is not None

@@ -1,4 +1,4 @@
-"""Outputs as one file, samples in order: each rank writes its part, then one joins the parts."""
+"""Writes outputs to one file, samples in order: each rank writes its part, then one joins them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from launcher.plan.values.facts import TensorSpec
 from launcher.runtime.training.state import blob, unpacked
 
 OUTPUT = "output"
-"""Name of the tensor."""
+"""The name of the tensor."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the samples of each data-parallel part are: so many a batch, ``size`` of one part.
+    """Assigns samples to data-parallel parts: each batch has ``parts`` parts of ``size`` samples.
 
-    The last batch may be cut short, ``samples`` are all.
+    ``samples`` is the total; the last batch may be shorter.
     """
 
     samples: int
@@ -35,7 +35,7 @@ class Parts:
     size: int
 
     def rows(self) -> Iterator[tuple[int, int]]:
-        """Part and number of samples, in the order of the samples."""
+        """Yields part and number of samples, in the order of the samples."""
         left = self.samples
         while left:
             for part in range(self.parts):
@@ -45,7 +45,7 @@ class Parts:
                     yield part, n
 
     def count(self, part: int) -> int:
-        """The samples of one part."""
+        """The number of samples of one part."""
         return sum(n for p, n in self.rows() if p == part)
 
 
@@ -54,7 +54,10 @@ def part_file(folder: Path, part: int) -> Path:
 
 
 def write_part(path: Path, rows: int, outputs: Iterable[Tensor]) -> None:
-    """``outputs``: samples along dim 0, together ``rows``; no file without any. Raises ``OSError``."""
+    """Writes ``outputs`` with samples along dim 0, ``rows`` in total; no file if empty.
+
+    Raises ``OSError``.
+    """
     blobs = map(blob, outputs)
     first = next(blobs, None)
     if first is None:
@@ -69,7 +72,7 @@ def write_part(path: Path, rows: int, outputs: Iterable[Tensor]) -> None:
 
 
 def join(folder: Path, parts: Parts, to: Path) -> int:
-    """Make ``to`` from all parts, which are gone then; it has its name when it is whole. Returns its size."""
+    """Joins all parts into ``to`` and deletes them; returns its size. ``to`` appears only when complete."""
     files = {p: part_file(folder, p) for p in range(parts.parts) if parts.count(p)}
     blobs = {p: blob_at(mapped(path), read_header(path), OUTPUT) for p, path in files.items()}
     new = to.with_name(f"{to.name}.partial")
@@ -86,7 +89,7 @@ def join(folder: Path, parts: Parts, to: Path) -> int:
 
 
 def _pieces(parts: Parts, blobs: Mapping[int, Blob]) -> Iterator[Blob]:
-    """In the order of the samples."""
+    """Yields the parts' pieces in the order of the samples."""
     at = dict.fromkeys(blobs, 0)
     for part, n in parts.rows():
         whole = blobs[part]
@@ -109,7 +112,7 @@ def _safetensors(path: Path, parts: Parts, blobs: Mapping[int, Blob]) -> None:
 
 
 def _jsonl(path: Path, parts: Parts, blobs: Mapping[int, Blob]) -> None:
-    """A line a sample. Raises ``ValueError`` for numbers that JSON does not have."""
+    """Writes one line per sample. Raises ``ValueError`` for values that JSON cannot represent."""
     rows = (row for piece in _pieces(parts, blobs) for row in unpacked(piece).to(_wide(piece)).tolist())
     with path.open("w") as file:
         for sample, row in enumerate(rows):
@@ -124,5 +127,5 @@ def _jsonl(path: Path, parts: Parts, blobs: Mapping[int, Blob]) -> None:
 
 
 def _wide(piece: Blob) -> torch.dtype:
-    """Without loss; what JSON writes of it is the shortest text that reads the same."""
+    """A dtype that holds the values without loss; JSON then writes the shortest text that reads the same."""
     return torch.float64 if piece.dtype.startswith(("float", "bfloat")) else torch.int64

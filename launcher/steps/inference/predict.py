@@ -1,4 +1,4 @@
-"""``predict``: what the model makes of held-out samples, or of the inputs of a file, on its ranks."""
+"""``predict``: writes the model's outputs for held-out samples, or for the inputs in a file."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def fits(step: Predict, at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
-    """Raises ``RunError`` where the outputs cannot be written."""
+    """Writes the outputs. Raises ``RunError`` if they cannot be written."""
     import torch.distributed as dist
 
     from launcher.steps.inference import output_file as file
 
-    # who writes which samples
+    # determine which ranks write which samples
     sizes, feed, plan = session.plan.sizes, session.feed, session.plan
     source = feed.val if step.inputs is None else given_inputs.given(Path(step.inputs), len(plan.inputs))
     count = -(-len(source) // sizes.global_batch)
@@ -61,12 +61,12 @@ def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
 
-    # every rank works, some of them write
+    # every rank computes, some write
     outputs = _outputs(session, source, count)
     try:
         if _writes(plan, session.world.rank):
             file.write_part(file.part_file(folder, feed.part), parts.count(feed.part), outputs)
-        for _ in outputs:  # of those who write nothing
+        for _ in outputs:  # on ranks that do not write
             pass
         dist.barrier()
         if session.world.rank:
@@ -78,7 +78,7 @@ def run_on_ranks(step: Predict, session: Session, job: Job) -> str:
 
 
 def _outputs(session: Session, source: Samples, count: int) -> Iterator[Tensor]:
-    """Those of this rank's part of each batch, without what pads the last; none where this rank has none."""
+    """Yields the outputs of this rank's part of each batch without padding; nothing if it has none."""
     from launcher.runtime.training import loop
 
     for batch in session.feed.inputs_in_order(source, count, "predict"):
@@ -89,7 +89,7 @@ def _outputs(session: Session, source: Samples, count: int) -> Iterator[Tensor]:
 
 
 def _writes(plan: Plan, rank: int) -> bool:
-    """One rank a part: of the stage that has the outputs, of the first where all of them have."""
+    """Whether this rank writes its part: one rank of the last stage, or of the first if all have outputs."""
     at = plan.sizes.grid.coords(rank)
     stage = 0 if plan.output_broadcast else plan.sizes.places[-1]
     return at["tp"] == 0 and at["pp"] == stage

@@ -1,4 +1,4 @@
-"""``sample``: text from the exported model, one token at a time, in one process."""
+"""``sample``: generates text with the exported model, one token at a time, in one process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def run_on_files(step: Sample, run: RunFiles) -> dict[str, float]:
 
 @torch.no_grad()
 def sampled(job: Job, step: Sample, model: torch.nn.Module) -> str:
-    """The prompt and what follows it. Draws from the job's seed, so the same model says the same."""
+    """The prompt and its continuation. Draws from the job's seed: the same model generates the same text."""
     assert isinstance(job.data, Text), "the planner lets only text be sampled"
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
     assert data.encode is not None
     assert data.decode is not None
 
-    # token by token, each from the window before it
+    # generate each token from the window before it
     model.eval()
     tokens = data.encode(step.prompt) or data.encode("\n")
     stream = torch.Generator().manual_seed(job.seed)

@@ -1,4 +1,4 @@
-"""Builds the live model of one rank: everything that ``runtime.training.session`` holds."""
+"""Builds the live model of one rank with everything that a ``Session`` contains."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ def build(
     data: Dataset | None = None,
     drawn: Drawings | None = None,
 ) -> Session:
-    """Every rank calls this; the weights are those of step 0.
+    """Builds a session with the weights of step 0; every rank calls this.
 
-    ``data``: what is open already; ``drawn``: before ranks were forked.
+    ``data``: a data set that is open already; ``drawn``: models constructed before ranks were forked.
     """
-    # the model, its parts where the plan has them
+    # the model, divided into its stages
     device = torch.device(world.device)
     refuse(streams_misnamed((p.name for p in plan.params), (device.type,)))
     first = FirstStep(plan.compilation)
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
-    module_state.said(model)  # what no checkpoint can hold is refused now
+    module_state.said(model)  # refuse now what no checkpoint can store
 
     # the samples of this rank
     data = _checked(data or open_data(job.data, seed=job.seed, allow=job.security.allow), job, plan)
     feed = _feed(world, job, plan, data)
 
-    # what training takes besides: random numbers, a loss, an optimizer, somebody who writes checkpoints
+    # other needs of training: random states, a loss, an optimizer, a thread that writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     words = streams.generate_state(3)
-    torch.manual_seed(int(words[0]))  # of dropout, say: each rank has its own
+    torch.manual_seed(int(words[0]))  # for dropout and the like: each rank has its own
     global_streams.seed(words[1:])
     optimizer = _optimizer(job, model)
     pipeline = _pipeline(job, model, data, device)
@@ -134,7 +134,7 @@ def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
 
 
 def _checked(data: Dataset, job: Job, plan: Plan) -> Dataset:
-    """``data``, which fits the plan and is the same on all ranks. Ours is; what else there is may not be."""
+    """Checks that ``data`` fits the plan and that user data is the same on all ranks; returns it."""
     if data.reading != "shuffled":
         same_data.check(data)
     if uneven := sample_checks.uneven(job, plan, len(data.val)):
@@ -143,7 +143,7 @@ def _checked(data: Dataset, job: Job, plan: Plan) -> Dataset:
 
 
 def _trust(job: Job) -> Trust:
-    """The key is looked for now, for this rank may be on a machine of its own."""
+    """Checks that the key exists, as this rank may be on another machine."""
     trusted = trust(job)
     try:
         if trusted.key is not None:
@@ -156,7 +156,7 @@ def _trust(job: Job) -> Trust:
 def _local_norm(
     job: Job, world: World, model: ParallelModel, pipeline: Pipeline, folder: Path
 ) -> LocalNormLog | None:
-    """Nothing looks at a gradient unless it was asked for."""
+    """The log of local norms; ``None`` unless requested, so that gradients are not examined."""
     asked = job.parallel.local_norm
     if not asked.print and asked.dump is None:
         return None
@@ -164,7 +164,7 @@ def _local_norm(
     pipeline.before_reduce = own.see_whole
     dump = None if asked.dump is None else Path(place(asked.dump, str(folder)))
 
-    # said once
+    # announce it once
     if world.rank == 0:
         told = {"printed": asked.print, f"written to {dump}": dump is not None}
         ways = " and ".join(way for way, taken in told.items() if taken)

@@ -1,4 +1,4 @@
-"""Weights to begin with out of a Hugging Face folder: each rank reads what it holds of them."""
+"""Reads initial weights from a Hugging Face folder: each rank reads its own shards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launcher.runtime.training.session import Session
 
 @torch.no_grad()
 def read(s: Session, model: HuggingFace) -> None:
-    """In the place of those that were drawn. Raises ``RunError`` for numbers that the model cannot hold."""
+    """Replaces the initial weights. Raises ``RunError`` for values that the model cannot represent."""
     blobs = Blobs(read_hf(Path(model.path)))
     target = taken(s.plan, blobs.specs)
     specs = {name: entry.spec for name, entry in target.entries.items()}

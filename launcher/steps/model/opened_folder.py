@@ -1,4 +1,4 @@
-"""Whether transformers makes the model that was trained of a folder that was written for it."""
+"""Checks that transformers opens an exported folder as the model that was trained."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from launcher.plan.values.facts import DTYPE
 T = TypeVar("T")
 SAMPLES = 2
 EXACT = 1e-5
-"""Share of the largest logit: both run the same kernels on the same numbers."""
+"""The allowed share of the largest logit: both run the same kernels on the same values."""
 
 
 def check_settings(trained: HuggingFace, folder: Path) -> None:
-    """Raises ``RunError`` where the files beside the weights cannot be read, or describe another model."""
+    """Raises ``RunError`` if the files beside the weights cannot be read or describe another model."""
     _tried(lambda: _read_beside(folder))
     if found := _tried(lambda: unlike_settings(trained, str(folder))):
         raise RunError(f"export: the config.json that was written reads back as another model: {few(found)}")
@@ -43,12 +43,12 @@ def _read_beside(folder: Path) -> None:
 
 @torch.no_grad()
 def check_logits(made: nn.Module, trained: HuggingFace, job: Job, folder: Path) -> None:
-    """Raises ``RunError`` unless the folder's own model gives the logits of ``made``, which was trained."""
+    """Raises ``RunError`` unless the folder's model has the logits of ``made``, the trained model."""
     theirs, unlike = _tried(lambda: opened(trained, str(folder), dtype_of(DTYPE[job.train.precision])))
     if unlike:
         raise RunError(f"export: transformers reads other weights from what was written: {few(unlike)}")
 
-    # the first samples that are held out
+    # the first held-out samples
     val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
     indices = torch.arange(min(SAMPLES, len(val))).numpy()
     inputs = [x.to(theirs.dtype) if x.is_floating_point() else x for x in val.inputs(indices)]
@@ -67,6 +67,6 @@ def _logits(model: nn.Module, inputs: list[Tensor]) -> Tensor:
 def _tried(read: Callable[[], T]) -> T:
     try:
         return read()
-    except Exception as error:  # any error of transformers or tokenizers, of which none is documented
+    except Exception as error:  # any error of transformers or tokenizers, as none is documented
         said = " ".join(str(error).split())
         raise RunError(f"export: transformers cannot read what was written: {said[:300]}") from error

@@ -1,4 +1,4 @@
-"""Out of memory on a rank, as one message: what there was, what was planned, which setting makes room."""
+"""Reports out of memory on a rank in one message: what was in use, what was planned, what makes room."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launcher.runtime.device import JOINED, is_accelerator, memory_in_use
 from launcher.runtime.faults import OutOfMemory
 
 PATIENCE_S = 30.0
-"""No lighter layout is planned any more after it: the other ranks wait for this message."""
+"""No more lighter layouts are planned after this time: the other ranks wait for the message."""
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _ASKED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
 _ON_CPU = "DefaultCPUAllocator: can't allocate memory"
@@ -36,10 +36,10 @@ _PARTS = ("params", "grads", "optimizer", "gathered", "activations")
 
 @dataclass(frozen=True)
 class InUse:
-    """Bytes of one device when it had no more; of the CPU those of the machine.
+    """Bytes of one device when it ran out of memory; for the CPU those of the machine.
 
-    ``tensors`` of this rank held at most so many, ``kept``: the allocator had more, ``asked``: what was
-    wanted besides. ``total`` is 0 where nobody says.
+    ``tensors``: the peak of this rank's tensors; ``kept``: what the allocator had besides; ``asked``: the
+    size of the request that failed. ``total`` is 0 if unknown.
     """
 
     device: str
@@ -51,17 +51,17 @@ class InUse:
 
     @property
     def others(self) -> int:
-        """What other processes have, and what a device's runtime takes for itself."""
+        """Bytes of other processes and of the device's runtime."""
         return max(0, self.total - self.free - self.tensors - self.kept)
 
     @property
     def room(self) -> int:
-        """What this rank's tensors could have at most."""
+        """The most bytes that this rank's tensors could use."""
         return self.tensors + self.kept + self.free
 
     @property
     def missing(self) -> int:
-        """What tensors would have to take less for the request that failed to fit."""
+        """Bytes that tensors would have to save for the failed request to fit."""
         return max(1, self.tensors + self.asked - self.room)
 
     def __str__(self) -> str:
@@ -84,11 +84,11 @@ def explained(
     trial: bool = False,
     has_optimizer_state: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """What the block raises for want of memory becomes one message; any other error passes through.
+    """Turns out-of-memory errors of the block into one message; other errors pass through.
 
-    ``plan``: of what the block trains; ``None`` where that is something else. ``trial``: nobody looks for a
-    lighter layout, for others are tried anyway. ``has_optimizer_state``: whether an update has been made, or
-    loaded: before it less is held than is planned for the fullest moment.
+    ``plan``: the plan of what the block trains; ``None`` if it trains something else. ``trial``: suggests no
+    lighter layout, as others are tried anyway. ``has_optimizer_state``: whether an update was made or loaded;
+    before that less memory is in use than is planned for the peak.
     """
     try:
         yield
@@ -98,13 +98,13 @@ def explained(
             raise
         at = in_use(world.device, str(cause))
         lines = _message(at, world.rank, job, plan, trial, has_optimizer_state())
-        if isinstance(error, RunError):  # it says whose code it was
+        if isinstance(error, RunError):  # it says which code failed
             lines.append(str(error))
         raise OutOfMemory("\n  ".join(lines)) from error
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """The allocator's error that ``error`` is or was raised from: torch's pipeline wraps a stage's errors."""
+    """The allocator's error in the chain of ``error``, as torch's pipeline wraps errors of stages."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, torch.OutOfMemoryError) or _ON_CPU in str(link):
@@ -114,7 +114,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def in_use(device: str, message: str) -> InUse:
-    """What the device has and who holds it; ``message`` is the allocator's, which says what was asked for."""
+    """The memory of a device and its use; ``message``: the allocator's, which contains the requested size."""
     found = _ASKED.search(message)
     asked = round(float(found[1]) * UNITS[found[2]]) if found else 0
     if not is_accelerator(device):
@@ -135,7 +135,7 @@ def _message(
     planned = plan.estimate.memory[rank]
     lines.append(f"planned: {parts(planned)}")
 
-    # what makes room
+    # find a change that makes room
     if trial:
         return lines
     excess = overhead(at, planned, has_optimizer_state)
@@ -156,7 +156,7 @@ def _message(
 
 
 def parts(planned: Memory) -> str:
-    """All that is planned, and of what it is made, the largest first.
+    """The planned total and its parts, the largest first.
 
     >>> print(parts(Memory(0, 4 << 30, 2 << 30, 8 << 30, gathered=0, activations=9 << 30)))
     23.0 GB (activations 9.0 GB, optimizer 8.0 GB, params 4.0 GB, grads 2.0 GB)
@@ -181,10 +181,11 @@ def _planned(nbytes: int, excess: float) -> str:
 
 
 def overhead(at: InUse, planned: Memory, has_optimizer_state: bool) -> float:
-    """How many times its plan this rank takes of its device, as this run has shown; at least 1.
+    """How many times its planned memory this rank takes, as this run has shown; at least 1.
 
-    Its tensors took, with what was asked for, more than is planned by then; and its allocator takes more from
-    the device than tensors hold. Of the CPU nothing is known: the bytes are those of the whole process there.
+    There are two factors: its tensors, with the failed request, took more than is planned for that time; and
+    the allocator takes more from the device than tensors use. On the CPU the result is 1, as the known bytes
+    are those of the process.
 
     >>> from launcher.plan.cost.memory import Memory
     >>> plan = Memory(0, 10 << 30, grads=0, optimizer=20 << 30, gathered=0, activations=40 << 30)
@@ -201,17 +202,17 @@ def overhead(at: InUse, planned: Memory, has_optimizer_state: bool) -> float:
 
 @dataclass(frozen=True)
 class Cure:
-    """What to add to the command, and the bytes that are planned then for the same rank."""
+    """What to add to the command, and the bytes that are then planned for the same rank."""
 
     words: str
     planned: int
 
 
 def cure(at: InUse, rank: int, job: Job, plan: Plan, excess: float = 1.0) -> Cure | None:
-    """The first layout with the same numbers that is planned to take enough less.
+    """The first equivalent layout whose plan saves enough memory.
 
-    There is room for ``excess`` times its plan, and it saves what was missing: what ran out of memory may
-    be far from the fullest moment.
+    ``excess`` times its plan must fit, and it must save what was missing: the failed request may be far from
+    the planned peak.
     """
     began = time.monotonic()
     before = plan.estimate.memory
@@ -223,7 +224,7 @@ def cure(at: InUse, rank: int, job: Job, plan: Plan, excess: float = 1.0) -> Cur
             return None
         try:
             planned = plan_job(other).estimate.memory
-        except RequestError:  # not for this model, or beside what else was asked for
+        except RequestError:  # not valid for this model or with other settings
             continue
         if planned[rank].total <= target and _most(planned) <= _most(before):
             return Cure(words, planned[rank].total)
@@ -235,7 +236,7 @@ def _most(memory: Sequence[Memory]) -> int:
 
 
 def _changes(job: Job, plan: Plan, target: int) -> Iterator[tuple[str, Job]]:
-    """Requests that train the same numbers in less memory, and the words that make each."""
+    """Changes that train the same results in less memory: the words to type, and the changed job."""
     room = math.floor(target / GB * 1000) / 1000
     if job.parallel.recompute is None and room > 0:
         again = LighterLayout("parallel.recompute=auto", {"recompute": Recompute(modules=AUTO)})

@@ -1,4 +1,4 @@
-"""The checkpoint that a restarted attempt goes on from: the newest of this run that is not damaged."""
+"""Finds the checkpoint for a restarted attempt: the newest of this run that is not damaged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from launcher.runtime.cluster.world import World
 
 
 def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
-    """``None`` if there is none. All ranks call it.
+    """The newest undamaged checkpoint, or ``None``. All ranks call it.
 
-    Nobody watches a restart, so no damage is left for a person to look at: each rank reads its part of the
-    files, before anybody takes a number from them.
+    No user watches a restart, so damage is not left for a user to find: each rank reads its part of the files
+    before any rank uses them.
     """
     newest = latest(checkpoints, trust)
     found = [] if newest is None else [newest, *older(newest)]

@@ -1,4 +1,4 @@
-"""Checks that all ranks see one data set: one may split itself by rank, or be another folder on each node."""
+"""Checks that all ranks see one data set, rather than one split by rank or a folder that differs by node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.runtime.cluster.value_collectives import all_gather
 
 
 def check(data: Dataset) -> None:
-    """All ranks call it. Raises ``RunError`` on every rank where lengths or the first sample differ."""
+    """Raises ``RunError`` on every rank if lengths or the first sample differ. All ranks call it."""
     mine = len(data.train), len(data.val), _first(data)
     every = all_gather(mine, tuple[int, int, str])
     other = next((rank for rank, theirs in enumerate(every) if theirs != every[0]), None)
@@ -27,7 +27,7 @@ def check(data: Dataset) -> None:
 
 
 def _first(data: Dataset) -> str:
-    """128 bits of its numbers."""
+    """128 bits of the first sample's values."""
     found, row = xxhash.xxh3_128(), np.arange(1)
     for t in (*data.train.inputs(row), data.train.targets(row)):
         found.update(f"{t.dtype} {tuple(t.shape)}".encode())

@@ -1,4 +1,4 @@
-"""What ranks build from: drawn by each of them, or once for all that are forked afterwards."""
+"""Constructs models for ranks: on each of them, or once before they are forked."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _log = logging.getLogger(__name__)
 
 
 def draw(job: Job, plan: Plan) -> Blueprint:
-    """For one build. Nothing of it has numbers, so that ranks may be forked afterwards."""
+    """A blueprint for one build. It has no values yet, so ranks may be forked afterwards."""
     model, whole = fill.from_constructor(builder(job), plan)
     return blueprint(model, whole, plan, inputs(job, plan.sizes.micro_batch))
 
 
 class Drawings:
-    """Blueprints by plan, each for one build of every rank forked afterwards: it takes a rank's own copy.
+    """Blueprints by plan; ranks that are forked afterwards each build from their own copy.
 
-    Each is drawn as if it were the first: what constructors count in Python starts anew.
+    Each is constructed as if it were the first: counters of constructors in Python are reset.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Drawings:
         self._starts: dict[tuple[str, ...], GlobalsSnapshot] = {}
 
     def add(self, job: Job, plan: Plan, builds: int = 1) -> None:
-        """For so many ``builds`` of ``plan``.
+        """Constructs blueprints for ``builds`` builds of ``plan``.
 
-        Where it fails each rank draws for itself, and tells why it cannot.
+        If that fails, each rank constructs its own, and reports why it cannot.
         """
         try:
             self._of.append((plan, [self._drawn(job, plan) for _ in range(builds)]))
@@ -44,7 +44,7 @@ class Drawings:
             _log.debug("left to the ranks: %s", error)
 
     def take(self, job: Job, plan: Plan) -> Blueprint:
-        """What was drawn for ``plan`` and is not taken yet, or else one drawn now."""
+        """A blueprint of ``plan`` that is not yet taken, else a new one."""
         left = next((each for p, each in self._of if p is plan and each), None)
         return left.pop() if left else self._drawn(job, plan)
 
@@ -58,7 +58,7 @@ class Drawings:
 
     @contextmanager
     def as_first(self, job: Job) -> Iterator[None]:
-        """A construction in it begins with what constructors count in Python as the first one did."""
+        """Constructions in the block start with the Python counters of the first one."""
         files = tuple(own_classes.files(job))
         now = GlobalsSnapshot(files)
         if files in self._starts:
@@ -69,6 +69,6 @@ class Drawings:
             now.restore()
 
     def clear(self) -> None:
-        """The ranks have been forked, and their work is done."""
+        """Drops everything, once the forked ranks have finished."""
         self._of.clear()
         self._starts.clear()

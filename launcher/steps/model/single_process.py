@@ -1,4 +1,4 @@
-"""A model in one process, with the numbers of a file or of a checkpoint, and its loss."""
+"""Loads a model in one process from a file or a checkpoint, and computes its loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
 
 @torch.no_grad()
 def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """The model with the numbers of ``found``; a tied tensor may come under any of its names."""
+    """The model with the values in ``found``; a tied tensor may have any of its names."""
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         model = builder(job)()
     mine = tensors(model)
@@ -53,30 +53,30 @@ def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
 
 
 def _holds(mine: torch.Tensor, t: torch.Tensor) -> bool:
-    """Weights that never learn may be kept in half precision, and exports are in the dtype asked for."""
+    """Whether ``mine`` can take ``t``: frozen weights may be in half precision, exports in any dtype."""
     wide = [dtype_of(name) for name in (*HALF, *DTYPE.values())]
     return t.dtype == mine.dtype or (t.dtype in wide and mine.dtype in wide)
 
 
 def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:
-    """The loss alone of ``held_out``."""
+    """Only the loss of ``held_out``."""
     return held_out(model, job.model_copy(update={"metrics": ()}), batches, terms)["loss"]
 
 
 @torch.no_grad()
 def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> dict[str, float]:
-    """The loss and the metrics that ``evaluate`` finds on ranks, over the same samples.
+    """The loss and the metrics that ``evaluate`` computes on ranks, over the same samples.
 
-    ``terms`` as the plan has them.
+    ``terms`` as in the plan.
     """
-    # the model, in the precision of the run
+    # the model, in the compute precision of the run
     compute = COMPUTE[job.train.precision]
     dtype = dtype_of(compute)
     if compute in HALF:
         model = narrowed(model, compute)
     model.eval()
 
-    # the samples, in small pieces: the logits of a whole batch may not fit
+    # the samples in small portions, as the logits of a full batch may not fit in memory
     allow = job.security.allow
     data = open_data(job.data, seed=job.seed, allow=allow)
     loss, val = build_loss(job.loss, allow), data.val
@@ -92,7 +92,7 @@ def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int =
         output: Output = model(*(_in(dtype, x) for x in val.inputs(indices)))
         if isinstance(output, torch.Tensor):
             _check(job.loss, output, y, indices)
-        wide = each(tuple(output) if isinstance(output, list) else output, float64)  # as the run does
+        wide = each(tuple(output) if isinstance(output, list) else output, float64)  # as in the run
         sums[0] += torch.stack([loss(wide, y).double(), loss.count(y)])
         for row, metric in zip(sums[1:], metrics, strict=True):
             row += metric.sums(wide, y)
@@ -102,7 +102,7 @@ def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int =
 
 
 def _check(loss: Loss, output: torch.Tensor, y: torch.Tensor, indices: Indices) -> None:
-    """Raises ``RunError`` for targets that the loss does not take."""
+    """Raises ``RunError`` for targets that the loss does not accept."""
     at = Place("validation", "held-out")
     dims = class_dims(output.shape, y.shape)
     if isinstance(loss, CrossEntropy) and dims:
@@ -112,5 +112,5 @@ def _check(loss: Loss, output: torch.Tensor, y: torch.Tensor, indices: Indices) 
 
 
 def _in(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
-    """Token ids stay as they are."""
+    """Casts floating inputs; token ids stay as they are."""
     return x.to(dtype) if x.is_floating_point() else x

@@ -1,4 +1,4 @@
-"""Models so small that a step of them is nearly all overhead: what ``calibrate`` trains."""
+"""Models so small that their steps are almost only overhead, for ``calibrate`` to train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY, LENGTH = 64, 16
 
 
 def tiny_copies(job: Job, ranks: int) -> tuple[Copy, Copy]:
-    """On so many replicas, and on as many stages."""
+    """A copy of the job on ``ranks`` replicas, and one on ``ranks`` stages."""
     model = LanguageModel(name="lm", vocab_size=VOCABULARY, dim=32, layers=ranks, heads=2, tied=False)
     replicas, stages = Parallel(), Parallel(pipeline=Pipeline(stages=ranks, micro_batch_num=2 * ranks))
     update: dict[str, Any] = {

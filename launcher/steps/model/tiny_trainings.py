@@ -1,4 +1,4 @@
-"""Tiny models in training, to be timed: steps of the real loop that are nearly all overhead."""
+"""Times tiny models in training: steps of the real loop that are almost only overhead."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from launcher.steps.model import build_session
 from launcher.steps.model.shared_construction import Drawings
 
 SEVERAL = 0.15
-"""Seconds of steps that are timed together: ranks wait for each other now more and now less."""
+"""Seconds of steps that are timed together, as the time that ranks wait for each other varies."""
 
 
 def trainings(
     world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
 ) -> Iterator[Sample]:
-    """Of ``copies`` on replicas and on stages; all ranks call it."""
+    """Samples of ``copies`` on replicas and on stages; all ranks call it."""
     layouts = (Trained("replicas"), Trained("stages"))
     for what, (copy, plan) in zip(layouts, copies, strict=True):
         work = _step(world, copy, plan, folder, drawn)

@@ -12,11 +12,11 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.training.callbacks import Callbacks
 
 EVERY_RANK = "every_rank"
-"""What a class sets to True that is called on every rank, not on the first alone."""
+"""The attribute that a class sets to True to be called on every rank, not only on the first."""
 
 
 def build(job: Job, steps: int, world: World, folder: Path) -> Callbacks | None:
-    """Raises ``RunError`` for one that cannot be built."""
+    """The callbacks of this rank. Raises ``RunError`` if one cannot be constructed."""
     if not job.callbacks:
         return None
     each = [
@@ -37,5 +37,5 @@ def _built(target: Target, i: int, allow: tuple[str, ...]) -> object:
         return targets.build(target, allow, object, key=f"callbacks.{i}._target_")
     except RequestError as error:
         raise RunError(str(error)) from error
-    except (Exception, SystemExit) as error:  # whatever the user's code does
+    except (Exception, SystemExit) as error:  # user code may raise anything
         raise RunError(f"callbacks.{i} {target.target} cannot be built: {of_users(error)}") from error

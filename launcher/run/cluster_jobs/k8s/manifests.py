@@ -14,13 +14,13 @@ from launcher.run.cluster_jobs.k8s.start_script import NodeCommand, NodeVariable
 
 JOB = "ranks"  # the one job of a JobSet
 AGAIN = 138
-"""Of a pod that a PyTorchJob is to start again: 128 or more, and nothing else ends with it."""
-LATER_S = 10  # until rank 0 has ended too: a pod that is there again must not meet the one before
+"""The exit code of a pod that a PyTorchJob must restart: at least 128, and not used otherwise."""
+LATER_S = 10  # until rank 0 has ended too: a restarted pod must not join the old run
 
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """``name`` as Kubernetes has names; ``restarts``: after failures; ``gpus``: of a node."""
+    """``name``: a valid name in Kubernetes; ``restarts``: how many after failures; ``gpus``: per node."""
 
     name: str
     settings: Kubernetes
@@ -31,9 +31,9 @@ class ClusterJob:
 
 
 def jobset(job: ClusterJob) -> Values:
-    """All pods are one indexed Job: where one is told to stop or is lost, it is made anew with all of them.
+    """All pods form one indexed Job: if one is told to stop or is lost, all are recreated.
 
-    The Job fails with a reason of its own then, and such restarts are not counted.
+    The Job then fails with a separate reason, and such restarts are not counted.
     """
     first = f"{job.name}-{JOB}-0-0.{job.name}"
     at = NodeVariables("$JOB_COMPLETION_INDEX", first, str(job.port))
@@ -63,7 +63,7 @@ def jobset(job: ClusterJob) -> Values:
 
 
 def pytorchjob(job: ClusterJob) -> Values:
-    """The operator says in RANK which pod of WORLD_SIZE it is, and where the master listens."""
+    """The operator sets RANK to the index of the pod out of WORLD_SIZE, and the address of the master."""
     at = NodeVariables("$RANK", "$MASTER_ADDR", "$MASTER_PORT")
     ends = (
         "# A PyTorchJob starts a pod again that ends with 128 or more, and no other.",
@@ -85,7 +85,7 @@ def pytorchjob(job: ClusterJob) -> Values:
 
 
 def skypilot(job: ClusterJob) -> Values:
-    """As a managed job it is started again when nodes are lost, and by its exit code."""
+    """SkyPilot restarts a managed job when nodes are lost, and on certain exit codes."""
     settings = job.settings
     first = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
     at = NodeVariables("$SKYPILOT_NODE_RANK", first, str(job.port))
@@ -121,7 +121,7 @@ def _document(version: str, kind: str, job: ClusterJob, spec: Values) -> Values:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Scripts line by line, and each value where it is used: no references."""
+    """Dumps scripts as blocks of lines, and repeats values instead of using references."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -135,6 +135,6 @@ _Dumper.add_representer(str, _text)
 
 
 def as_yaml(document: Values, about: tuple[str, ...]) -> str:
-    """``about``: comments above it."""
+    """``document`` as YAML; ``about``: comments above it."""
     lines = [f"# {line}" for line in about]
     return "\n".join([*lines, yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1 << 16)])

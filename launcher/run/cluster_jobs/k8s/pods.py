@@ -1,4 +1,4 @@
-"""The pod of a node as plain values, and the names of things in Kubernetes."""
+"""The pod of a node as plain values, and names in Kubernetes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from launcher.job.schema.kubernetes import Kubernetes
 
 CONTAINER = "pytorch"
-"""What a PyTorchJob looks for."""
+"""The name that a PyTorchJob expects."""
 PORT_NAME = "pytorchjob-port"
-LONGEST = 40  # of a name; those of pods add to it, and have at most 63 letters
+LONGEST = 40  # of a name; pods append to it, and may have at most 63 letters
 
 Values = dict[str, Any]
 
 
 def name(run: str, folder: str) -> str:
-    """Of the job of ``run`` in its ``folder``, as names of services may be.
+    """The name of the job of ``run`` in its ``folder``, valid as the name of a service.
 
     >>> name("lm_8b.h100", "0001"), name("8b", "big")
     ('lm-8b-h100-0001', 'run-8b-big')
@@ -35,7 +35,7 @@ def metadata(settings: Kubernetes, called: str) -> Values:
 
 
 def pod(settings: Kubernetes, script: str, gpus: int, port: int | None = None) -> Values:
-    """``gpus``: of a node. ``port``: one that is named, for a PyTorchJob."""
+    """The pod of a node with ``gpus``; ``port``: a named one, for a PyTorchJob."""
     mounts = [{"name": "shared", "mountPath": settings.mount}, {"name": "shm", "mountPath": "/dev/shm"}]
     container = _set(
         name=CONTAINER,
@@ -47,7 +47,7 @@ def pod(settings: Kubernetes, script: str, gpus: int, port: int | None = None) -
         resources=_resources(settings, gpus),
         volumeMounts=mounts,
     )
-    # NCCL's ranks of a node talk over shared memory, of which a container has 64 MB by default
+    # NCCL's ranks on a node use shared memory, of which a container has 64 MB by default
     shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}
     return _set(
         terminationGracePeriodSeconds=settings.signal_s,
@@ -58,7 +58,7 @@ def pod(settings: Kubernetes, script: str, gpus: int, port: int | None = None) -
 
 
 def _resources(settings: Kubernetes, gpus: int) -> Values:
-    """Of GPUs and memory a pod gets what it asks for; CPU cores that are idle it may have besides."""
+    """The pod gets exactly the GPUs and memory it requests; it may also use idle CPU cores."""
     memory = {} if settings.memory_gb is None else {"memory": f"{settings.memory_gb}Gi"}
     cpus = {} if settings.cpus is None else {"cpu": str(settings.cpus)}
     limits = memory | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
@@ -66,5 +66,5 @@ def _resources(settings: Kubernetes, gpus: int) -> Values:
 
 
 def _set(**values: Any) -> Values:
-    """Those that say something."""
+    """The values that are not empty."""
     return {key: value for key, value in values.items() if value not in (None, [], {})}

@@ -1,4 +1,4 @@
-"""What bash does in each pod: start the ranks of a node, tell them to save, and end as they did."""
+"""The bash script of a pod: starts the ranks of a node, has them save on SIGTERM, returns their code."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from shlex import quote
 from launcher.errors import REQUEUE
 
 KILLED = 128 + 15
-"""What a shell says of a process that SIGTERM has ended."""
+"""A shell's exit code for a process that SIGTERM has ended."""
 
 
 @dataclass(frozen=True)
 class NodeVariables:
-    """Bash for the index of a node and for where its ranks meet, as the cluster says them."""
+    """Bash expressions for the index of a node and for the rendezvous, as the cluster provides them."""
 
     index: str
     address: str
@@ -23,7 +23,7 @@ class NodeVariables:
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """What each of ``each`` ranks of a node of ``nodes`` runs; ``folder``: where, ``setup``: lines before."""
+    """The command of each of ``each`` ranks per node; ``folder``: its directory, ``setup``: lines before."""
 
     words: Sequence[str]
     folder: str
@@ -33,7 +33,7 @@ class NodeCommand:
 
 
 def script(command: NodeCommand, at: NodeVariables, stopped: int = REQUEUE, ends: Sequence[str] = ()) -> str:
-    """``stopped``: what it ends with when it is told to stop; ``ends``: lines that make that of ``$code``."""
+    """The script; ``stopped``: its exit code when told to stop; ``ends``: lines that adapt ``$code``."""
     return "\n".join([*_head(command, at, stopped), *_ranks(command), *_wait(), *ends, 'exit "$code"']) + "\n"
 
 

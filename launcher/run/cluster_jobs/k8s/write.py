@@ -1,4 +1,4 @@
-"""``launch=k8s``: what is refused, what is written into the run folder, what to type then."""
+"""``launch=k8s``: what is refused, what is written into the run folder, and what to type."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from launcher.run.settle import home
 KEY = "launch.k8s"
 JOB, SKY = "job.yaml", "sky.yaml"
 PORT = 29500
-"""Pods have addresses of their own, so that no other job can have taken it."""
+"""Pods have their own addresses, so no other job can occupy the port."""
 
 KINDS: dict[str, tuple[str, Callable[[ClusterJob], Values], str]] = {
     "jobset": (JOB, manifests.jobset, "kubectl apply -f"),
     "pytorchjob": (JOB, manifests.pytorchjob, "kubectl apply -f"),
     "skypilot": (SKY, manifests.skypilot, "sky jobs launch"),
 }
-"""The file, what is in it, and the command that takes it."""
+"""The file, its content, and the command that uses it."""
 
 
 def refused(job: Job, outer: int | None) -> list[Problem]:
-    """What can be said before there is a plan; ``outer``: ranks that torchrun or srun has started."""
+    """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     settings = job.launch.k8s
     if settings is None:
         return []
@@ -40,7 +40,7 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
 
 
 def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
-    """Folders that the pods would not see."""
+    """Folders that the pods cannot see."""
     key, run = home(job)
     problems = []
     if not run.absolute().is_relative_to(settings.mount):
@@ -54,7 +54,7 @@ def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
 
 
 def _unlike(job: Job, settings: Kubernetes) -> list[Problem]:
-    """What this kind of job cannot do."""
+    """Settings that this kind of job does not support."""
     problems = []
     if settings.kind == "skypilot" and settings.gpu is None and _gpus(job, settings, 1):
         text = "null: SkyPilot asks for GPUs by their name, as H100"
@@ -76,28 +76,28 @@ def _workdir(settings: Kubernetes) -> Path:
 
 
 def _gpus(job: Job, settings: Kubernetes, each: int) -> int:
-    """Of a node with so many ranks."""
+    """The GPUs of a node with ``each`` ranks."""
     if settings.gpus_per_node is not None:
         return settings.gpus_per_node
     return 0 if job.launch.device == "cpu" else each
 
 
 def write(job: Job, plan: Plan, run: Path) -> str:
-    """Write the request and the job into the folder of its run. Returns what to type."""
+    """Writes the request and the job into the run folder. Returns what to type."""
     settings = job.launch.k8s
     assert settings is not None
     each = frozen_request.write(job, plan, run)
     file, document, command = KINDS[settings.kind]
     called = cluster_job(job, settings, each, run.absolute())
     about = (f"Written by launcher, for the run folder that it is in: {command} {run.absolute() / file}",)
-    for other in {JOB, SKY} - {file}:  # of a start that asked for another kind
+    for other in {JOB, SKY} - {file}:  # of a start with another kind
         (run / other).unlink(missing_ok=True)
     write_text(run / file, manifests.as_yaml(document(called), about))
     return f"{command} {run / file}"
 
 
 def cluster_job(job: Job, settings: Kubernetes, each: int, run: Path) -> ClusterJob:
-    """``each``: ranks of a node; ``run``: absolute."""
+    """The values of the job; ``each``: ranks per node; ``run``: an absolute path."""
     words = (settings.python, "-m", "launcher", f"recipe={run / frozen_request.NAME}", f"run_dir={run}")
     command = NodeCommand(words, str(_workdir(settings)), job.launch.nnodes, each, settings.setup)
     return ClusterJob(

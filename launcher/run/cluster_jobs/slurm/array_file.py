@@ -1,4 +1,4 @@
-"""The batch files of many runs of one size: an array, a task a run, or one allocation that they share."""
+"""Batch files for many runs of one size: an array with a task per run, or a shared allocation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from launcher.run.cluster_jobs.slurm import batch_file
 from launcher.run.cluster_jobs.slurm.batch_file import KILLED, Ranks
 
 NUMBERS = "jobs.json"
-"""Beside the run folders: the number of the job of each, by their names."""
+"""A file beside the run folders: the job number of each run, by name."""
 LOG = '"${run//%/%%}/slurm-$SLURM_JOB_ID.log"'
-"""Of the ranks of a run, in its own folder."""
+"""The log of a run's ranks, in its run folder."""
 
 
 @dataclass(frozen=True)
 class ManyRuns:
-    """``runs``: their folders; ``ranks`` of each; ``folder``: of the batch file. All paths are absolute.
+    """Many runs: ``runs`` are their folders, with ``ranks`` each; ``folder``: that of the batch file.
 
-    ``started``: where the sweep was asked for; ``secret``: as ``Place`` has it.
+    All paths are absolute. ``started``: where the sweep was started; ``secret``: as in ``Place``.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ManyRuns:
 
 
 def text(many: ManyRuns) -> str:
-    """Each run in its own folder, again whenever Slurm starts it again."""
+    """The batch file: each run has its folder, and runs again whenever Slurm restarts it."""
     made = [*_array(many)] if many.slurm.array else [*_allocation(many)]
     return "\n".join(["#!/bin/bash", *made]) + "\n"
 
@@ -59,7 +59,7 @@ def _array(many: ManyRuns) -> Iterator[str]:
 
 
 def _allocation(many: ManyRuns) -> Iterator[str]:
-    """The steps of all runs are asked for at once; each waits until there is room for it."""
+    """Requests the steps of all runs at once; each waits until there is room."""
     most, ranks = many.slurm.array_parallel or 1, many.ranks
     size = f"--nodes={ranks.nodes} --ntasks={ranks.nodes * ranks.each} --ntasks-per-node={ranks.each}"
     yield "# Written by launcher: the runs share this allocation, each has nodes of its own while it runs."

@@ -1,4 +1,4 @@
-"""The batch file of one run: what it asks of Slurm, and how it goes on when it is told to stop."""
+"""The batch file of one run: its options for Slurm, and how it resumes after being told to stop."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from launcher.runtime.cluster.launch_env import SECRET_FILE
 
 NAME = "job.sbatch"
 KILLED = 128 + SIGUSR2
-"""What a shell says of a process that a signal has ended."""
+"""A shell's exit code for a process that the signal has ended."""
 SECRET = ".secret"
-"""In the folder of a run, or of the runs of one batch file."""
+"""The file in the folder of a run, or in that of the runs of one batch file."""
 AGAIN = "again_if_failed"
 """A function of the batch file."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Its run folder, the folder that it was asked for in, and Python. All absolute.
+    """The run folder, the folder in which the run was requested, and Python; all absolute paths.
 
-    ``secret``: the file with the secret that its ranks sign messages with; no text of a job has it itself.
+    ``secret``: the file with the secret that signs messages between ranks; a job's text never contains it.
     """
 
     run: Path
@@ -37,9 +37,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Ranks:
-    """``each``: on a node, of which there are ``nodes``; ``gpus``: whether each has a GPU of its own.
+    """``each``: ranks on each of ``nodes`` nodes; ``gpus``: whether each rank has its own GPU.
 
-    ``restarts``: how often all of them start again, in the same job, when they have failed.
+    ``restarts``: how often all ranks are restarted in the same job after a failure.
     """
 
     nodes: int
@@ -49,18 +49,18 @@ class Ranks:
 
     @property
     def start(self) -> str:
-        """What starts them."""
+        """The command that starts the ranks."""
         return f"{AGAIN} srun" if self.restarts else "srun"
 
 
 def text(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> str:
-    """It runs the request of the run folder in this very folder, as often as Slurm starts it."""
+    """The batch file, which runs the run folder's request in that folder whenever Slurm starts it."""
     head = [f"#SBATCH --{option}" for option in options(name, slurm, ranks, log(at.run, "%j"))]
     return "\n".join(["#!/bin/bash", *_about(at), *head, *_body(slurm, ranks, at)]) + "\n"
 
 
 def options(name: str, slurm: Slurm, ranks: Ranks, output: str) -> Iterator[str]:
-    """Of sbatch, without the dashes; those of the user come last, for Slurm takes the last of two."""
+    """Options of sbatch without dashes. The user's come last, as Slurm uses the last of two."""
     yield f"job-name={name}"
     yield f"nodes={ranks.nodes}"
     yield f"ntasks-per-node={ranks.each}"
@@ -73,7 +73,7 @@ def options(name: str, slurm: Slurm, ranks: Ranks, output: str) -> Iterator[str]
     for option, value in asked.items():
         if value is not None:
             yield f"{option}={value}"
-    yield f"signal=USR2@{slurm.signal_s}"  # without "B:", which would tell the shell of this file alone
+    yield f"signal=USR2@{slurm.signal_s}"  # "B:" would signal only the shell of this file
     yield "requeue"
     yield "open-mode=append"
     yield f"output={quote(output)}"
@@ -81,7 +81,7 @@ def options(name: str, slurm: Slurm, ranks: Ranks, output: str) -> Iterator[str]
 
 
 def log(folder: Path, job: str) -> str:
-    """As Slurm is told it; ``job``: how Slurm writes its number there."""
+    """The log's path for Slurm; ``job``: Slurm's pattern for the job number."""
     return f"{str(folder).replace('%', '%%')}/slurm-{job}.log"
 
 
@@ -101,7 +101,7 @@ def _body(slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
 
 
 def prologue(slurm: Slurm, ranks: Ranks, folder: Path, secret: Path | None) -> Iterator[str]:
-    """What comes before the ranks, whatever they are."""
+    """The lines before the ranks."""
     yield "set -u"
     yield ""
     yield f"cd {quote(str(folder))} || exit 1"

@@ -1,4 +1,4 @@
-"""What Slurm says of itself, asked by its own commands."""
+"""Queries Slurm through its commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 
 
 def ask(words: Sequence[str]) -> str:
-    """What a command of Slurm prints. Raises ``RunError`` with its own words."""
+    """The output of a Slurm command. Raises ``RunError`` with the command's own message."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -30,7 +30,7 @@ def ask(words: Sequence[str]) -> str:
 
 
 def problems(slurm: Slurm) -> list[Problem]:
-    """What this cluster cannot do."""
+    """Problems of settings that this cluster does not support."""
     if shutil.which("sbatch") is None:
         if not slurm.submit:
             return []
@@ -44,12 +44,12 @@ def problems(slurm: Slurm) -> list[Problem]:
 
 
 def jobs() -> frozenset[str]:
-    """Numbers of all that are pending or run, tasks of arrays each by its own. Raises ``RunError``."""
+    """Numbers of this user's pending and running jobs, array tasks separately. Raises ``RunError``."""
     return frozenset(ask(["squeue", "--noheader", "--array", "--me", "--format=%i"]).split())
 
 
 def longest_array() -> int | None:
-    """How many tasks one may have, if the cluster says."""
+    """The largest number of tasks in an array, if the cluster reports it."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
     return None if found is None else int(found[1])
 

@@ -13,13 +13,13 @@ from launcher.plan.partition.sizes import Note
 
 KEY = "launch.slurm.signal_s"
 USUAL = 300
-"""Seconds, where nothing has been measured."""
+"""Seconds, if nothing has been measured."""
 LEAST, TIMES = 30, 2
-"""Seconds at least, and how many times what a step and a save took: the next ones may take longer."""
+"""The least seconds, and the factor for a measured step and save, as later ones may take longer."""
 
 
 def resolved(slurm: Slurm, runs: Sequence[Path]) -> tuple[Slurm, Note | None]:
-    """With ``signal_s`` worked out from what steps and saves took in ``runs``, if there were any."""
+    """Sets ``signal_s`` from the times of steps and saves in ``runs``, if there are any."""
     if slurm.signal_s is not None:
         return slurm, None
     found = [took for run in runs if (took := _measured(run)) is not None]
@@ -32,7 +32,7 @@ def resolved(slurm: Slurm, runs: Sequence[Path]) -> tuple[Slurm, Note | None]:
 
 
 def _measured(run: Path) -> tuple[float, float] | None:
-    """Seconds of the longest step behind the first, and of the longest save; ``None`` without either."""
+    """Seconds of the longest step after the first, and of the longest save; ``None`` if one is unknown."""
     path = run / "metrics.jsonl"
     if not path.is_file():
         return None
@@ -44,7 +44,7 @@ def _measured(run: Path) -> tuple[float, float] | None:
 
 
 def _rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Whole ones; the last may be torn."""
+    """The complete rows; the last line may be incomplete."""
     for line in lines:
         try:
             row = json.loads(line)

@@ -1,4 +1,4 @@
-"""A run that is handed to Slurm: planned here, frozen in its run folder, submitted."""
+"""Hands a run to Slurm: planned here, frozen in its run folder, submitted."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from launcher.run.cluster_jobs.slurm.batch_file import Place, Ranks
 
 KEY = cluster.KEY
 EARLY_S = 60
-"""How much earlier than it is asked to Slurm may send a signal, as the manual of sbatch says."""
+"""Seconds by which Slurm may send a signal too early, according to the manual of sbatch."""
 
 
 def refused(job: Job, outer: int | None) -> list[Problem]:
-    """What can be said before there is a plan; ``outer``: ranks that torchrun or srun has started."""
+    """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     slurm = job.launch.slurm
     if slurm is None:
         return []
@@ -40,14 +40,14 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
 
 
 def _run(job: Job) -> tuple[Path, ...]:
-    """Its folder, where it has been started before."""
+    """The run folder, if the run has been started before."""
     return () if job.run_dir is None else (Path(job.run_dir),)
 
 
 def submit(job: Job, plan: Plan, run: Path) -> str:
-    """Write the job into the folder of its run, and hand it to Slurm.
+    """Writes the job into the run folder, and submits it to Slurm.
 
-    Returns its number, "" where it is only written. Raises ``RunError``.
+    Returns the job number, or "" if the job is only written. Raises ``RunError``.
     """
     assert job.launch.slurm is not None
     slurm, note = stop_signal.resolved(job.launch.slurm, (run,))
@@ -65,12 +65,12 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
 
 
 def ranks_of(job: Job, each: int) -> Ranks:
-    """``each``: on a node."""
+    """The ranks of the job; ``each``: per node."""
     return Ranks(job.launch.nnodes, each, job.launch.device != "cpu", job.launch.max_restarts)
 
 
 def sbatch(file: Path) -> str:
-    """Returns the number of the job. Raises ``RunError``."""
+    """Submits ``file``; returns the job number. Raises ``RunError``."""
     return cluster.ask(["sbatch", "--parsable", str(file)]).strip().partition(";")[0]
 
 

@@ -1,7 +1,7 @@
-"""A logger in a process of its own, seen from the run: what it is sent never waits for it.
+"""A logger in a separate process, as seen by the run, which never waits for it.
 
-It is a process and no thread: ranks are forked from this one, which a thread would not survive, and a package
-that hangs can be ended.
+It is a process and not a thread: ranks are forked from this process, and a thread would not survive that; a
+package that hangs can be ended.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _log = logging.getLogger(__name__)
 
 CODE = "from launcher.run.report.loggers.worker import main; main()"
 MOST = 10_000
-"""Rows that wait for a logger; those that come while so many wait are left out."""
+"""The most rows that wait for a logger; further rows are dropped."""
 LOOK_S = 0.02
 
 
 class LoggerProcess:
-    """``begin``: what ``worker`` is told first; of it ``name`` is what the run calls it.
+    """``begin``: the first message to ``worker``, with the logger's ``name``.
 
-    ``taken``: rows that it has, as far as it has been heard.
+    ``taken``: the number of rows that the logger has reported as taken.
     """
 
     def __init__(self, run: Path, begin: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class LoggerProcess:
                     stderr=subprocess.STDOUT,
                     bufsize=0,
                     pass_fds=(write,),
-                    process_group=0,  # in no session of its own, where niceness would count for nothing
+                    process_group=0,  # not a new session, where niceness would have no effect
                     env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                 )
         except BaseException:
@@ -72,7 +72,7 @@ class LoggerProcess:
         self._send(json.dumps(begin).encode())
 
     def feed(self, row: bytes, step: int) -> None:
-        """A row, as JSON."""
+        """Sends a row, as JSON."""
         self._hear()
         if len(self._waiting) >= MOST:
             self._dropped += 1
@@ -82,18 +82,18 @@ class LoggerProcess:
             self._send(row)
 
     def ended(self, how: str) -> None:
-        """No row follows."""
+        """Announces that no more rows follow, and how the run ended."""
         self._ending = True
         self._send(json.dumps({"ended": how}).encode())
 
     def busy(self) -> bool:
-        """Whether it has not ended; what waits for it goes on meanwhile."""
+        """Whether the process is still running; continues sending what waits."""
         self._push()
         self._hear()
         return self._process.poll() is None
 
     def end(self, waited_s: float) -> None:
-        """At once, if it has not yet; what it has not taken is said."""
+        """Ends the process at once if it is running; warns about rows that it has not taken."""
         late = self.busy()
         if late:
             os.killpg(self.pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ class LoggerProcess:
         self._rows.close()
         os.close(self._news)
 
-        # without it is said already
+        # a failure has been reported already
         if "failed" not in self._warned and (said := self._unsent(late, waited_s, code)):
             self._warn("end", said)
 
@@ -123,7 +123,7 @@ class LoggerProcess:
             self._push()
 
     def _push(self) -> None:
-        """As much as the pipe takes; after the last of it the pipe is closed."""
+        """Writes as much as the pipe takes; closes it after the last row."""
         try:
             while self._waiting:
                 line = self._waiting.popleft()
@@ -134,7 +134,7 @@ class LoggerProcess:
                 self._rows.close()
         except BlockingIOError:
             self._waiting.appendleft(line)
-        except OSError:  # it has ended; why is in its news, or in its exit code
+        except OSError:  # it has ended; its news or its exit code say why
             self._waiting.clear()
             self._open = False
 
@@ -160,7 +160,7 @@ class LoggerProcess:
 
 
 def end(processes: Sequence[LoggerProcess], how: str, wait_s: float) -> None:
-    """All of them, within one and the same time."""
+    """Ends all loggers within a common time limit."""
     try:
         for one in processes:
             one.ended(how)

@@ -1,4 +1,4 @@
-"""What the figures of a row, and the run itself, are called in a logger."""
+"""Names of a row's figures, and of settings, in a logger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tag(key: str) -> str:
 
 
 def figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row, as they are called there.
+    """The numbers of a row by their names in a logger.
 
     >>> figures({"step": 3, "steps": 9, "loss": 1.5, "val_loss": None})
     {'train/loss': 1.5}
@@ -27,7 +27,7 @@ def figures(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Settings by their dotted keys; an empty group is a value.
+    """Settings by dotted key; an empty group is a value.
 
     >>> flat({"model": {"name": "lm", "lora": None}, "steps": {}})
     {'model.name': 'lm', 'model.lora': None, 'steps': {}}

@@ -1,4 +1,4 @@
-"""MLflow: a SQLite file in ``loggers`` of the run folder, or a server."""
+"""The MLflow logger: a SQLite file in ``loggers`` of the run folder, or a server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from launcher.job.schema.loggers import MLflow
 from launcher.run.report.loggers.metric_names import figures, flat
 
 MOST = 100
-"""Parameters that a server takes at once."""
+"""The most parameters per request to a server."""
 ENDS = {"done": "FINISHED", "failed": "FAILED"}
-LONGEST = 500  # characters of one, as all versions take them
+LONGEST = 500  # characters of a parameter that all versions accept
 
 
 class MLflowLogger:
-    """``state``: what the run folder keeps of it, the id by which a run that goes on is the same."""
+    """``state``: stored in the run folder; contains the run id, with which a resumed run continues."""
 
     def __init__(self, asked: MLflow, title: str, state: dict[str, Any]) -> None:
         self._asked, self._title, self._state = asked, title, state

@@ -1,4 +1,4 @@
-"""A logger of the user's own."""
+"""Runs a logger class of the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.job import targets
 
 
 class OwnLogger:
-    """What ``on_start`` and ``close`` are for is up to the class, which may do without them."""
+    """Calls the user's logger; its ``on_start`` and ``close`` are optional."""
 
     def __init__(self, target: Mapping[str, Any], allow: tuple[str, ...], key: str) -> None:
         self._logger: Any = targets.build(target, allow, object, key=f"{key}._target_")

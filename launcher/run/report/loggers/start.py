@@ -1,4 +1,4 @@
-"""The loggers that a request asks for: what each is told, and which packages they lack."""
+"""Starts the loggers of a request, and checks that their packages are installed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from launcher.run.report.loggers.logger_process import LoggerProcess
 PACKAGES = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
-    "mlflow": ("mlflow", "sqlalchemy", "alembic"),  # the last two are what its SQLite files need
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),  # its SQLite files need the last two
     "trackio": ("trackio",),
 }
 NAMED_AFTER_THE_RUN = {"wandb": "project", "mlflow": "experiment", "trackio": "project"}
 
 
 def refused(job: Job) -> Iterator[Problem]:
-    """Those whose packages are not there."""
+    """Problems of loggers whose packages are not installed."""
     for name, packages in PACKAGES.items():
         asked = getattr(job.logger, name)
         remote = name == "mlflow" and asked is not None and asked.tracking_uri is not None
@@ -36,7 +36,7 @@ def refused(job: Job) -> Iterator[Problem]:
 
 
 def begun(job: Job, run: Path, before: int) -> Iterator[LoggerProcess]:
-    """All but TensorBoard; ``before``: how many rows of ``metrics.jsonl`` are of earlier starts."""
+    """Starts all loggers but TensorBoard; ``before``: rows in ``metrics.jsonl`` of earlier starts."""
     told = {
         "parent": os.getpid(),
         "title": f"{job.name}-{run.name}",

@@ -1,4 +1,4 @@
-"""TensorBoard's files, in ``tensorboard/`` of the run folder; needs its package, starts no thread of it."""
+"""Writes TensorBoard files in ``tensorboard/`` of the run folder; starts none of its threads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from launcher.run.report.loggers.metric_names import figures
 
 FOLDER = "tensorboard"
 VERSION = "brain.Event:2"
-"""Of the form of the file, which has to begin with it."""
+"""The version of the file format, with which a file must begin."""
 
 
 class TensorBoard:
-    """Fed with every row of the metrics; ``before``: those of earlier starts, ``texts``: by their names.
+    """Takes every row of the metrics; ``before``: those of earlier starts, ``texts``: by title.
 
-    A file of its own each start. What is told of a step again takes the place of what was told of it and of
-    all later ones.
+    Each start writes a new file. A repeated step replaces its earlier values and those of all later steps.
     """
 
     def __init__(self, run: Path, before: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> None:
@@ -63,7 +62,7 @@ class TensorBoard:
         self._event(step=0, summary=text_pb(title, f"```\n{text}\n```"))
 
     def _again(self, step: int) -> None:
-        """What is there of it and of later steps is passed over by who reads."""
+        """Tells readers to skip earlier values of this step and later ones."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._event(step=step, session_log=SessionLog(status=SessionLog.START))

@@ -1,4 +1,4 @@
-"""Trackio: its SQLite files in ``loggers/trackio`` of the run folder, or a Space of Hugging Face."""
+"""The Trackio logger: SQLite files in ``loggers/trackio`` of the run folder, or a Hugging Face Space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.run.report.loggers.metric_names import figures
 
 
 class TrackioLogger:
-    """``state``: what the run folder keeps of it, the name by which a run that goes on is the same."""
+    """``state``: stored in the run folder; contains the name, with which a resumed run continues."""
 
     def __init__(self, asked: Trackio, title: str, state: dict[str, Any]) -> None:
         self._asked, self._title, self._state = asked, title, state
@@ -19,7 +19,7 @@ class TrackioLogger:
     def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None:
         os.environ["TRACKIO_DIR"] = str(self._asked.dir or folder.resolve() / "loggers" / "trackio")
         for sends in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
-            os.environ.pop(sends, None)  # it is the request that says where metrics go
+            os.environ.pop(sends, None)  # the request decides where metrics go
         import trackio
 
         known = "name" in self._state
@@ -28,10 +28,10 @@ class TrackioLogger:
             project=self._asked.project,
             name=self._state["name"],
             space_id=self._asked.space_id,
-            config=config,  # it keeps that of the last start
+            config=config,  # Trackio keeps that of the last start
             resume="allow" if known else "never",
             embed=False,
-            auto_log_gpu=False,  # of training, not of this process
+            auto_log_gpu=False,  # training's GPU use, not this process's
             auto_log_cpu=False,
         )
         if not known:

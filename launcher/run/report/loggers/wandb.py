@@ -1,4 +1,4 @@
-"""Weights & Biases: files in ``loggers/wandb`` of the run folder, sent by ``wandb sync`` or as it goes."""
+"""The Weights & Biases logger: files in ``loggers/wandb``, sent by ``wandb sync`` or immediately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.run.report.loggers.metric_names import figures
 
 
 class WandbLogger:
-    """``state``: what the run folder keeps of it, the id by which a run that goes on is the same."""
+    """``state``: stored in the run folder; contains the id, with which a resumed run continues."""
 
     def __init__(self, asked: Wandb, title: str, state: dict[str, Any]) -> None:
         self._asked, self._title, self._state = asked, title, state
@@ -32,7 +32,7 @@ class WandbLogger:
             resume="allow",
             dir=str(folder / "loggers"),
             config=None if known else config,
-            # there is no console to take and no training to look at in this process
+            # this process has no console output or training to record
             settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True),
         )
         if not known:

@@ -1,4 +1,4 @@
-"""The process of one logger: rows come by its standard input, news of them go out by another pipe."""
+"""The process of one logger: reads rows from standard input, sends news through another pipe."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from launcher.run.report.loggers.wandb import WandbLogger
 from launcher.runtime.preemption import STOPS
 
 SPARE = 19
-"""Niceness: training comes first."""
+"""The niceness, as training comes first."""
 LOOK_S = 1.0
 EVERY_S = 1.0
 STDIN, CHUNK = 0, 1 << 16
 
 
 class RunLogger(Protocol):
-    """``close``: told how the run ended: done, failed, stopped or killed."""
+    """The interface of a logger; ``close`` gets how the run ended: done, failed, stopped or killed."""
 
     def on_start(self, config: dict[str, Any], plan: str, folder: Path) -> None: ...
 
@@ -43,7 +43,7 @@ class RunLogger(Protocol):
 
 
 class News:
-    """What the launcher is told: nothing more, once it is gone."""
+    """Sends news to the launcher; drops them once the launcher has ended."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -56,7 +56,7 @@ class News:
 
 
 def main() -> None:
-    """Signals that stop the run do not stop it: it goes on until it has all rows."""
+    """Runs the logger. It ignores signals that stop the run, so that it can take all rows."""
     for signum in STOPS:
         signal.signal(signum, signal.SIG_IGN)
     os.nice(SPARE)
@@ -69,7 +69,7 @@ def main() -> None:
     try:
         _serve(begun, lines, news)
         failed = False
-    except (Exception, SystemExit) as error:  # of a package that is not ours, about anything
+    except (Exception, SystemExit) as error:  # a foreign package may raise anything
         news.tell(failed=of_users(error))
     sys.stdout.flush()
     os._exit(failed)  # its threads and hooks have had their time
@@ -81,10 +81,10 @@ def _serve(begun: dict[str, Any], lines: Iterator[bytes], news: News) -> None:
     state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     before = int(begun["before"])
     if state.get("logged") and not before:
-        state = {}  # trained again from its first step: another run
+        state = {}  # trained again from the first step: a new run
     known = bool(state)
 
-    # the logger, with the rows of earlier starts where it has none of this run
+    # a logger that is new to this run first gets the rows of earlier starts
     logger = _built(begun, state)
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     logger.on_start(config, (folder / "plan.txt").read_text(encoding="utf-8"), folder)
@@ -99,10 +99,10 @@ def _serve(begun: dict[str, Any], lines: Iterator[bytes], news: News) -> None:
 
 
 def _lines() -> Iterator[bytes]:
-    """All that have come, at most so often: each waking may take time from training."""
+    """Yields all lines, waking up rarely: each wake-up may take time from training."""
     rest = b""
     pause = select.poll()
-    pause.register(STDIN, 0)  # until nothing more can come
+    pause.register(STDIN, 0)  # wakes up early only at the end of input
     while more := os.read(STDIN, CHUNK):
         *lines, rest = (rest + more).split(b"\n")
         yield from lines
@@ -128,7 +128,7 @@ def _rows(path: Path, count: int) -> Iterator[dict[str, Any]]:
 
 
 def _log(logger: RunLogger, lines: Iterator[bytes], news: News, first: Callable[[], None]) -> str:
-    """All rows that come; returns how the run ended. A row that cannot be taken is told, and left out."""
+    """Logs all rows; returns how the run ended. Reports and skips rows that fail."""
     taken = lost = 0
     for line in lines:
         row = json.loads(line)
@@ -137,7 +137,7 @@ def _log(logger: RunLogger, lines: Iterator[bytes], news: News, first: Callable[
         try:
             logger.log(row)
             taken += 1
-        except (Exception, SystemExit) as error:  # of a package that is not ours, about anything
+        except (Exception, SystemExit) as error:  # a foreign package may raise anything
             lost += 1
             if lost == 1:
                 news.tell(lost=f"step {row['step']}: {of_users(error)}")
@@ -148,7 +148,7 @@ def _log(logger: RunLogger, lines: Iterator[bytes], news: News, first: Callable[
 
 
 def _follow(parent: int, seconds: float) -> None:
-    """Ends this process so long after the one that would have ended it."""
+    """Ends this process ``seconds`` after its parent, which would have ended it."""
     while os.getppid() == parent:
         time.sleep(LOOK_S)
     time.sleep(seconds)

@@ -1,7 +1,7 @@
-"""Draws of a forward that are equal in every layout: a tensor of one shape always gets the same numbers.
+"""Makes the random draws of a forward equal in every layout: they depend only on the tensor's shape.
 
 A layout and one process run the same micro batches through the same modules, but in another order, from other
-random streams, and some of it twice. So the numbers of a draw must come from what the two have in common: its
+random states, and some of it twice. So the values of a draw must come from what the two have in common: its
 shape. A mask is then the same for the same sample and position, wherever it is drawn.
 """
 
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MANY = 10_000
-"""Draws of one shape in a row that no forward makes, unless it draws until it likes what it gets."""
+"""Consecutive draws of one shape that only a forward with rejection sampling makes."""
 
 
 class EqualDraws(TorchDispatchMode):
-    """Enter it around forwards and backwards. ``drew``: whether anything did.
+    """A mode for forwards and backwards. ``drew``: whether anything was drawn.
 
-    Raises ``RuntimeError`` where a forward would draw the same for ever.
+    Raises ``RuntimeError`` if a forward would repeat the same draw forever.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class EqualDraws(TorchDispatchMode):
             return func(*args, **kwargs)
         self.drew = True
 
-        # one that draws until it likes what it gets would never get anything else
+        # rejection sampling would always get the same values
         leaves = list(_leaves((args, kwargs)))
         shape = _shape(leaves)
         self._same = self._same + 1 if shape == self._last else 0
@@ -52,7 +52,7 @@ class EqualDraws(TorchDispatchMode):
             text = f"the forward draws numbers of the shape {shape} {MANY} times in a row"
             raise RuntimeError(f"{text}: until it likes them, so that no two trainings can be compared")
 
-        # the default generators, whatever it was to draw from
+        # use the default generators, whichever was passed
         args, kwargs = _without_generators(args), _without_generators(kwargs)
         device = kwargs.get("device") or next((a.device for a in leaves if isinstance(a, Tensor)), "cpu")
         at = torch.device(device)
@@ -63,7 +63,7 @@ class EqualDraws(TorchDispatchMode):
 
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Attention is among those that may, and does not where nothing is dropped."""
+    """Whether an operator draws; attention may, but does not without dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for n, a in enumerate(func._schema.arguments):
@@ -73,7 +73,7 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _own_streams(device: torch.device) -> bool:
-    """Whether a kind of device has random streams of its own, beside the CPU's."""
+    """Whether a kind of device has its own random state, beside the CPU's."""
     return device.type not in ("cpu", "meta")
 
 
@@ -96,15 +96,15 @@ def _without_generators(value: Any) -> Any:
 
 
 def _shape(leaves: list[Any]) -> str:
-    """That of the first tensor, or what a factory is told."""
+    """The shape of the first tensor, or the integer arguments of a factory function."""
     first = next((tuple(a.shape) for a in leaves if isinstance(a, Tensor)), None)
     return str(first if first is not None else [a for a in leaves if type(a) is int])
 
 
 class ForeignDraws:
-    """The modules of ``model`` that draw from Python's or numpy's random stream, which nothing makes equal.
+    """Finds modules of ``model`` that draw from Python's or numpy's random state, which are not made equal.
 
-    ``foreign`` has their names, and what they draw from.
+    ``foreign`` maps their names to what they draw from.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -114,7 +114,7 @@ class ForeignDraws:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The innermost module that draws is the one that is named."""
+        """Observes forwards in the block; records the innermost module that draws."""
         hooks = []
         for name, module in self._model.named_modules():
             left = lambda m, args, out, name=name: self._left(name)  # noqa: E731
@@ -136,6 +136,6 @@ class ForeignDraws:
 
 
 def _states() -> tuple[Any, Any]:
-    """Of the streams that are not torch's."""
+    """The random states of Python and numpy."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), (kind, bytes(np.asarray(keys)), *rest)

@@ -1,4 +1,4 @@
-"""The model as its author wrote it, built eagerly on the CPU."""
+"""Builds the model as its author wrote it, eagerly on the CPU."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def kept(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients and the optimizer's state."""
+    """The dtype of weights, gradients and optimizer state."""
     return KEPT.get(precision, torch.float32)
 
 
 def construct(job: Job, seed: int) -> nn.Module:
     """``Model()`` after ``torch.manual_seed(seed)``, in training mode.
 
-    Leaves all random streams as they were.
+    Restores all random states.
     """
     default = torch.get_default_dtype()
     with _streams():
@@ -36,7 +36,7 @@ def construct(job: Job, seed: int) -> nn.Module:
         torch.set_default_dtype(kept(job.train.precision))
         try:
             model = build_model(job.model, job.security.allow)
-            model.train()  # whatever its maker left
+            model.train()  # whatever mode its constructor left it in
             return model
         finally:
             torch.set_default_dtype(default)
@@ -54,7 +54,7 @@ def _streams() -> Iterator[None]:
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter, buffer and tensor that a module keeps as a plain attribute, by its first name."""
+    """Every parameter, buffer and tensor in a plain attribute of a module, by its first name."""
     found: dict[str, Tensor] = dict(model.named_parameters())
     found |= dict(model.named_buffers())
     for path, module in model.named_modules():
@@ -74,7 +74,7 @@ def names(model: nn.Module) -> list[frozenset[str]]:
 
 
 def persistent(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that a checkpoint keeps, by first name."""
+    """The buffers that a checkpoint contains, by first name."""
     lost = {
         id(b) for m in model.modules() for n, b in m._buffers.items() if n in m._non_persistent_buffers_set
     }  # fmt: skip
@@ -83,7 +83,7 @@ def persistent(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def put(model: nn.Module, numbers: Mapping[str, Tensor], device: torch.device) -> nn.Module:
-    """``model`` on ``device`` with these ``numbers``, by any name of a tensor."""
+    """Moves ``model`` to ``device`` and sets the tensors named in ``numbers``, by any of their names."""
     move(model, device)
     for path, module in model.named_modules():
         for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items()):
@@ -94,10 +94,10 @@ def put(model: nn.Module, numbers: Mapping[str, Tensor], device: torch.device) -
 
 
 def move(model: nn.Module, device: torch.device) -> None:
-    """Put every tensor of ``model`` on ``device``; what several names shared they share there too.
+    """Moves every tensor of ``model`` to ``device``; keeps tensors shared between names shared.
 
-    ``Module.to`` makes a new parameter for each name, where a tensor of the device cannot take the place of
-    the CPU's, and a new buffer always.
+    ``Module.to`` makes a new parameter for each name, if a tensor on the device cannot replace the one on the
+    CPU, and always a new buffer.
     """
     before: dict[int, Tensor] = {}
     places: dict[int, list[tuple[dict[str, Any], str]]] = {}
@@ -106,7 +106,7 @@ def move(model: nn.Module, device: torch.device) -> None:
         for held in kinds:
             for name, value in held.items():
                 if isinstance(value, Tensor):
-                    before[id(value)] = value  # alive, so that no other has its id
+                    before[id(value)] = value  # kept alive, so that no other has its id
                     places.setdefault(id(value), []).append((held, name))
 
     model.to(device)
@@ -119,7 +119,7 @@ def move(model: nn.Module, device: torch.device) -> None:
 
 
 def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
-    """``plain`` as a run may keep it: what never learns in half precision, where ``made`` is, and runs so."""
+    """``plain`` as a run may keep it: frozen parameters in half precision if those in ``made`` are."""
     low = LOW.get(precision)
     frozen = {n for n, t in plain.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
     half = {n for n in frozen if low is not None and n in made and made[n].dtype == low}
@@ -127,15 +127,15 @@ def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: 
 
 
 def another(model: nn.Module) -> nn.Module:
-    """A copy with buffers and everything else of its own; the parameters that learn are those of ``model``.
+    """A copy of ``model`` that shares only its trainable parameters.
 
-    A frozen one the forward may change, a teacher's say: on every rank once.
+    The forward may change a frozen one, such as a teacher's, once on every rank.
     """
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if p.requires_grad})
 
 
 def share(model: nn.Module, weights: nn.Module) -> nn.Module:
-    """``model`` with the parameters of ``weights`` that learn for its own."""
+    """``model`` with the trainable parameters of ``weights``."""
     for path, module in weights.named_modules():
         for name, p in module._parameters.items():
             if p is None or not p.requires_grad:
@@ -145,9 +145,9 @@ def share(model: nn.Module, weights: nn.Module) -> nn.Module:
 
 
 def computing(model: nn.Module, precision: str) -> Callable[..., Any]:
-    """``model``; in half precision with weights that are cast anew for every call.
+    """A function that runs ``model``; in half precision it casts the weights in every call.
 
-    What stands beside a running statistic stays as wide as that.
+    Parameters of modules with running statistics are not cast.
     """
     if precision not in LOW:
         return model
@@ -165,7 +165,7 @@ def computing(model: nn.Module, precision: str) -> Callable[..., Any]:
 
 
 def persistent_of(module: nn.Module) -> list[Tensor]:
-    """The buffers of ``module`` itself that a checkpoint keeps."""
+    """The buffers of ``module`` itself that a checkpoint contains."""
     return [
         b for n, b in module._buffers.items() if b is not None and n not in module._non_persistent_buffers_set
     ]

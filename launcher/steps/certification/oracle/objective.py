@@ -1,4 +1,4 @@
-"""The loss written a second time, from what is published of each; that of the user is called as it is."""
+"""Independent implementations of the losses from their publications; calls the user's loss as it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Objective:
-    """``summed`` over a whole batch, divided by what is ``counted`` of it, is the loss."""
+    """The loss is ``summed`` over a full batch, divided by what is ``counted`` in it."""
 
     def __init__(self, settings: Loss, allow: tuple[str, ...]) -> None:
         self._settings = settings
@@ -32,7 +32,7 @@ class Objective:
         return target.numel()
 
     def summed(self, output: Any, target: Tensor) -> Tensor:
-        """Half-precision outputs are widened first."""
+        """The loss summed over all targets; half-precision outputs are widened first."""
         if not isinstance(output, Tensor):
             several: Tensor = self._of_several(output, target)
             return several
@@ -51,7 +51,7 @@ class Objective:
         return -(target * logs + (1 - target) * others).sum()
 
     def _of_several(self, output: Any, target: Tensor) -> Any:
-        """A dict or a tuple, as the model has returned it; targets are as wide as its first numbers."""
+        """The user's loss of a dict or tuple, as the model returns it; targets take its first float dtype."""
         pairs = output.items() if isinstance(output, dict) else enumerate(output)
         wide = {key: t.float() if t.dtype in HALF else t for key, t in pairs}
         numbers = [t for t in wide.values() if t.is_floating_point()]
@@ -60,8 +60,8 @@ class Objective:
 
 
 def _of_classes(settings: CrossEntropy, output: Tensor, target: Tensor) -> Tensor:
-    """With label smoothing as of arXiv 1512.00567, and a z-loss as of arXiv 2204.02311."""
-    if target.shape != output.shape[:-1]:  # as of images: classes come before the positions
+    """Cross entropy with label smoothing as in arXiv 1512.00567, and a z-loss as in arXiv 2204.02311."""
+    if target.shape != output.shape[:-1]:  # as for images: classes come before the positions
         output = output.movedim(1, -1)
     counts = target != settings.ignore_index
     logits, classes = output[counts], target[counts].long()

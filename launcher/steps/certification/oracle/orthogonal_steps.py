@@ -1,4 +1,4 @@
-"""Muon and the AdamW beside it, from their papers, on whole tensors one after the other."""
+"""Muon and its AdamW, implemented from their papers on full tensors, one after the other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from launcher.job.schema.optimizers import Muon
 
 
 def apart(model: nn.Module) -> frozenset[nn.Parameter]:
-    """What AdamW updates though it is a matrix: tables of embeddings, and the head.
+    """Matrices that AdamW updates: embedding tables, and the head.
 
-    That is the last linear module which no list or dictionary of modules contains.
+    The head is the last linear module outside of any list or dictionary of modules.
     """
     out: set[nn.Parameter] = set()
     head: nn.Linear | None = None
@@ -29,7 +29,7 @@ def apart(model: nn.Module) -> frozenset[nn.Parameter]:
 
 
 class OrthogonalSteps(torch.optim.Optimizer):
-    """Groups with ``betas`` are AdamW's. ``low``: whether the iteration is in bfloat16, as torch's is."""
+    """Groups with ``betas`` use AdamW. ``low``: whether the iteration runs in bfloat16, as in torch."""
 
     def __init__(self, groups: list[dict[str, Any]], settings: Muon, low: bool) -> None:
         super().__init__(groups, {"lr": settings.lr})
@@ -45,7 +45,7 @@ class OrthogonalSteps(torch.optim.Optimizer):
                     self._muon(theta, theta.grad, group)
 
     def _muon(self, theta: Tensor, g: Tensor, group: dict[str, Any]) -> None:
-        """Arithmetic of means as torch has it: a bfloat16 would show another rounding."""
+        """Computes means with torch's arithmetic: bfloat16 would show a different rounding."""
         mu = group["momentum"]
         mean = torch.lerp(self.state[theta].get("mean", torch.zeros_like(g)), g, 1 - mu)
         self.state[theta]["mean"] = mean
@@ -59,7 +59,7 @@ class OrthogonalSteps(torch.optim.Optimizer):
         theta.copy_(theta - group["lr"] * group["weight_decay"] * theta - group["lr"] * size * o)
 
     def _orthogonal(self, x: Tensor) -> Tensor:
-        """A polynomial of the singular values, odd and of degree 5, again and again."""
+        """Applies an odd polynomial of degree 5 to the singular values, repeatedly."""
         if x.shape[0] > x.shape[1]:
             return self._orthogonal(x.T).T
         a, b, c = self._settings.ns_coefficients

@@ -1,4 +1,4 @@
-"""What every layout promises of order, loss, learning rate and optimizer, written a second time."""
+"""Independent implementations of what layouts must preserve: sample order, learning rate, optimizer."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Indices = npt.NDArray[np.int64]
 
 
 def order(seed: int, step: int, batch: int, n: int) -> Indices:
-    """Samples, of ``n``, of optimizer step ``step`` (from 0).
+    """Indices, out of ``n`` samples, of optimizer step ``step`` (from 0).
 
-    Epoch follows epoch without a gap. One is the samples sorted by the raw output of a Philox generator whose
-    seed sequence is that of ``seed``, spawned by the number of the epoch.
+    Epochs follow each other without a gap. An epoch is the samples sorted by the raw output of a Philox
+    generator whose seed sequence is that of ``seed``, spawned by the number of the epoch.
     """
     places = range(step * batch, (step + 1) * batch)
     return np.array([_epoch(seed, place // n, n)[place % n] for place in places], dtype=np.int64)
 
 
 def asked(reading: str, seed: int, step: int, batch: int, n: int) -> Indices:
-    """What a data set is asked for: in epochs, sample ``i`` of epoch ``e`` is ``e * n + i``."""
+    """The indices passed to a data set: in epochs, sample ``i`` of epoch ``e`` is ``e * n + i``."""
     places = [*range(step * batch, (step + 1) * batch)]
     if reading == "in order":
         return np.array(places, dtype=np.int64)
@@ -48,7 +48,7 @@ def _epoch(seed: int, epoch: int, n: int) -> Indices:
 
 
 def shares(schedule: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:
-    """Of the learning rate, in each optimizer step (from 0) of ``total``; the user's class says its own."""
+    """Factors of the learning rate by step (from 0), out of ``total``; a user's class supplies its own."""
     if not isinstance(schedule, Target):
         return lambda step: share(schedule, step, total)
     made: Callable[[int], float] = build(schedule, allow, Callable, key="schedule._target_")  # type: ignore[arg-type]
@@ -56,10 +56,10 @@ def shares(schedule: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[
 
 
 def share(schedule: NamedSchedule, step: int, total: int) -> float:
-    """Of the learning rate, in optimizer step ``step`` (from 0) of ``total``.
+    """The factor of the learning rate in optimizer step ``step`` (from 0) of ``total``.
 
-    Even steps up to 1 while warming up, the last of them at 1; then from 1 to ``final``, which the last step
-    has, or would have were it not the first of the next period.
+    It rises in equal steps to 1 during warmup, which ends at 1. Then it goes from 1 to ``final``, which the
+    last step has, or would have if it were not the first of the next period.
     """
     if step + 1 <= schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
@@ -77,7 +77,7 @@ def share(schedule: NamedSchedule, step: int, total: int) -> float:
 
 
 def _plateau(schedule: WSD, step: int, total: int) -> float:
-    """1 until the last steps, through which it falls to 0; they are no more than those after warming up."""
+    """1 until the last steps, in which it falls to 0; these are at most the steps after warmup."""
     asked = schedule.decay_steps
     falling = round(total * schedule.decay_share) if asked is None else asked
     falling = min(falling, total - schedule.warmup_steps)
@@ -89,7 +89,7 @@ def _plateau(schedule: WSD, step: int, total: int) -> float:
 
 
 def _teeth(schedule: CosineRestarts, step: int) -> float:
-    """Half a cosine from each restart to the next; ``step`` counts from the end of warming up."""
+    """Half a cosine from each restart to the next; ``step`` counts from the end of the warmup."""
     start, length = 0, schedule.period_steps
     while start + length <= step:
         start, length = start + length, length * schedule.period_multiplier
@@ -97,7 +97,7 @@ def _teeth(schedule: CosineRestarts, step: int) -> float:
 
 
 Named = list[tuple[tuple[str, ...], nn.Parameter]]
-"""Each tensor under all of its names."""
+"""Each tensor with all of its names."""
 
 
 def optimizer(
@@ -107,10 +107,11 @@ def optimizer(
     apart: Container[nn.Parameter] = (),
     low: bool = False,
 ) -> torch.optim.Optimizer:
-    """torch's own class, one below, or the user's. Weights decay; gains, biases and other vectors do not.
+    """torch's own class, one of those below, or the user's.
 
-    Unless ``groups`` says otherwise: each tensor is a group of its own. ``apart``: matrices that are AdamW's
-    where Muon updates the others; ``low``: whether forwards are in half precision.
+    Weights decay; gains, biases and other vectors do not, unless ``groups`` says otherwise. Each tensor is a
+    group of its own. ``apart``: matrices that AdamW updates when Muon updates the others; ``low``: whether
+    forwards run in half precision.
     """
     if isinstance(settings, Target):
         plain = [p for _, p in params]
@@ -135,9 +136,9 @@ def _of_its_own(
     p: nn.Parameter,
     apart: Container[nn.Parameter],
 ) -> dict[str, Any]:
-    """What is said of ``p`` by the key that fits one of its names, or a part of it from the left, best.
+    """The settings of ``p`` from the best key that matches one of its names, or a prefix of one.
 
-    A key without wildcards before one with, then more dots before fewer, then the last one.
+    Keys without wildcards precede those with, then keys with more dots, then later ones.
     """
     own: dict[str, Any] = {"weight_decay": settings.weight_decay if p.dim() > 1 else 0.0}
     best = (False, -1, -1)
@@ -166,7 +167,7 @@ def _fits(key: str, name: str) -> bool:
 
 
 class SignOfMean(torch.optim.Optimizer):
-    """Lion, as its paper has it: algorithm 2 of arXiv 2302.06675."""
+    """Lion from its paper: algorithm 2 of arXiv 2302.06675."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

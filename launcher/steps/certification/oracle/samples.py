@@ -1,4 +1,4 @@
-"""Views of a data set that make a batch unusual: a few samples, over and over, or an end within a batch."""
+"""Views of a data set that make unusual batches: a few samples repeated, or an end within a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class Samples(Protocol):
-    """What a data set offers."""
+    """The interface of a data set."""
 
     def __len__(self) -> int: ...
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]: ...
@@ -22,7 +22,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Alike:
-    """Every position of a sample is its first: routing by position or token sends all of it the same way."""
+    """Replaces all positions of a sample by its first: routing by position or token treats them alike."""
 
     of: Samples
 
@@ -41,7 +41,7 @@ class Alike:
 
 @dataclass(frozen=True)
 class First:
-    """The first ``n`` samples, or as many as there are."""
+    """The first ``n`` samples, or all if there are fewer."""
 
     of: Samples
     n: int
@@ -58,9 +58,9 @@ class First:
 
 @dataclass(frozen=True)
 class Narrow:
-    """A batch in which each data-parallel rank reads the ``pick``-th of its samples only, over and over.
+    """A batch in which each data-parallel rank repeats the ``pick``-th of its samples.
 
-    ``positions``: and of it the first position only. Ranks that read different samples leave different
+    ``positions``: also repeats the first position of it. Ranks that read different samples leave different
     experts idle.
     """
 
@@ -68,7 +68,7 @@ class Narrow:
     positions: bool
 
     def order(self, indices: Indices, local: int) -> Indices:
-        """``indices`` of the global batch, ``local`` of them a rank's."""
+        """Repeats one sample per rank in ``indices`` of the global batch; each rank has ``local`` of them."""
         places = np.arange(len(indices), dtype=np.int64)
         return np.take(indices, places - places % local + self.pick % local)
 
@@ -77,7 +77,7 @@ class Narrow:
 
 
 def held_out(samples: Samples, batch: int) -> First:
-    """More than one batch, and an end that no multiple of a batch hits, where there are samples enough."""
+    """Samples for more than one batch that end within a batch, if there are enough samples."""
     beyond = batch // 2 + 1 if batch > 3 else max(1, batch // 2)
     n = min(len(samples), batch + beyond)
     if n > 1 and n % batch == 0:

@@ -1,9 +1,8 @@
-"""Whether weights at step 0 could be those of a plain construction, though their random streams are others.
+"""Judges whether weights at step 0 could come from a plain construction with other random states.
 
-What every construction makes alike, a whole tensor or a row of one, must be made alike here too. Of the rest
-some figures are taken: they may lie outside of what several constructions have by a multiple of how far these
-are apart, so nothing is assumed of a distribution. Few constructions and a wide margin come first; a
-suspicion is settled with many.
+Tensors, or rows of a tensor, that every construction makes equal must be equal here too. For the others some
+figures are computed: they may exceed the range of several constructions by a multiple of that range, so no
+distribution is assumed. Few constructions and a wide margin come first; a suspicion is settled with many.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from torch import Tensor
 
 FEW, MANY = 4, 24
 WIDE, NARROW = 3.0, 2.0
-"""How many ranges of the constructions' figures a figure may lie outside of them."""
+"""How many ranges a figure may lie outside the range of the constructions' figures."""
 ROUNDINGS = 16
 CHANCE = 0.01
-"""More numbers that are the same in two constructions are no continuous draw: rows may agree by chance."""
+"""A larger share of equal values in two constructions is no continuous draw: rows may agree by chance."""
 NONE = 1e-300
 FIGURES = ("standard deviation", "largest number", "mean", "share of zeros")
 
@@ -28,12 +27,12 @@ Figures = tuple[float, ...]
 Numbers = Mapping[str, Tensor]
 
 TRAVEL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Floating dtypes that ranks hand each other as they are."""
+"""Floating dtypes that ranks send each other unchanged."""
 
 
 @dataclass
 class Seen:
-    """What constructions so far made of a tensor: rows that are ``alike``, the ``others``' equal numbers."""
+    """What constructions made of a tensor: rows that are ``alike``; the most equal values in ``others``."""
 
     first: Tensor
     alike: Tensor
@@ -48,14 +47,14 @@ class Seen:
         self.figures.append(figures(_wide(t)))
 
     def complaint(self, made: Tensor, ranges: float) -> str:
-        """Why ``made`` is none of these; "" if it may be."""
-        # it may have come from the ranks in a wider dtype
+        """Why ``made`` does not fit the constructions; "" if it may."""
+        # ranks may have sent it in a wider dtype
         if self.first.dtype not in TRAVEL:
             narrow = made.to(self.first.dtype)
             if narrow.to(made.dtype).equal(made):
                 made = narrow
 
-        # what needs no statistics: its kind, its finiteness, what is alike in every construction
+        # checks without statistics: dtype and shape, finiteness, values that are alike in all constructions
         if made.shape != self.first.shape or made.dtype != self.first.dtype:
             return f"is {_kind(made)}, in a plain construction {_kind(self.first)}"
         if not torch.isfinite(_wide(made)).all() and torch.isfinite(_wide(self.first)).all():
@@ -67,7 +66,7 @@ class Seen:
         if self.alike.all() or not torch.isfinite(_wide(self.first)).all():
             return ""
 
-        # what is drawn: no figure far from those of the plain constructions
+        # random values: no figure may be far from those of the plain constructions
         found = figures(_wide(made))
         for i, name in enumerate(FIGURES):
             lo, hi = min(f[i] for f in self.figures), max(f[i] for f in self.figures)
@@ -79,7 +78,7 @@ class Seen:
 
 
 def complaints(plain: Numbers, construct: Callable[[int], Numbers], made: Numbers) -> dict[str, str]:
-    """Why each tensor of ``made`` is unlike a plain construction's, if it is; ``construct(n)`` is another."""
+    """Why tensors of ``made`` do not fit plain constructions; ``construct(n)`` makes another one."""
     seen = {
         name: Seen(t, torch.ones(_rows(t), dtype=torch.bool)) for name, t in plain.items() if name in made
     }
@@ -109,7 +108,7 @@ def _wrong(seen: Mapping[str, Seen], made: Numbers, ranges: float) -> Iterator[t
 
 @torch.no_grad()
 def figures(t: Tensor) -> Figures:
-    """Logarithms of the standard deviation and of the largest size, mean, share of zeros."""
+    """The logarithms of the standard deviation and the largest size, then the mean and the share of zeros."""
     if not t.numel():
         return (0.0,) * len(FIGURES)
     flat = (torch.view_as_real(t) if t.is_complex() else t).double().flatten()
@@ -123,7 +122,7 @@ def figures(t: Tensor) -> Figures:
 
 
 def _least(figure: int, t: Tensor, found: list[Figures]) -> float:
-    """Never too far: constructions may agree on a figure to the last bit, or have no zero by chance."""
+    """A tolerance: constructions may agree on a figure to the last bit, or have no zero by chance."""
     size = max(abs(f[2]) for f in found) + max(exp(f[0]) for f in found)
     return (1e-3, 1e-3, 1e-3 * size, 10 / max(t.numel(), 1))[figure]
 
@@ -147,12 +146,12 @@ def _rows(t: Tensor) -> int:
 
 
 def _wide(t: Tensor) -> Tensor:
-    """Numbers of eight bits have no arithmetic of their own."""
+    """Widens 8-bit floats, which have no arithmetic."""
     return t.float() if t.is_floating_point() and t.itemsize == 1 else t
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:
-    """Which numbers are equal up to a few roundings, a row a line; what has no rows is one."""
+    """Which values are equal up to a few roundings, one row per row of the tensor."""
     eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
     a, b = _wide(a), _wide(b)
     same = a == b

@@ -1,4 +1,4 @@
-"""Optimizer steps of one process: plain torch, micro batch after micro batch."""
+"""The optimizer steps of one process: plain torch, one micro batch after the other."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from launcher.steps.certification.oracle.objective import Objective
 from launcher.steps.certification.oracle.samples import Narrow, Samples
 
 FAR = 8.0
-"""How many times larger gradients may get before they overflow."""
+"""How many times larger gradients must be able to get before they overflow."""
 PATIENCE = 8
-"""How many ways to leave experts idle are tried."""
+"""How many samples are tried to leave experts idle."""
 
 Prepare = Callable[[nn.Module], None]
-"""What is done to every model that is built."""
+"""What is done to every constructed model."""
 
 Numbers = dict[str, Tensor]
 Batch = tuple[tuple[Tensor, ...], Tensor]
-"""Inputs and targets."""
+"""The inputs and the targets."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How the batch is cut, in numbers: data-parallel ranks, and micro batches of each.
+    """How the batch is divided: the numbers of data-parallel ranks, and of micro batches per rank.
 
-    ``times``: how often its settings make a gradient count.
+    ``times``: the factor by which the settings multiply gradients.
     """
 
     batch: int
@@ -62,10 +62,10 @@ class Outcome:
 
 
 class Training:
-    """``numbers``: weights, buffers and other tensors to begin with.
+    """The reference training; ``numbers``: the initial weights, buffers and other tensors.
 
-    Each data-parallel rank has its own buffers, and those of a checkpoint are the first one's after each
-    step: that is what DistributedDataParallel does.
+    Each data-parallel rank has its own buffers; after each step the first rank's are those of a checkpoint,
+    as in DistributedDataParallel.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Training:
         self._averages = _kept({n: p for n, p in self.named.items() if p.requires_grad})
 
     def _begin(self, numbers: Mapping[str, Tensor]) -> None:
-        """A model a data-parallel rank, and a spare one for trials; their weights are the same tensors."""
+        """Constructs a model per data-parallel rank, and a spare one for trials; they share their weights."""
         model = models.put(models.construct(self.job, self.job.seed), numbers, self.device)
         self._prepare(model)
         self._at_start = _kept(models.state(model))
@@ -99,7 +99,7 @@ class Training:
         self.named = dict(model.named_parameters())
 
     def _another(self, model: nn.Module) -> nn.Module:
-        """Built anew where it cannot be copied."""
+        """A copy of ``model``, or a new construction if it cannot be copied."""
         try:
             return models.another(model)
         except (RuntimeError, TypeError):
@@ -135,11 +135,11 @@ class Training:
         return tuple(map(moved, xs))
 
     def _targets(self, y: Tensor) -> Tensor:
-        """Numbers to compare with are as wide as weights."""
+        """The targets on the device; floating targets get the dtype of the weights."""
         return y.to(self.device, models.kept(self._precision) if y.is_floating_point() else y.dtype)
 
     def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
-        """Loss and gradients of a step; backward works on ``scale`` times the loss."""
+        """Loss and gradients of a step; the backward uses ``scale`` times the loss."""
         before = [_kept(models.state(m), but=self.named) for m in self.models[:2]]
         found = self._backward(self.models, batch, clip, scale)
         first = models.persistent(self.models[0])
@@ -151,21 +151,21 @@ class Training:
     def _backward(
         self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float
     ) -> Outcome:
-        # every rank's part of the batch; buffers are those of the first
+        # each rank's part of the batch; keep the first rank's buffers
         self.optimizer.zero_grad(set_to_none=True)
         total, counted, buffers = 0.0, self.objective.counted(batch[1]), Numbers()
         for rank, model in enumerate(ranks):
             total += self._accumulate(model, self._part(batch, rank), counted, scale * self.cut.times)
             buffers = buffers if rank else _kept(models.persistent(model))
 
-        # gradients as they are without loss scaling, clipped by their norm
+        # undo loss scaling, then clip by the norm
         grads = {n: p.grad for n, p in self.named.items() if p.grad is not None}
         for g in grads.values():
             g.div_(scale)
         squares = [g.abs().double().square().sum() for g in grads.values()]
         norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
         if clip is not None:
-            # of the norm in fp64: clip_grad_norm_'s, of a million numbers in fp32, has five right digits
+            # by the fp64 norm: that of clip_grad_norm_, of a million values in fp32, has five correct digits
             nn.utils.clip_grads_with_norm_(self.named.values(), clip, norm)
         return Outcome(total, norm.item(), _kept(grads), buffers)
 
@@ -174,7 +174,7 @@ class Training:
         return [t[rank * self.cut.local : (rank + 1) * self.cut.local] for t in (*xs, y)]
 
     def _accumulate(self, model: nn.Module, part: list[Tensor], counted: float, scale: float) -> float:
-        """Of one data-parallel rank: micro batch after micro batch."""
+        """Accumulates the gradients of one data-parallel rank, one micro batch after the other."""
         run, total = models.computing(model, self._precision), 0.0
         for *xs, y in zip(*(t.chunk(self.cut.micros) for t in part), strict=True):
             with EqualDraws():
@@ -184,16 +184,16 @@ class Training:
         return total
 
     def _each(self, buffers: list[Numbers]) -> Iterator[nn.Module]:
-        """The spare model with the buffers of each rank in turn."""
+        """Yields the spare model with the buffers of each rank in turn."""
         for own in buffers:
             _put(models.state(self._spare), own)
             yield self._spare
 
     def update(self, step: int, grads: Mapping[str, Tensor]) -> Numbers:
-        """The weights after an optimizer step with these gradients, which may be a rounding off its own.
+        """The weights after an optimizer step with these gradients.
 
-        An optimizer that divides by a gradient's size blows a rounding up: given the same
-        gradients, two are equal.
+        They may differ from its own gradients by rounding. An optimizer that divides by a gradient's size
+        amplifies rounding differences; given the same gradients, two optimizers agree.
         """
         for name, p in self.named.items():
             if p.requires_grad:
@@ -206,7 +206,7 @@ class Training:
         return _kept(self.named)
 
     def average(self, step: int, weights: Mapping[str, Tensor]) -> Numbers:
-        """The moving average behind an optimizer step that has come to these weights."""
+        """The moving average after an optimizer step that resulted in these weights."""
         ema = self.job.train.ema
         if ema is None:
             return {}
@@ -219,13 +219,13 @@ class Training:
         return self._shares(step)
 
     def rate(self, step: int) -> float:
-        """The learning rate of ``optim.lr``; of a user's class, that of its first group."""
+        """The learning rate of ``optim.lr``; for a user's class that of its first group."""
         optim = self.job.optim
         rate = self._rates[0] if isinstance(optim, Target) else optim.lr
         return float(rate or 0.0) * self.rate_share(step)
 
     def again(self) -> Numbers:
-        """Saved and loaded as plain torch does it: what no checkpoint keeps is as it was at step 0."""
+        """Saves and loads with plain torch: tensors that no checkpoint contains are as at step 0."""
         states = {n: t for n, t in _kept(models.state(self.models[0])).items() if n in self._saved()}
         optimizer = self.optimizer.state_dict()
         self._begin(self._at_start | states)
@@ -237,7 +237,7 @@ class Training:
         return {*self.named, *models.persistent(self.models[0])}
 
     def validate_average(self, samples: Callable[[Samples], Samples]) -> float:
-        """``validate``, with the moving average for weights."""
+        """``validate`` with the moving average as weights."""
         weights = _kept({name: self.named[name] for name in self._averages})
         _put(self.named, self._averages)
         try:
@@ -247,7 +247,7 @@ class Training:
 
     @torch.no_grad()
     def validate(self, samples: Callable[[Samples], Samples]) -> float:
-        """Mean loss over held-out samples, each counted once; the loss itself is worked out in fp64."""
+        """The mean loss over held-out samples, each counted once; the loss is computed in fp64."""
         held = samples(self._data.val)
         total, count, size = 0.0, 0.0, max(1, self.cut.local // self.cut.micros)
         model = self.models[0]
@@ -263,9 +263,10 @@ class Training:
         return total / count
 
     def statistics(self) -> dict[str, bool]:
-        """Of the last step: buffers that each rank made of its own samples, and whether its loss reads them.
+        """Buffers that each rank updated from its own samples in the last step, and whether losses read them.
 
-        The first rank's are kept: a loss that reads them is none of all samples, as in one process.
+        Only the first rank's are kept. A loss that reads them does not depend on all samples, as it would in
+        one process.
         """
         before, after, batch = self._own
         if len(after) < 2:
@@ -285,9 +286,9 @@ class Training:
         return {n: loss(before[1] | {n: after[0][n]}) != own for n in by_data}
 
     def draws(self) -> tuple[bool, dict[str, str]]:
-        """Whether a forward draws random numbers, in training or evaluation mode, and who draws elsewhere.
+        """Whether a forward draws random numbers, in either mode, and modules that draw from other sources.
 
-        By what it does with the first batch, which leaves nothing behind.
+        It tries the first batch, without lasting effects.
         """
         batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
         foreign = ForeignDraws(self._spare)
@@ -301,10 +302,10 @@ class Training:
         return seen.drew, foreign.foreign
 
     def narrow(self, step: int) -> Narrow:
-        """The batch of ``step`` whose data-parallel ranks leave different weights without a gradient, if any.
+        """A batch for ``step`` that leaves different weights without a gradient on each data-parallel rank.
 
-        It needs data that the author never meant: where the loss of it is no number, whole samples are
-        repeated.
+        It needs unusual data: if the loss of it is not finite, full samples are repeated. Some data allow no
+        such batch.
         """
         positions, best = True, None
         for pick in range(min(PATIENCE, self.cut.local)):
@@ -330,7 +331,7 @@ class Training:
         return most
 
     def _idle(self, step: int, narrow: Narrow) -> list[frozenset[str]] | None:
-        """Names without a gradient on each data-parallel rank; ``None`` when there is no finite loss."""
+        """Names without a gradient on each data-parallel rank; ``None`` if there is no finite loss."""
         found = []
         try:
             batch = self.batch(step, narrow)
@@ -344,7 +345,7 @@ class Training:
                     return None
                 without = (n for n, p in self.named.items() if p.requires_grad and p.grad is None)
                 found.append(frozenset(without))
-        except Exception:  # the model's own, about data that is odd
+        except Exception:  # the model's own, as the data is unusual
             return None
         finally:
             self.optimizer.zero_grad(set_to_none=True)
@@ -353,7 +354,7 @@ class Training:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """As every loop does before and after a validation."""
+    """Sets evaluation mode for the block."""
     model.eval()
     try:
         yield
@@ -373,7 +374,7 @@ def _kept(tensors: Mapping[str, Tensor], but: Mapping[str, Tensor] | None = None
 
 
 def _double(output: Any) -> Any:
-    """Of a tensor, or of those that are in a tuple or a dict."""
+    """Converts a tensor, or the tensors in a tuple or a dict, to float64."""
     if isinstance(output, Tensor):
         return output.double() if output.is_floating_point() else output
     if isinstance(output, dict):
