@@ -26,7 +26,7 @@ REFUSED = {
         SHARDED,
         (
             "model: b: its forward puts a hook on a tensor, which uses weights in the "
-            "backward, before level3 has gathered them again for it (try: "
+            "backward, before level3 has gathered them again (try: "
             "parallel.hsdp.optimizer_level=level2)"
         ),
     ),

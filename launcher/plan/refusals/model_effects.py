@@ -419,7 +419,7 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         if found:
             who = listed([m or "the model" for m in found])
             text = f"{who}: its forward puts a hook on a tensor, which uses"
-            text += " weights in the backward, before level3 has gathered them again for it"
+            text += " weights in the backward, before level3 has gathered them again"
             yield Problem(KEY, text, "parallel.hsdp.optimizer_level=level2")
         found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if found:
