@@ -59,7 +59,8 @@ def test_it_trains_two_steps_and_does_the_rest(recipe, tmp_path, capsys):
     said = status(run)
     assert (said["status"], said["steps"], said["overrides"]) == ("done", list(job.steps), words)
     n = len(list((run / "logs").glob("rank*.log")))
-    assert sorted(p.name for p in (run / "logs").iterdir()) == [f"rank{k}.log" for k in range(n)]
+    ranks = [f"rank{k}.log" for k in range(n)]
+    assert sorted(p.name for p in (run / "logs").iterdir()) == ["console.log", *ranks]
     check_files(run, n)
     check_metrics(run, n, "tokens_per_s" if job.data.name in ("text", "random_tokens", "chat") else "samples_per_s")
     check_steps(run, list(job.steps), said["metrics"])
