@@ -102,8 +102,8 @@ STRATEGIES = {
         "*: flatten: in[0]: [x, null]: 2 dims, and the tensor is [32, 1, 28, 28]",
     ),
     "too many tensors": (
-        f"{OPS}.layer1={{{XY},in:[[x,y],[null,y],[null],[x]]}}",
-        "layer1: in: [[x, y], [null, y], [null], [x]]: 4 tensors, and linear takes [32, 784], [512, 784], [512]",
+        f"{OPS}.layer2={{{XY},in:[[x,y],[null,y],[null],[x]]}}",
+        "layer2: in: [[x, y], [null, y], [null], [x]]: 4 tensors, and linear takes [32, 512], [512, 512], [512]",
     ),
     "too many dims": (
         f"{OPS}.layer1={{{XY},in:[[x,y,null]]}}",
@@ -121,8 +121,8 @@ STRATEGIES = {
     "no strategy": (f"{OPS}={{layer1:3}}", "layer1: 3: not a strategy such as {in: [[2, 4], [4, 1]]}"),
     "no field of a strategy": (f"{OPS}.layer1=3", "layer1: 3: not a strategy such as {in: [[2, 4], [4, 1]]}"),
     "unknown key": (
-        f"{OPS}.layer1={{in:[[2,4]],wait:[1,1]}}",
-        "layer1: wait: no such key; there are in, out, input, output, makes, matrix, axes, weight, bias",
+        f"{OPS}.layer2={{in:[[2,4]],wait:[1,1]}}",
+        "layer2: wait: no such key; there are in, out, input, output, makes, matrix, axes, weight, bias",
     ),
     "dim that cannot be cut": (
         f"{OPS}.flatten={{in:[[2,1,1,2]]}}",
