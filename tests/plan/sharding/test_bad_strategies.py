@@ -121,8 +121,8 @@ STRATEGIES = {
     "no strategy": (f"{OPS}={{layer1:3}}", "layer1: 3: not a strategy such as {in: [[2, 4], [4, 1]]}"),
     "no field of a strategy": (f"{OPS}.layer1=3", "layer1: 3: not a strategy such as {in: [[2, 4], [4, 1]]}"),
     "unknown key": (
-        f"{OPS}.layer2={{in:[[2,4]],wait:[1,1]}}",
-        "layer2: wait: no such key; there are in, out, input, output, makes, matrix, axes, weight, bias",
+        f"{OPS}.layer1={{in:[[2,4]],wait:[1,1]}}",
+        "layer1: wait: no such key; there are in, out, input, output, makes, matrix, axes, weight",
     ),
     "dim that cannot be cut": (
         f"{OPS}.flatten={{in:[[2,1,1,2]]}}",
