@@ -65,6 +65,7 @@ PARTS = {
         ("launcher/plan/schedule", "launcher/parallel/fsdp", "launcher/runtime/training"),
     ),
     "sweeps": Part(("tests/sweep", "tests/run/test_real_sweep.py"), ("launcher/sweep",)),
+    "trackers": Part(("tests/run/test_trackers.py", "tests/run/test_loggers.py"), ("launcher/run/report/loggers",)),
     "nodes": Part(("tests/nodes",), ("launcher/runtime/cluster", "launcher/run/outer_ranks", "Makefile", ".ci")),
     "slurm": Part(("tests/slurm",), ("launcher/run/cluster_jobs", "launcher/runtime/cluster", "Makefile", ".ci")),
 }
