@@ -200,3 +200,10 @@ def test_the_file_of_switches_is_a_path() -> None:
     assert "a path of this machine: s3:// is not read or written" in problem
     (problem,) = problems("recipe=lm_single", "parallel.transformer_opt={file: 3}")
     assert "file should be the path of a parallel_speed_up.json" in problem
+
+
+@pytest.mark.parametrize("key", ["parallel.comm_fusion", "parallel.hsdp"])
+def test_an_empty_group_closes_what_a_word_leaves_open(key: str) -> None:
+    open_keys = compose(["parallel=auto"]).job.search.over
+    closed = compose(["parallel=auto", f"{key}={{}}"]).job.search.over
+    assert {*open_keys} - {*closed} == {k for k in open_keys if f"{k}.".startswith(f"{key}.")}

@@ -86,7 +86,7 @@ def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Proble
     """
     parts = override.key.split(".")
     above = [".".join(parts[:n]) for n in range(1, len(parts))]
-    if isinstance(override.value, Mapping):
+    if isinstance(override.value, Mapping) and override.value:  # an empty group replaces the word
         above.append(override.key)
     for key in above:
         below = override.key.removeprefix(key).lstrip(".")
@@ -158,7 +158,7 @@ class WordsOfFiles:
             value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
             if key == PARALLEL and value == AUTO:
                 OmegaConf.update(cfg, key, every_axis(), merge=False)
-            elif isinstance(value, DictConfig) and key in self._words:
+            elif isinstance(value, DictConfig) and value and key in self._words:
                 keys = as_keys(key, self._words.pop(key)) or {}
                 OmegaConf.update(cfg, key, OmegaConf.merge(keys, value), merge=False)
             elif value is not None:
