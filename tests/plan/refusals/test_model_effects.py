@@ -189,8 +189,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "one",
         {},
         (
-            "model: middle.turn is a buffer of complex128, a dtype that checkpoints do "
-            "not support; keep it real with a last dim of 2"
+            "model: middle.turn is a buffer of complex128, which checkpoints cannot "
+            "store; keep it real with a last dim of 2"
         ),
     ),
     (
