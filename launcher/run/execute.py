@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from launcher.steps.on_ranks import RankSteps
 
 UNDISTURBED = Path("drill", "undisturbed")
-"""A folder in the run folder for the results of a drill's training without the fault."""
+"""The folder, in that of the run, where a drill keeps its training without the fault."""
 
 SAME_WEIGHTS = ("load", "broadcast", "train", "sync_shared", "save")
 """Steps that the weights depend on, and the one that writes them."""

@@ -92,7 +92,7 @@ plan of small
   batch     1 sample = 1 data-parallel rank x 1 micro batch x 1 sample; 1 step
   data      text: 1 sample in 1 step
   optimizer adamw: lr 0.003, betas [0.9, 0.95], weight_decay 0.1
-  lr        cosine: the training, 1 step, is all warm-up, which takes 20
+  lr        cosine: warm-up takes 20 steps, and the training has only 1
   clipping  a gradient of a norm above 1 is scaled down to it (train.clip_norm)
   schedule  one stage, 1 micro batch a step
   stages    0 on rank 0: the whole model; 8 parameters, 10 FLOP forward a micro batch

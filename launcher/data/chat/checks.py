@@ -45,8 +45,8 @@ def learnt(settings: Chat) -> str:
                 )
             except BadRow:
                 continue
-    except (BadFile, ValueError, OSError):  # the checks of the data report these errors
-        pass
+    except (BadFile, ValueError, OSError):
+        return ""  # the checks of the data report these errors
     return ""
 
 

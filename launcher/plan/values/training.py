@@ -127,7 +127,7 @@ def _learning_rate(job: Job, steps: int) -> str:
         return schedule.target
     warm = schedule.warmup_steps
     if warm >= steps:
-        return f"{schedule.name}: the training, {many(steps, 'step')}, is all warm-up, which takes {warm}"
+        return f"{schedule.name}: warm-up takes {many(warm, 'step')}, and the training has only {steps}"
     first = f"{many(warm, 'step')} of warm-up, then " if warm else ""
     return f"{schedule.name}: {first}{_shape(schedule, steps)}"
 

@@ -1,4 +1,4 @@
-"""Draws a plan as files of the run folder: in seconds if the plan predicts them."""
+"""Writes the pictures of a plan to the run folder. Their time axis is in seconds if the plan predicts them."""
 
 from __future__ import annotations
 
