@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from launcher.__main__ import main
 from launcher.checkpoint.export import read_full
+from launcher.errors import RunError
+from launcher.steps.export import _check_rounding
 
 SMALL = ["recipe=mlp_autoparallel", "train.steps=1", "logger=plain"]
 
@@ -47,3 +50,12 @@ def test_a_checkpoint_of_another_model_is_refused_or_written_without_a_check(
     assert not (tmp_path / "run").exists()
     assert main([*words, "steps.export.check=false"]) == 0
     assert "layer1.weight" in read_full(tmp_path / "run/exports/model.safetensors")
+
+
+def test_a_weight_that_is_not_the_nearest_of_its_dtype_is_named_also_beside_a_nan():
+    trained = {"w": torch.tensor([1.001, float("nan"), 3.0])}
+    written = {"w": trained["w"].bfloat16()}
+    assert _check_rounding(trained, written) == "bfloat16"
+    written["w"][0] = 2.0
+    with pytest.raises(RunError, match="w is not the nearest torch.bfloat16 to what was trained"):
+        _check_rounding(trained, written)

@@ -1,4 +1,4 @@
-"""Writes the pictures of a plan to the run folder. Their time axis is in seconds if the plan predicts them."""
+"""Draws a plan as files in the run folder. Times are in seconds if the plan predicts them."""
 
 from __future__ import annotations
 
