@@ -38,7 +38,7 @@ from tests.test_imports import trees
 from tests.test_surface import documented, keys
 
 AGAIN = "a page is behind: python -m tests.test_readme writes their tables and their output anew"
-ERROR = re.compile(r"(?<=largest error )\S+(?=, allowed)")
+ERROR = re.compile(r"(?<=largest error )\S+(?=, allowed)|(?<=errors up to )\S+|(?<=gradient norm \()\S+(?=\))")
 PRINTED = re.compile(r"^print\(.*\)  # (.+)$", re.MULTILINE)
 SPECIAL = re.compile(r"(?<!\w)_|[<*|]")  # what Markdown would take for its own
 

@@ -16,6 +16,8 @@ from launcher.job.compose import BadRequest, Depth, depth
 from launcher.job.cures.placeholder_values import placeholder
 from launcher.job.cures.placement import pasted, swept, whole_override
 from launcher.job.cures.safety import kept, settings
+from launcher.job.cures.validation_errors import MORE, counted
+from launcher.job.cures.validation_errors import SHOWN as SHOWN_KEYS
 from launcher.job.overrides.grammar import shell
 from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.origins import Origins
@@ -58,9 +60,9 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
     needed, so that an answer comes at once: a misspelt word in a shipped request imports no planner, and a
     request that needs no plan imports no torch.
     """
+    if len(error.problems) > MOST:  # not typed by a person; checking it for each cure would take minutes
+        return _told(_first(error))
     listed = _findings(error, words)
-    if len(listed) > MOST:  # not typed by a person; checking it for each cure would take minutes
-        return _told(replace(one, problem=replace(one.problem, cure="")) for one in listed)
     far = depth(error)
     if far == Depth.COMPOSED and _to_be_weighed(words, listed):
         far = Depth.SETTLED
@@ -105,16 +107,33 @@ def _told(found: Iterable[ListedProblem]) -> BadRequest:
 
 
 def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
-    places = error.origins if isinstance(error, BadRequest) else Origins()
     late = isinstance(error, BadRequest) and error.late
     out = []
     for problem in error.problems:
-        origins = places if isinstance(places, Origins) else places.get(problem, Origins())
+        origins = _origins(error, problem)
         problem = swept(whole_override(problem, origins), origins, words)
         if not kept(problem, origins, late):
             problem = replace(problem, cure="")
         out.append(ListedProblem(problem, origins))
     return _added_up(out)
+
+
+def _first(error: RequestError) -> list[ListedProblem]:
+    """The first problems of ``error``, without cures; one problem stands for the keys behind them."""
+    shown, more = list(error.problems[:SHOWN_KEYS]), error.problems[SHOWN_KEYS:]
+    hidden = [p for p in more if p.key and not p.text.endswith(MORE)]
+    shown += [p for p in more if not p.key or p.text.endswith(MORE)]
+    if len(hidden) > 1:
+        shown.append(counted([p.key for p in hidden]))
+    else:
+        shown += hidden
+    return [ListedProblem(replace(p, cure=""), _origins(error, p)) for p in shown]
+
+
+def _origins(error: RequestError, problem: Problem) -> Origins:
+    """The origins of the request that ``problem`` is about."""
+    places = error.origins if isinstance(error, BadRequest) else Origins()
+    return places if isinstance(places, Origins) else places.get(problem, Origins())
 
 
 def _added_up(listed: list[ListedProblem]) -> list[ListedProblem]:

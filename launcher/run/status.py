@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import dump
@@ -24,6 +27,7 @@ from launcher.runtime import code_versions, folder
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.untrusted.files import read_text
+from launcher.untrusted.links import open_folder
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +36,8 @@ _log = logging.getLogger(__name__)
 class RunStatus:
     """The state of a run, written after every change. ``steps``: the finished ones; ``results``: theirs.
 
-    ``before``: how the previous start ended; ``running`` if it was killed.
+    ``before``: how the previous start ended; ``running`` if it was killed. It writes through a descriptor of
+    ``run``, as another folder may take the place of one that is moved during the run.
     """
 
     run: Path
@@ -42,16 +47,22 @@ class RunStatus:
     began: float = field(default_factory=time.monotonic)
     before: str | None = None
 
+    def __post_init__(self) -> None:
+        self._opened: int | None = None
+        with suppress(FileNotFoundError, NotADirectoryError):  # a request that only looks has no folder yet
+            self._opened = open_folder(self.run)
+            finalize(self, os.close, self._opened).atexit = False  # a forked rank may have closed it
+
     def say(self, status: str, **more: Any) -> None:
         """Writes the status; while the run is running, reserves space for the next one."""
         job = launch_env.job()
         outer = {"job": job} if job else {}
         folder.write_status(
-            self.run, status=status, **more, metrics=self.results, seconds=self.seconds, steps=self.steps,
-            overrides=self.overrides, plan="plan.json", **outer,
+            self.run, self._opened, status=status, **more, metrics=self.results, seconds=self.seconds,
+            steps=self.steps, overrides=self.overrides, plan="plan.json", **outer,
         )  # fmt: skip
         if status == "running":
-            folder.reserve_status(self.run)
+            folder.reserve_status(self.run, self._opened)
 
     def add(self, steps: tuple[str, ...], results: dict[str, Any]) -> None:
         self.steps += steps

@@ -16,7 +16,7 @@ from launcher.checkpoint.tensorfile.disk_space import FULL, Unwritten, told
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.errors import Problem, RequestError, RunError
 from launcher.untrusted.files import TEXT, RefusedFile
-from launcher.untrusted.links import LINK, links, open_below
+from launcher.untrusted.links import LINK, links, open_below, open_folder
 
 _log = logging.getLogger(__name__)
 
@@ -110,26 +110,39 @@ def write_command(run: Path, argv: Sequence[str]) -> None:
             file.write(line)
 
 
-def write_status(run: Path, **fields: Any) -> None:
+def write_status(run: Path, opened: int | None = None, /, **fields: Any) -> None:
     """Replaces ``status.json`` atomically: a reader sees the old or the new one.
 
     Only one process may call it at a time. After ``reserve_status`` there is room for it even on a full disk.
+    ``opened``: a descriptor of ``run``. With it the status follows a folder that was moved, and is not
+    written into another folder that has taken its place.
     """
-    new = run / NEXT_STATUS
     data = (json.dumps(_digested(fields), indent=2) + "\n").encode()
+    with told(run / STATUS, len(data)):
+        at = open_folder(run) if opened is None else os.dup(opened)
     try:
-        with told(run / STATUS, len(data)), open(open_below(run, NEXT_STATUS, _NEW), "wb") as file:
+        with (
+            told(run / STATUS, len(data)),
+            open(open_below(run, NEXT_STATUS, _NEW, opened=at), "wb") as file,
+        ):
             file.write(data)
             file.truncate()
+        os.replace(NEXT_STATUS, STATUS, src_dir_fd=at, dst_dir_fd=at)
     except OSError:
-        new.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(NEXT_STATUS, dir_fd=at)
         raise
-    new.replace(run / STATUS)
+    finally:
+        os.close(at)
 
 
-def reserve_status(run: Path) -> None:
-    """Reserves disk space for the next status, as far as possible: it must be written on a full disk too."""
-    with suppress(OSError), open(open_below(run, NEXT_STATUS, _NEW | os.O_TRUNC), "wb") as file:
+def reserve_status(run: Path, opened: int | None = None) -> None:
+    """Reserves disk space for the next status, as far as possible: it must be written on a full disk too.
+
+    ``opened``: a descriptor of ``run``, as for ``write_status``.
+    """
+    flags = _NEW | os.O_TRUNC
+    with suppress(OSError), open(open_below(run, NEXT_STATUS, flags, opened=opened), "wb") as file:
         file.write(bytes(STATUS_ROOM))
 
 

@@ -12,14 +12,17 @@ from launcher.untrusted.files import RefusedFile
 LINK = "a link, which is not followed: what it leads to may be somebody's; remove it"
 
 
-def open_below(folder: Path, name: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+def open_below(
+    folder: Path, name: str | os.PathLike[str], flags: int, mode: int = 0o666, *, opened: int | None = None
+) -> int:
     """Opens the file ``name`` of ``folder`` and returns its descriptor. ``folder`` itself may be a link.
 
+    ``opened``: a descriptor of ``folder``, which may have been moved since.
     Raises ``RefusedFile`` if the file, or a folder between ``folder`` and it, is a link.
     """
     path = Path(name)
     *above, last = path.parts
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_folder(folder) if opened is None else os.dup(opened)
     at = folder
     try:
         for part in above:
@@ -29,6 +32,10 @@ def open_below(folder: Path, name: str | os.PathLike[str], flags: int, mode: int
         return _opened(folder / path, last, flags, fd, mode)
     finally:
         os.close(fd)
+
+
+def open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _opened(path: Path, name: str, flags: int, folder: int, mode: int = 0o666) -> int:

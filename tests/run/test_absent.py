@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
 
 from launcher.errors import RunError
+from launcher.run.outer_ranks.trial import LAST_WORD_S
 from launcher.runtime.cluster import outer_rendezvous
 from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.signed_messages import CAUSE, Messages, Secret
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.blame import _silent
+from tests.ports import free_port
 from tests.run.launching import TINY, checkpoints, reached, status, until
 from tests.run.tasks import tasks
 from tests.tiers import some
@@ -41,7 +45,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
 
 def test_who_is_waited_for_is_said_once_after_a_while(monkeypatch):
     monkeypatch.setattr(outer_rendezvous, "SAY_S", 0.05)
-    store, said = HashStore(), []
+    store, said = Messages(HashStore(), Secret(b"k")), []
     store.set("here2", "")
     assert outer_rendezvous.await_ranks(store, "here", [1, 2, 3], 0.3, said.append, "must come") == [1, 3]
     assert said == ["waiting for ranks 1, 3, which must come"]
@@ -74,6 +78,31 @@ def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
     with pytest.raises(RunError, match=f"^{text}MASTER_ADDR and MASTER_PORT say where it is$"):
         outer_rendezvous.open_store(at, lambda: 3600.0, said.append, where="a")
     assert said == ["rank 0 on a waits for what has started the ranks at 127.0.0.1:9: Connection refused"]
+
+
+def test_ranks_with_other_secrets_end_at_once(tmp_path):
+    """Rank 0 does not wait for the answer of a rank that cannot read what it says."""
+    words, port = (*TWO, f"runs={tmp_path}/runs"), str(free_port())
+    keys = [{"MASTER_PORT": port, "LAUNCHER_SECRET": secret} for secret in "ab"]
+    with tasks(2, *words, only=[0], env=keys[0]) as [first], tasks(2, *words, only=[1], env=keys[1]) as [second]:
+        one = end(second)
+        began = time.monotonic()
+        zero = end(first)
+    why = f"in the store of this job is not signed with its secret: {CAUSE}"
+    assert one == (1, [f"error: rank 1: word0 {why}"])
+    assert zero == (1, [f"error: size1 {why}"])
+    assert time.monotonic() - began < LAST_WORD_S / 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_who_waits_for_a_rank_that_has_refused_a_message_is_told_so():
+    store = Messages(HashStore(), Secret(b"k"))
+    Messages(store._store, Secret(b"other")).refuse(2)
+    with pytest.raises(outer_rendezvous.Refused) as caught:
+        outer_rendezvous.await_ranks(store, "heard0.", [1, 2], 60, print, "must answer")
+    text = "rank 2 has refused a message in the store of this job, which is not signed with its secret"
+    assert str(caught.value) == f"{text}: {CAUSE}"
+    assert outer_rendezvous.await_ranks(store, "heard0.", [1], 0.1, print, "must answer") == [1]
 
 
 def test_a_port_that_is_taken_is_said_by_rank_0(tmp_path):

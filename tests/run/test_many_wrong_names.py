@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from safetensors.numpy import save_file
 
 from launcher.__main__ import main
 from launcher.checkpoint.foreign import read
+from launcher.errors import Problem
+from launcher.job.cures.validation_errors import counted, shown
+from launcher.job.overrides import grammar
 from launcher.plan.settings import transformer_opt
 
 MANY = 2_000
@@ -30,7 +34,74 @@ def test_keys_that_there_are_not_are_counted_beyond_the_first(
     assert main(["recipe=many.yaml", "show=plan"]) == 2
     said = capsys.readouterr().err
     assert said.count("unknown key") == 50
-    assert f"{MANY - 50} more keys are wrong" in said
+    assert f"\n  train: {MANY - 50} more keys are wrong\n    set in: many.yaml:2:1\n" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        (
+            "parallel:\n  pipeline:\n    stage_config:\n" + "".join(f"      m{n}: x\n" for n in range(MANY)),
+            "parallel.pipeline.stage_config.m0: 'x' is no stage number",
+            "parallel.pipeline.stage_config: 1950 more keys are wrong\n    set in: many.yaml:4:5\n",
+        ),
+        (
+            "".join(f"a{n}: ${{nosuch{n}}}\n" for n in range(MANY)),
+            "a0: ${nosuch0}: cannot be resolved; there is no key 'nosuch0'",
+            "a50: this and 1949 more keys are wrong\n    set in: many.yaml:52:1\n",
+        ),
+        (
+            "train: {" + ", ".join(f"a{n}: 1" for n in range(MANY)) + "}\n",
+            "train.a0: unknown key",
+            "train: 1950 more keys are wrong\n    set in: many.yaml:2:1\n",
+        ),
+    ],
+    ids=["stage_config", "interpolations", "a line"],
+)
+def test_a_file_of_wrong_entries_shows_the_first_with_their_lines(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    first: str,
+    last: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("many.yaml").write_text(f"defaults: [lm_tied_pp2_hsdp2]\n{text}")
+    assert main(["recipe=many.yaml", "show=plan"]) == 2
+    said = capsys.readouterr().err
+    assert first in said
+    assert last in said
+    assert said.startswith("error: 51 problems in this request; nothing was started\n")
+    assert said.count("set in: many.yaml:") == 51
+    assert max(map(len, said.splitlines())) < 500
+
+
+@pytest.mark.parametrize("entries", [20_000, 100_000])
+def test_a_file_of_more_values_than_a_recipe_has_is_refused_at_its_line(
+    entries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("many.yaml").write_text("model:\n" + "".join(f"  m{n}: 0\n" for n in range(entries)))
+    before = process_time()
+    assert main(["recipe=many.yaml", "show=plan"]) == 2
+    assert process_time() - before < 5  # one pass over the values that are allowed
+    said = capsys.readouterr().err
+    assert said.endswith("  many.yaml:5000:10: it has more than 10000 values\n")
+
+
+def test_the_key_of_several_problems_is_the_one_above_them() -> None:
+    assert counted(["train.a", "train.b"]) == Problem("train", "2 more keys are wrong")
+    assert counted(["a.b.c", "a.b.d", "a.b"]) == Problem("a.b", "3 more keys are wrong")
+    assert counted(["a", "b"]) == Problem("a", "this and 1 more keys are wrong")
+    assert counted(["a"]) == Problem("a", "is wrong, too")
+
+
+def test_a_long_list_is_shown_by_its_start_without_writing_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[str] = []
+    monkeypatch.setattr(grammar, "_word", lambda text: words.append(text) or text)
+    assert shown(["a"] * 9_000, "metrics") == "[" + "a," * 28 + "..."
+    assert len(words) == 60
 
 
 def test_the_head_of_a_file_is_read_once_and_again_when_it_has_changed(

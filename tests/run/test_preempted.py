@@ -230,4 +230,20 @@ def test_a_run_folder_that_is_moved_in_the_last_save_is_told_too(tmp_path, monke
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"error: {folder}: the run folder was deleted or moved during the run"
     )
-    assert read_status(tmp_path / "elsewhere")["status"] != "done"
+    assert read_status(tmp_path / "elsewhere")["status"] == "failed"
+    assert [*folder.iterdir()] == []
+
+
+def test_the_status_of_a_run_whose_folder_is_moved_in_training_follows_it(tmp_path, monkeypatch, capsys):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+
+    def move():
+        folder.rename(elsewhere)
+        folder.mkdir()  # somebody's, in its place
+
+    nth(monkeypatch, Norm, "squared_beside", 2, 1, move)
+    assert main([*TINY, f"run_dir={folder}", "train.steps=2000"]) == 1
+    line = f"{folder}: the run folder was deleted or moved during the run"
+    assert capsys.readouterr().err.splitlines() == [f"error: {line}"]
+    assert {key: read_status(elsewhere)[key] for key in ("status", "error")} == {"status": "failed", "error": line}
+    assert [path.name for path in folder.iterdir()] == []

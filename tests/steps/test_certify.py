@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from launcher.__main__ import main
 from launcher.job.schema.steps import Certify
 from launcher.parallel.replicas import tie
-from launcher.steps.certification.certificate import PARTS, _row
+from launcher.steps.certification.certificate import PARTS, Certificate, Finding, _row, verdict
 from launcher.steps.certification.comparison import _far
 from tests.run import llama
 from tests.run.launching import TINY, run
@@ -58,7 +59,9 @@ def test_a_layout_of_everything_is_certified_and_every_part_was_compared() -> No
     assert [f.step for f in c.findings if f.part == "validation"] == [4]
     assert {f.step for f in c.findings if f.part == "loaded"} == {3}
     assert re.fullmatch(
-        r"holds: 20 parameters, \d+ comparisons, largest error \d\.\de[+-]\d\d, allowed 1e-12", c.verdict()
+        r"holds: 20 parameters, \d+ comparisons, largest error \d\.\de[+-]\d\d, allowed 1e-12; "
+        r"\d+ errors up to \d\.\de[+-]\d\d are relative to roundings of the gradient norm \(\d\.\de[+-]\d\d\)",
+        c.verdict(),
     )
 
 
@@ -251,3 +254,34 @@ def test_a_certificate_says_where_an_error_is_relative_to_roundings_of_the_norm(
     found = [_far(4, "gradient", "b", want * 2, want=want, rounding=floor) for floor in (1e-3, 1e-10, 0.0)]
     assert [(f.error, f.relative_to) for f in found] == [(pytest.approx(2e-6), 1e-3), (1.0, 0.0), (1.0, 0.0)]
     assert ["relative_to" in _row(f) for f in found] == [True, False, False]
+
+
+OWN = Finding(1, "gradient", "w", 2e-15)
+ROUNDED = Finding(1, "gradient", "b", 3e-14, relative_to=2.2e-4)
+
+
+@pytest.mark.parametrize(
+    ("rounded", "told"),
+    [
+        ([], ""),
+        ([0.0], ""),
+        ([3e-14], "; 1 error of 3.0e-14 is relative to roundings of the gradient norm (2.2e-04)"),
+        ([1e-14, 3e-14], "; 2 errors up to 3.0e-14 are relative to roundings of the gradient norm (2.2e-04)"),
+    ],
+    ids=["none", "one of 0", "one", "two"],
+)
+def test_the_verdict_says_which_error_is_not_relative_to_a_tensors_own_numbers(rounded, told):
+    """The largest error is that of the others, also in the second precision."""
+    c = Certificate((OWN, *(replace(ROUNDED, error=e) for e in rounded)), 1e-12, "fp64")
+    parameters = 2 if rounded else 1
+    line = f"{parameters} parameters, {len(rounded) + 1} comparisons, largest error 2.0e-15, allowed 1e-12{told}"
+    assert c.verdict() == f"holds: {line}"
+    assert verdict([c, c]) == f"holds: {line}; in fp64 largest error 2.0e-15, allowed 1e-12{told}"
+
+
+def test_an_error_that_is_too_large_says_what_it_is_relative_to():
+    wrong = Certificate((replace(OWN, error=0.5), replace(ROUNDED, error=0.25, step=2)), 1e-12, "fp64").wrong
+    assert [str(f) for f in wrong] == [
+        "step 1: the gradient of w: 5.0e-01 from one process",
+        "step 2: the gradient of b: 2.5e-01 from one process, relative to roundings of the gradient norm (2.2e-04)",
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +31,10 @@ KINDS = {
 PLURAL = {"loss": "losses"}
 SHOWN = 50
 """The number of keys whose problems are reported one by one: each suggestion searches all keys."""
+MORE = "more keys are wrong"
+"""The end of a problem that stands for several keys."""
+_WIDTH = 60
+"""The most characters of a value that a problem shows."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,47 @@ def explain(error: ValidationError, data: Mapping[str, Any], origins: Origins) -
         else:
             yield _choice(parts, [d for _, d in details], data, origins)
     if len(grouped) > SHOWN:
-        yield Problem("", f"{len(grouped) - SHOWN} more keys are wrong")
+        yield counted([".".join(parts) for parts in islice(grouped, SHOWN, None)])
+
+
+def counted(keys: Sequence[str]) -> Problem:
+    """The problem that stands for those of ``keys``: it names the key above all of them, or the first one."""
+    if len(keys) == 1:
+        return Problem(keys[0], "is wrong, too")
+    levels = zip(*(key.split(".") for key in keys), strict=False)
+    above = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)]
+    if above:
+        return Problem(".".join(above), f"{len(keys)} {MORE}")
+    return Problem(keys[0], f"this and {len(keys) - 1} {MORE}")
 
 
 def shown(value: Any, key: str) -> str:
     """A value as the user would write it, shortened, with secrets hidden."""
     if secret(key) and value is not None:
         return HIDDEN
+    value, _ = _head(value, _WIDTH)
     text = addresses(value) if isinstance(value, str) and value.strip() else written(values(value, key))
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+
+
+def _head(value: Any, room: int) -> tuple[Any, int]:
+    """``value`` without what follows its first ``room`` scalars, and the number of scalars still missing."""
+    if isinstance(value, Mapping):
+        group: dict[Any, Any] = {}
+        for name, one in value.items():
+            if room <= 0:
+                break
+            group[name], room = _head(one, room)
+        return group, room - (not group)
+    if isinstance(value, list | tuple):
+        items: list[Any] = []
+        for one in value:
+            if room <= 0:
+                break
+            item, room = _head(one, room)
+            items.append(item)
+        return items, room - (not items)
+    return value, room - 1
 
 
 _NAME = re.compile(r"[\w.*/@^$-]+")

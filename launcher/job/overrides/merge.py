@@ -229,6 +229,8 @@ def plain(cfg: DictConfig, found: list[Problem]) -> dict[str, Any]:
 
 
 _HOLE = object()
+_SUGGESTED = 50
+"""The number of problems after which none gets a similar key: each search compares all keys."""
 
 
 def _plain(node: Any, above: str, found: list[Problem], known: tuple[str, ...]) -> Any:
@@ -252,7 +254,8 @@ def _value(node: Any, name: Any, key: str, found: list[Problem], *, known: tuple
         value = node[name]
     except (OmegaConfBaseException, RecursionError) as error:
         text = str(node._get_node(name)._value())
-        found.append(_unresolved(key, text, error, [k for k in known if k != key]))
+        searched = known if len(found) < _SUGGESTED else ()
+        found.append(_unresolved(key, text, error, [k for k in searched if k != key]))
         return _HOLE
     if isinstance(value, DictConfig | ListConfig):
         return None if value._is_none() else _plain(value, key, found, known)

@@ -13,7 +13,7 @@ from launcher.job.yaml.shipped import short
 
 BYTES = 4 * 2**20
 DEPTH = 40
-NODES = 100_000
+NODES = 10_000
 DIGITS = 4300  # the limit of Python's int(); numbers in recipes are shorter
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from launcher.job.yaml.parsers import parser
 from launcher.job.yaml.shipped import shipped, short
 
 COMMAND_LINE = "command line"
+_READ = 1_000
+"""The most characters that are read of a line with keys; a message shows fewer."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
 
 def _of_file(path: Path, package: str, name: str, ours: bool) -> tuple[tuple[str, Origin], ...]:
     check(path)
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = [line[:_READ] for line in path.read_text(encoding="utf-8").splitlines()]
+    readable = cache(redacted)  # a line may set many keys
     out = []
     for key, mark, value in _marks(path, package):
         where = f"{name}:{mark.line + 1}:{mark.column + 1}"
@@ -95,7 +98,7 @@ def _of_file(path: Path, package: str, name: str, ours: bool) -> tuple[tuple[str
             source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}"
             out.append((key, Origin(where, source, HIDDEN, ours)))
         else:
-            out.append((key, Origin(where, redacted(line), value, ours)))
+            out.append((key, Origin(where, readable(line), value, ours)))
     return tuple(out)
 
 

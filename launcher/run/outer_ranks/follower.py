@@ -30,7 +30,7 @@ from launcher.runtime.cluster.interruptible import interruptible
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.network import Network, network
 from launcher.runtime.cluster.outer_rendezvous import SAY_S, Asked, Seconds, open_store
-from launcher.runtime.cluster.signed_messages import Messages, secret
+from launcher.runtime.cluster.signed_messages import Messages, Unsigned, secret
 from launcher.runtime.cluster.typed_json import decode
 from launcher.runtime.cluster.world import among
 from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
@@ -58,7 +58,8 @@ def follow(timeout_s: Seconds) -> int:
                 own.set(f"size{at.rank}", str(at.size))
                 own.set(f"about{at.rank}", about(used))
                 own.set(f"here{at.rank}", whereabouts())
-                word = _hear(own, at, used, look)
+                with _refusing(own, at):
+                    word = _hear(own, at, used, look)
             code = word if isinstance(word, int) else _obey(word, at, whole, used)
             if not isinstance(word, int) and code != FAILED:
                 own.set(f"left{at.rank}", "")
@@ -79,6 +80,17 @@ def _answered(at: Place, used: Network) -> Iterator[None]:
             raise RunError(f"{text}: the network between them, or the other node, is the cause") from error
         why = str(error).splitlines()[0]
         raise RunError(f"rank {at.rank}: rank 0, or what has started it, has ended: {why}") from error
+
+
+@contextmanager
+def _refusing(own: Messages, at: Place) -> Iterator[None]:
+    """Tells the ranks that wait for this one that it has refused a message, and ends."""
+    try:
+        yield
+    except Unsigned as error:
+        with suppress(TimeoutError, DistError):  # rank 0 has ended already
+            interruptible(lambda: own.refuse(at.rank), within_s=TELL_S)
+        raise RunError(f"rank {at.rank}: {error}") from error
 
 
 def _hear(own: Messages, at: Place, used: Network, look: Callable[[], None]) -> Order | int:

@@ -71,7 +71,7 @@ class Joining:
             return
         except Interrupted as stop:
             by_choice = stop.signum if isinstance(stop, Preempted) else 0
-            self._tell(f"it was stopped by {signal_name(stop.signum)}", by_choice)
+            self.tell(f"it was stopped by {signal_name(stop.signum)}", by_choice)
             raise
         except TimeoutError:
             limit = f"{self._timeout_s:g} s (launch.timeout_s)"
@@ -87,7 +87,7 @@ class Joining:
             failed.__cause__ = error
         finally:
             over.set()
-        self._tell(str(failed))
+        self.tell(str(failed))
         raise failed
 
     def _where(self) -> str:
@@ -114,7 +114,7 @@ class Joining:
         except RuntimeError:  # the store is gone or unreachable: ``join`` will fail too
             return
 
-    def _tell(self, text: str, signum: int = 0) -> None:
+    def tell(self, text: str, signum: int = 0) -> None:
         """Informs the others if the store can be reached, within a limited time."""
         said = json.dumps(asdict(Unconnected(self._network.at.rank, text, signum)))
         within_s = STOP_S if signum else FAIL_S

@@ -38,11 +38,18 @@ from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
 from launcher.runtime.cluster.network import Network, network
 from launcher.runtime.cluster.outer_rendezvous import (
     SAY_S,
+    Refused,
     await_ranks,
     open_store,
     ranks_text,
 )
-from launcher.runtime.cluster.signed_messages import VARIABLE, Messages, of_several_nodes, secret
+from launcher.runtime.cluster.signed_messages import (
+    VARIABLE,
+    Messages,
+    Unsigned,
+    of_several_nodes,
+    secret,
+)
 from launcher.runtime.cluster.typed_json import encode
 from launcher.runtime.cluster.world import World, among, connect, never
 from launcher.runtime.faults import Interrupted, Preempted
@@ -189,7 +196,12 @@ class Others:
         """
         self.went_to(order.folder)
         self._over = True
-        self._tell(order)
+        try:
+            self._tell(order)
+        except RunError as error:  # those that have it wait to be joined
+            joining = Joining(self._whole, corner(self._at), self._network, order.timeout_s, never)
+            joining.tell(str(error))
+            raise
 
         # a stopped rank also waits until the others have left, as it may host their store
         stop: Preempted | None = None
@@ -199,7 +211,7 @@ class Others:
             done = carry_out(order, world, self._at, self._whole, self._network)
         except Preempted as error:
             stop = error
-        self._wait("left", TELL_S if isinstance(stop, Unjoined) else LAST_WORD_S)
+        self._wait("left", TELL_S if isinstance(stop, Unjoined) else LAST_WORD_S, ending=True)
         if stop is not None:
             raise stop
         return done
@@ -216,13 +228,25 @@ class Others:
 
     def _tell(self, word: Question | Trial | Order | int) -> None:
         self._own.set(f"word{self._turn}", encode(word, Word))
-        late = self._wait(f"heard{self._turn}.")
+        late = self._wait(f"heard{self._turn}.", ending=isinstance(word, int))
         self._turn += 1
         if late and not isinstance(word, int):
             raise silent(late, self._network, LAST_WORD_S)
 
-    def _wait(self, what: str, within_s: float = LAST_WORD_S) -> list[int]:
-        """Waits for every other rank, as rank 0 may host their store; returns the ranks that are late."""
+    def _wait(self, what: str, within_s: float = LAST_WORD_S, ending: bool = False) -> list[int]:
+        """Waits for every other rank, as rank 0 may host their store; returns the ranks that are late.
+
+        Raises ``Refused`` if one has refused a message. A job that is ``ending`` does not wait for that one.
+        """
+        while True:
+            try:
+                return self._await(what, within_s)
+            except Refused as error:
+                if not ending:
+                    raise
+                self._absent.append(error.rank)
+
+    def _await(self, what: str, within_s: float) -> list[int]:
         ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
         asked = "have not answered rank 0"
         first_s = min(SAY_S, within_s)
@@ -286,9 +310,9 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
     own = Messages(whole, secret(at)).within(corner(at))
 
     # A store may be too busy, or gone, when an address is needed. So rank 0, which reports on all ranks,
-    # reads all addresses now; the others read that of rank 0, whose end may end the store.
+    # reads all addresses before it joins; the others read that of rank 0, whose end may end the store.
     early = at.size if at.rank == 0 else 1
-    known = {rank: own.get(f"here{rank}").decode() for rank in range(early)}
+    known: dict[int, str] = {}
 
     def where(rank: int) -> str:
         if rank in known:
@@ -310,6 +334,11 @@ def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network
     with _told(order, mine) as told, ExitStack() as group:
         try:
             joining = Joining(whole, f"launcher{at.attempt}", used, order.timeout_s, told)
+            try:
+                known |= {rank: own.get(f"here{rank}").decode() for rank in range(early)}
+            except Unsigned as error:  # the others wait for this rank to join
+                joining.tell(str(error))
+                raise
             group.enter_context(
                 connect(
                     mine,

@@ -13,6 +13,7 @@ from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import said
 from launcher.run.report.curve import Curve, sparkline
 from launcher.run.report.page import Told, page
+from launcher.runtime.folder import identity
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Report:
     ) -> None:
         self.curves: dict[str, Curve] = {}
         self._run, self._name, self._changes, self._clock = run, name, tuple(changes), clock
+        self._began = identity(run)
         self._steps = 0
         self._due = clock()
         self._failed = False
@@ -89,6 +91,9 @@ class Report:
                 self.curves.setdefault(key, Curve()).add(step, float(value))
 
     def _write(self, status: str) -> None:
+        moved = self._began is not None and identity(self._run) not in (self._began, None)
+        if moved:  # another folder has taken its place; the run will say so
+            return
         try:
             write_text(self._run / NAME, page(self._told(status)))
         except Exception as error:  # no error of the report may end a run

@@ -17,7 +17,7 @@ from launcher.errors import Problem, RequestError, RunError
 from launcher.runtime.cluster.interfaces import endpoint
 from launcher.runtime.cluster.interruptible import interruptible, nothing
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.signed_messages import Messages
+from launcher.runtime.cluster.signed_messages import CAUSE, Messages
 
 SAY_S = 10.0  # before a message says who is waited for
 AGENT_S = 30.0  # for a store that existed before its ranks started
@@ -159,12 +159,22 @@ class Asked:
         return True
 
 
+class Refused(RunError):
+    """``rank`` has ended, as a message that it read was not signed with its secret."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        what = "a message in the store of this job, which is not signed with its secret"
+        super().__init__(f"rank {rank} has refused {what}: {CAUSE}")
+
+
 def await_ranks(
     store: Messages, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str
 ) -> list[int]:
     """Waits for ``<prefix><rank>`` of each rank; returns the ranks whose key is not set in ``timeout_s``.
 
     After ``SAY_S`` seconds it prints once which ranks are waited for; ``what`` is what they have not done.
+    Raises ``Refused`` as soon as one of them has refused a message.
     """
     keys = [f"{prefix}{rank}" for rank in ranks]
     began, said = time.monotonic(), False
@@ -173,6 +183,8 @@ def await_ranks(
         return [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
 
     while keys and not store.check(list(keys)):
+        if (refuser := store.refused(ranks)) is not None:
+            raise Refused(refuser)
         waited = time.monotonic() - began
         if waited > timeout_s:
             return left()

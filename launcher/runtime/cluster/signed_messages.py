@@ -20,8 +20,17 @@ from launcher.runtime.cluster.launch_env import SECRET_FILE, Place
 
 VARIABLE = "LAUNCHER_SECRET"
 """An environment variable: a secret text that only the ranks of a job share."""
+CAUSE = (
+    "another program has written it, or ranks have other secrets; "
+    f"{VARIABLE}, the same for all ranks, gives them one"
+)
+_REFUSED = "refused"
 _MAC = hashlib.sha256().digest_size
 _NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "smb", "afs", "panfs", "orangefs")
+
+
+class Unsigned(RunError):
+    """A message that was not signed with the secret of the job."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,26 @@ class Messages:
         self._store.set(name, self._mac(name, body) + body)  # type: ignore[arg-type]
 
     def get(self, name: str) -> bytes:
-        """Waits for the message. Raises ``RunError`` unless it is signed."""
+        """Waits for the message. Raises ``Unsigned`` unless it is signed."""
         message = bytes(self._store.get(name))
         mac, body = message[:_MAC], message[_MAC:]
         if not hmac.compare_digest(mac, self._mac(name, body)):
-            raise RunError(
-                f"{name} in the store of this job is not signed with its secret: another program has written "
-                f"it, or ranks have other secrets; {VARIABLE}, the same for all ranks, gives them one"
-            )
+            raise Unsigned(f"{name} in the store of this job is not signed with its secret: {CAUSE}")
         return body
+
+    def refuse(self, rank: int) -> None:
+        """Tells the other ranks that this ``rank`` has refused a message, and ends.
+
+        The keys have no content, as the others may have another secret.
+        """
+        self.set(f"{_REFUSED}{rank}")
+        self.set(_REFUSED)
+
+    def refused(self, ranks: Sequence[int]) -> int | None:
+        """The first of ``ranks`` that has refused a message."""
+        if not self.check([_REFUSED]):  # one question while all is well
+            return None
+        return next((rank for rank in ranks if self.check([f"{_REFUSED}{rank}"])), None)
 
     def within(self, corner: str) -> Messages:
         """Messages whose keys have the prefix ``corner``."""

@@ -46,7 +46,13 @@ class Finding:
     def __str__(self) -> str:
         what = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
         at = f"step {self.step}: " if self.step else ""
-        return f"{at}{what}: {self.note or f'{self.error:.1e} from one process'}"
+        return f"{at}{what}: {self.note or f'{self.error:.1e} from one process{self._relative()}'}"
+
+    def _relative(self) -> str:
+        """What the error is relative to, unless that is the largest number of the tensor."""
+        if not self.relative_to:
+            return ""
+        return f", relative to roundings of the gradient norm ({self.relative_to:.1e})"
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,25 @@ class Certificate:
         return max((f for f in self.findings if f.part == part), key=lambda f: f.error, default=None)
 
     def verdict(self) -> str:
-        """One line: the largest error of all, or the earliest finding that does not hold."""
+        """One line: the largest errors, or the earliest finding that does not hold."""
         if self.holds:
-            most = max(f.error for f in self.findings)
             kinds = len({f.name for f in self.findings if f.part == "gradient"})
-            told = f"{kinds} parameters, {len(self.findings)} comparisons, largest error {most:.1e}"
-            return f"holds: {told}, allowed {self.tolerance:.0e}"
+            return f"holds: {kinds} parameters, {len(self.findings)} comparisons, {self.largest()}"
         more = f" (and {len(self.wrong) - 1} more)" if len(self.wrong) > 1 else ""
         return f"does not hold (allowed {self.tolerance:.0e}): {self.wrong[0]}{more}"
+
+    def largest(self) -> str:
+        """The largest error relative to the numbers compared, and the largest of the other errors."""
+        own = max((f.error for f in self.findings if not f.relative_to), default=0.0)
+        told = f"largest error {own:.1e}, allowed {self.tolerance:.0e}"
+        others = [f for f in self.findings if f.relative_to]
+        worst = max(others, key=lambda f: f.error, default=None)
+        if worst is None or not worst.error:  # an error of 0 is 0 relative to any number
+            return told
+        these = "1 error of" if len(others) == 1 else f"{len(others)} errors up to"
+        are = "is" if len(others) == 1 else "are"
+        what = f"relative to roundings of the gradient norm ({worst.relative_to:.1e})"
+        return f"{told}; {these} {worst.error:.1e} {are} {what}"
 
 
 def verdict(passes: Sequence[Certificate]) -> str:
@@ -89,11 +106,7 @@ def verdict(passes: Sequence[Certificate]) -> str:
     for c in others:
         if not c.holds:
             return f"in {c.precision} {c.verdict()}"
-    more = (
-        f"; in {c.precision} largest error {max(f.error for f in c.findings):.1e}, allowed {c.tolerance:.0e}"
-        for c in others
-    )
-    return first.verdict() + "".join(more)
+    return first.verdict() + "".join(f"; in {c.precision} {c.largest()}" for c in others)
 
 
 def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> str:
