@@ -65,6 +65,9 @@ def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
 def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     """Yields what this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
+    if graph.detached:
+        text = "what its forward returns does not require a gradient, so nothing would be trained"
+        yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
     yield from _sparse(graph)
     if not at.mixed:
         yield from _disagree(graph)

@@ -331,7 +331,7 @@ class Graph:
     recomputes. ``nested``: modules that run inside of themselves. ``inferred``: modules that run in inference
     mode. ``fills``: modules that change a list or dictionary that is passed to them. ``lazy``: modules that
     return a generator. ``toggles``: parameters whose ``requires_grad`` the forward sets. ``swapped``: modules
-    that are called with other parameters than their own.
+    that are called with other parameters than their own. ``detached``: the output requires no gradient.
     """
 
     nodes: tuple[Node, ...]
@@ -351,6 +351,7 @@ class Graph:
     lazy: tuple[str, ...] = ()
     toggles: tuple[str, ...] = ()
     swapped: tuple[str, ...] = ()
+    detached: bool = False
 
     @cached_property
     def _named(self) -> dict[str, Node]:
