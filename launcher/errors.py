@@ -15,6 +15,21 @@ DONE, FAILED, REFUSED, REQUEUE, INTERRUPTED = 0, 1, 2, 75, 130
 _SHOWN = 80
 """Most characters of a source line that a message quotes."""
 
+_ADVICE = (
+    ("Boolean value of Tensor", "decide by its .any() or .all(), or choose by element with torch.where"),
+    ("a leaf Variable that requires grad", "compute a new tensor, or change it in torch.no_grad()"),
+    ("index out of range in self", "an embedding takes ids from 0 to its num_embeddings - 1"),
+    ("does not require grad", "detach(), .data and torch.no_grad() cut a tensor off from its gradient"),
+    ("must have same reduction dim", "the last dim of what a layer takes is its in_features"),
+    ("shapes cannot be multiplied", "the last dim of what a layer takes is its in_features"),
+    ("not compiled with CUDA", "create tensors on the device of another one, as with device=x.device"),
+    ("on the same device", "create tensors on the device of another one, as with device=x.device"),
+    ("not on the expected device", "create tensors on the device of another one, as with device=x.device"),
+    ("same dtype", "create tensors with the dtype of another one, as in w.to(x.dtype)"),
+    ("expected scalar type", "create tensors with the dtype of another one, as in w.to(x.dtype)"),
+)
+"""What users can do about torch's most frequent errors, each known by a part of its message."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -96,14 +111,20 @@ def _others() -> tuple[str, ...]:
     return (ours, "<", *(path for name, path in sysconfig.get_paths().items() if name.endswith("lib")))
 
 
-def of_users(error: BaseException) -> str:
-    """The message of an error in user code, and the last line of it that ran: file, function, source."""
+def of_users(error: BaseException, cure: str = "") -> str:
+    """The message of an error in user code, the last line of it that ran, and a cure.
+
+    Of the message only the first line: torch may add frames of its own. Of the line of code the file, the
+    function and the source. Without a ``cure`` the usual one of an error of torch that many users get.
+    """
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     said_so = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_others()):
         return f"{type(error).__name__}: {error.msg} ({_line(error.filename, error.lineno, '', error.text)})"
     own = users_frame(error)
-    return f"{said_so} ({_line(own.filename, own.lineno, own.name, own.line)})" if own else said_so
+    where = f" ({_line(own.filename, own.lineno, own.name, own.line)})" if own else ""
+    cure = cure or next((usual for part, usual in _ADVICE if part in text), "")
+    return f"{said_so}{where}; {cure}" if cure else f"{said_so}{where}"
 
 
 def users_frame(error: BaseException) -> traceback.FrameSummary | None:

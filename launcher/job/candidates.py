@@ -13,7 +13,7 @@ from launcher.job.overrides.grammar import OPERATORS, paste, written
 from launcher.job.schema import schema_keys
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
-from launcher.job.schema.search import AUTO, AXES
+from launcher.job.schema.search import AUTO, AXES, RECOMPUTE
 from launcher.job.yaml.config_files import ConfigFiles
 
 
@@ -29,7 +29,8 @@ def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(key, "[]: a list of candidates, and there is none", paste(key, AUTO))
         elif isinstance(candidates, tuple) and key != OPERATORS:
             note = schema_keys.at(key.split("."), data)
-            bad = [c for c in candidates if c == AUTO or not schema_keys.accepts(note, c)]
+            own = AUTO if key == RECOMPUTE else None  # auto leaves the other keys to the search itself
+            bad = [c for c in candidates if c != own and (c == AUTO or not schema_keys.accepts(note, c))]
             if bad:
                 listed = written(list(candidates))
                 good = [c for c in candidates if c not in bad]

@@ -16,6 +16,7 @@ from launcher.job.schema.redact import text as redacted
 
 SPACES = "the shell cuts arguments at their spaces; quote what has some"
 NOT_ONE = "not an override; write key=value"
+HELP = "python -m launcher --help lists recipes, commands and flags"
 RECIPE_FLAGS = ("config-name", "config", "cn", "recipe", "config-file", "cfg-file")
 PLAN_FLAGS = ("dry-run", "plan", "print-plan", "dryrun")
 
@@ -172,7 +173,10 @@ def _alone(rest: Sequence[str], names: KnownNames) -> Match:
     if word in names.recipes or word.endswith((".yaml", ".yml")):
         cure = shell(f"recipe={_recipe(word, names)}")
         return 1, f"{word}: not an override; a recipe is chosen with recipe=", cure
-    return 1, f"{redacted(word)}: {NOT_ONE}", ""
+    if word in schema_keys.kinds(schema_keys.at(("steps", word), {})):
+        return 1, f"{word}: {NOT_ONE}, as in steps=[{word}]", ""
+    more = f"; {HELP}" if re.fullmatch(r"[a-z]+", word) else ""
+    return 1, f"{redacted(word)}: {NOT_ONE}{more}", ""
 
 
 def _recipe(word: str, names: KnownNames) -> str:

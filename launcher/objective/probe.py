@@ -55,17 +55,21 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
     stream = torch.Generator().manual_seed(0)
     drawn = [_drawn(t, n, stream) for t in tried.made]
     output = formed(drawn if tried.keys else drawn[0], tried.keys)
-    shapes = [str(tuple(t.shape)) for t in drawn]
+    shapes = [_shape(t) for t in drawn]
     what = f"an output of shape {shapes[0]}"
     if tried.keys:
         what = ", ".join(f"{key!r}: {shape}" for key, shape in zip(tried.keys, shapes, strict=True))
         what = f"an output of shapes {{{what}}}"
     said = f"{tried.name}: it cannot be called with {what}"
-    with owned(tried.key, f"{said} and targets of shape {tuple(tried.targets.shape)}"):
+    with owned(tried.key, f"{said} and targets of shape {_shape(tried.targets)}"):
         try:
             return next(_wrong(tried, output, count), None)
         except RunError as error:
             return Problem(tried.key, str(error))
+
+
+def _shape(t: Tensor) -> str:
+    return f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
 
 
 def _drawn(made: TensorSpec, n: int, stream: torch.Generator) -> Tensor:

@@ -131,6 +131,10 @@ def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:
             maker = _makers(thing)[0]
             left[maker] = cast(Step, VERBS[maker].settings())
 
+            # what is saved has to come from somewhere
+            if thing == CHECKPOINT and not any(_has_weights(s) for s in left.values()):
+                left = {"train": cast(Step, VERBS["train"].settings()), **left}
+
     out: list[str] = []
     done: set[str] = set()
     while left:
@@ -138,6 +142,11 @@ def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:
         done.add(left.pop(name).kind)
         out.append(name)
     return tuple(out)
+
+
+def _has_weights(step: Step) -> bool:
+    """Whether the step gives the model weights that are worth saving."""
+    return verb(step).trains or (verb(step).brings and not needs(step))
 
 
 def _may_be_next(step: Step, left: Collection[Step], done: set[str]) -> bool:

@@ -51,7 +51,7 @@ class ModelRead:
     marks: dict[str, tuple[str, ...]]
     flows: dict[tuple[tuple[Operator, ...], int, tuple[TensorSpec, ...]], Flow] = field(default_factory=dict)
     initial: InitialTensors | None = None
-    mixing: dict[tuple[TensorSpec, ...], bool | None] = field(default_factory=dict)
+    mixing: dict[tuple[TensorSpec, ...], str | None] = field(default_factory=dict)
 
     @cached_property
     def module(self) -> nn.Module:
@@ -254,13 +254,15 @@ def tried(
     if not (foreign(job.model) or isinstance(job.data, Target)) or model.initial is None:
         yield lambda seen: seen
         return
+    from launcher.parallel.trace.mixing_samples import too_large
     from launcher.parallel.trace.sample_values import Trial, tried_with
 
     with environment_reads(), tried_with(Trial(batches(samples(job)), model.initial)):
         mixing = _mixing(job, model, specs)
+        untried = too_large(model.module) if isinstance(job.model, Target) else 0
 
         def finished(seen: Followed) -> Followed:
-            effects = replace(seen.graph.effects, mixing=mixing)
+            effects = replace(seen.graph.effects, mixing=mixing, untried=untried)
             return replace(seen, graph=replace(seen.graph, effects=effects))
 
         yield finished
@@ -289,8 +291,8 @@ def environment_reads() -> Iterator[None]:
         kind.__getitem__, kind.__contains__ = get, has
 
 
-def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> bool | None:
-    """Whether the output of a user's model for a sample depends on the others; ``None``: not known."""
+def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | None:
+    """What of a sample depends on the others in a user's model; ``None``: not known."""
     if not isinstance(job.model, Target):
         return None
     from launcher.parallel.trace.mixing_samples import mixing

@@ -175,6 +175,14 @@ def test_a_key_beside_a_list_of_candidates_counts_in_each() -> None:
         }
 
 
+def test_a_key_beside_auto_among_candidates_counts_in_it_too() -> None:
+    words = ["parallel.recompute=[null,auto]", "parallel.recompute.comm=keep"]
+    for typed in (words, words[::-1]):
+        assert request("recipe=lm_single", *typed).job.search.over == {
+            "parallel.recompute": (None, {"modules": "auto", "comm": "keep"})
+        }
+
+
 def test_a_key_beside_candidates_that_have_no_keys_is_refused() -> None:
     words = ("parallel.recompute=[null]", "parallel.recompute.comm=keep")
     assert problems("recipe=lm_single", *words) == [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 class Untracked(nn.BatchNorm1d):
@@ -22,6 +24,29 @@ class Centred(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean(0) if self.training else self.running_mean
         return (x - mean) * self.weight
+
+
+class InBackward(torch.autograd.Function):
+    """The identity, with what ``change`` makes of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.change(grad), None
+
+
+BACKWARDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "centred": lambda g: g - g.mean(0),
+    "normalized": lambda g: g / g.norm(),
+    "mean of gradients": lambda g: g / len(g),
+    "slightly centred": lambda g: g - 1e-5 * g.mean(0),
+    "turned round": lambda g: -g,
+    "clipped by sample": lambda g: g / g.norm(dim=-1, keepdim=True).clamp(min=0.1),
+}
 
 
 class Net(nn.Module):
@@ -41,6 +66,16 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.between(torch.tanh(self.a(x)))))
 
     def between(self, x: Tensor) -> Tensor:
+        if self.kind in BACKWARDS:
+            return InBackward.apply(self.b(x), BACKWARDS[self.kind])
+        if self.kind == "straight through":
+            return x + x.mean(0) - x.mean(0).detach()
+        if self.kind == "hook":
+            if x.requires_grad:
+                x.register_hook(lambda g: g - g.mean(0))
+            return x
+        if self.kind == "recomputed":
+            return checkpoint(self.b, x, use_reentrant=False)
         if self.kind == "negatives":
             likeness = F.normalize(x, dim=-1) @ F.normalize(self.b(x), dim=-1).T
             return x * likeness.log_softmax(-1).diagonal()[:, None]
@@ -81,3 +116,19 @@ class OnlyTrained(Net):
 
     def between(self, x: Tensor) -> Tensor:
         return super().between(x) if self.training else x
+
+
+class Words(Net):
+    """Of tokens, which have no gradients; as many positions as there are samples in a try, and first."""
+
+    def __init__(self, kind: str, first: bool) -> None:
+        super().__init__(kind)
+        self.first = first
+        self.table, self.places = nn.Embedding(16, 6), nn.Embedding(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(8, device=x.device).expand_as(x)
+        x, at = (x.T, at.T) if self.first else (x, at)
+        made = torch.tanh(self.table(x) + self.places(at))
+        made = made.cumsum(0) if self.first else made.cumsum(1)
+        return self.head(self.between(made.transpose(0, 1) if self.first else made))

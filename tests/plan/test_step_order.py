@@ -92,7 +92,13 @@ WRONG = {
     "verify":
         "steps.verify: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
         "nor an old one named by steps.verify.src "
-        "(try: 'steps=[save,verify]')",
+        "(try: 'steps=[train,save,verify]')",
+    "save,sample":
+        "steps.sample: needs an exported model, which 'export' makes, and no 'export' step is asked for "
+        "(try: 'steps=[save,export,sample]')",
+    "sample":
+        "steps.sample: needs an exported model, which 'export' makes, and no 'export' step is asked for "
+        "(try: 'steps=[train,save,export,sample]')",
     "train,import,save":
         "steps.import: the ranks start from what it brings; put it before them (try: 'steps=[import,train,save]')\n"
         "steps.save: needs the ranks, which have ended before 'import'; put it before 'import' "

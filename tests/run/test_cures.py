@@ -70,3 +70,30 @@ def test_in_a_recipe_too(tmp_path: Path) -> None:
     assert [p.key for p in error.problems] == ["model._target_", "model.inner._target_"]
     assert {p.cure for p in error.problems} == {"'security.allow=[torch,tests]'"}
     compose((*words, "security.allow=[torch,tests]"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"),
+    [
+        (("steps=[sample]",), "train,save,export,sample"),
+        (("steps=[export,sample]",), "train,save,export,sample"),
+        (("steps=[evaluate]", "steps.evaluate.of=exported"), "train,save,export,evaluate"),
+        (("steps=[evaluate]", "steps.evaluate.of=transformed"), "train,save,transform,evaluate"),
+        (("steps=[export]",), "train,save,export"),
+        (("steps=[transform]",), "train,save,transform"),
+        (("steps=[verify]",), "train,save,verify"),
+        (("steps=[inspect]",), "train,save,inspect"),
+        (("steps=[merge_strategies]",), "train,save,merge_strategies"),
+        (("steps=[load]",), "train,save,load"),
+        (("steps=[save,sample]",), "save,export,sample"),
+    ],
+    ids=lambda value: value.replace(",", " ") if isinstance(value, str) else "",
+)
+def test_a_step_without_weights_to_work_on_gets_the_steps_that_make_them(asked: tuple[str, ...], steps: str) -> None:
+    words = ("recipe=lm_single", *asked, "show=plan")
+    error = refused(words)
+    assert {problem.cure for problem in error.problems} == {f"'steps=[{steps}]'"}
+    problem = error.problems[0]
+    mended = pasted(words, problem, error.origins[problem])
+    look(mended)
+    assert list(compose(mended).job.steps) == steps.split(",")

@@ -195,3 +195,13 @@ def test_where_nothing_can_be_each_reason_is_counted() -> None:
         "parallel.pipeline.stages: auto: none of 2 layouts can be: "
         "1 x 4 ranks cannot be divided evenly into 3 x 1; 1 x 4 ranks cannot be divided evenly into 5 x 1"
     )
+
+
+def test_auto_among_candidates_runs_again_what_has_to_fit() -> None:
+    """None of them is the candidate where memory is ample, and where it is not known."""
+    words = ("recipe=lm_tied_pp2_hsdp2", "cluster=h100_sxm", "parallel.recompute=[null,auto]")
+    for room, fits in (("0.03", True), ("80", False), ("null", False)):
+        first, ranking = search(compose([*words, f"cluster.memory_gb={room}"]).job)
+        chosen = first[0].job.parallel.recompute
+        assert (chosen is not None) == fits
+        assert ranking.layouts == 2

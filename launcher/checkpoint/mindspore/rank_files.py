@@ -166,11 +166,21 @@ class RankFiles:
             first = _digest(self.files[source], name)
             for rank, file in self.files.items():
                 if rank != source and name in file.specs and _digest(file, name) != first:
-                    yield f"{file.path}: {name} is in no strategy, and differs from that of rank {source}"
+                    text = f"{name} is in no strategy, and differs from that of rank {source}"
+                    yield f"{file.path}: {text}; {self._any_of(source)}"
         for file in self.files.values():
             for name, text in file.texts.items():
                 if text != self.texts[name]:
                     yield f"{file.path}: the string {name} differs from that of another rank"
+
+    def _any_of(self, source: int) -> str:
+        """How to go on with tensors that differ between ranks, if those of ``source`` will do."""
+        boxes = held_boxes(self.strategy, source)
+        if all(boxes.get(n) == whole(e.layout.shape) for n, e in self.strategy.entries.items()):
+            return f"to take that of rank {source}, give {self.files[source].path} alone, without a strategy"
+        return (
+            "to take that of any rank, give a strategy that lists it, saved with only_trainable_params=False"
+        )
 
 
 def write_held(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -16,6 +17,7 @@ from launcher.data.source import Source
 from launcher.errors import Problem, RequestError, RunError, of_users
 
 INPUT_KEYS = ("input", "inputs", "x", "image", "pixel_values")
+RETURN = "return a tensor, an array or a number"
 TARGET_KEYS = ("target", "targets", "y", "label", "labels")
 Item = tuple[Any, ...]
 """The inputs in the order of the model's forward, then the target."""
@@ -87,14 +89,18 @@ def collated(name: str, found: Sequence[tuple[int, Any]]) -> list[Tensor]:
     try:
         columns = default_collate(items)
     except Exception as error:
-        raise BadItem(name, _unlike(found, items) or f"its items cannot be collated: {error}") from error
+        why = _unlike(found, items) or _foreign(found, items)
+        raise BadItem(name, why or f"its items cannot be collated: {of_users(error)}") from error
     for at, column in enumerate(columns):
         if not isinstance(column, Tensor):
             kind = type(items[0][at]).__name__
             text = (
                 f"{_part(at, items[0])} of item {found[0][0]} is of type {kind}, of which no tensor is made"
             )
-            raise BadItem(name, f"{text}; return a tensor, an array or a number")
+            raise BadItem(name, f"{text}; {RETURN}")
+        if column.is_meta:
+            text = f"{_part(at, items[0])} of item {found[0][0]} is on the meta device, without values"
+            raise BadItem(name, f"{text}; make it on the CPU")
     return list(columns)
 
 
@@ -134,6 +140,19 @@ def _unlike(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
             if one != other:
                 text = f"{_part(at, item)} of item {number} has shape {one}, of item {first} {other}"
                 return f"{text}; all samples must have one shape: cut them or pad them"
+    return ""
+
+
+def _foreign(found: Sequence[tuple[int, Any]], items: Sequence[Item]) -> str:
+    """Describes the first part of an item that no tensor can be made of; empty if there is none."""
+    for (number, _), item in zip(found, items, strict=True):
+        for at, part in enumerate(item):
+            if isinstance(part, Tensor) and part.layout is not torch.strided:
+                kind = str(part.layout).removeprefix("torch.")
+                return f"{_part(at, item)} of item {number} is a {kind} tensor; return it .to_dense()"
+            if not isinstance(part, Tensor | np.ndarray | np.generic | Mapping | Sequence | int | float):
+                text = f"{_part(at, item)} of item {number} is of type {type(part).__name__}"
+                return f"{text}, of which no tensor is made; {RETURN}"
     return ""
 
 

@@ -81,10 +81,10 @@ def _kept(key: str, new: Any, origins: Origins) -> bool:
     if old is None or old == new or not _set_by_user(key, origins):
         return True
 
-    # a cure may add steps, except those that only make sense after training
+    # a cure may add steps, but none for weights that nobody asked to train, to bring or to save
     if key == "steps" and isinstance(old, dict) and isinstance(new, list):
-        added = set(new) - set(old)
-        return set(old) <= set(new) and (not added or bool(WEIGHT_SOURCES & set(old)))
+        worth = bool(WEIGHT_SOURCES & set(new)) or "save" in old
+        return set(old) <= set(new) and (set(old) == set(new) or worth)
 
     # a number may move to a near one, a misspelt word to the right one, a list to any list
     if isinstance(old, bool) or isinstance(new, bool) or new is None:

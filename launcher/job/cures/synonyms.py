@@ -91,7 +91,13 @@ UNLIKE = {
     ),
     "full_batch": "write parallel.dataset_strategy=full_batch",
     "enable_parallel_optimizer": "parallel.hsdp={} shards weights and optimizer state",
-    "sequence_parallel": "there is no such switch; parallel.operators says what tp cuts",
+    **dict.fromkeys(
+        ("sequence_parallel", "sp"), "there is no such switch; parallel.operators says what tp cuts"
+    ),
+    **dict.fromkeys(("bf16", "fp16"), "write train.precision=bf16 or fp16"),
+    **dict.fromkeys(
+        ("min_lr", "eta_min", "lr_min"), "schedule.final is the share of optim.lr that is left at the end"
+    ),
     "pin_memory": "samples are read by the ranks themselves",
     "micro_batch_size": "it follows from train.batch_size and parallel.pipeline.micro_batch_num",
     "per_device_train_batch_size": "train.batch_size counts the samples of all ranks",

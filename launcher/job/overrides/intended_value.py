@@ -205,6 +205,10 @@ def _item(key: str, item: Any) -> Any:
     return int(number) if number.is_integer() else number
 
 
+MAIN = {"train.ema": "decay", "train.early_stop": "patience"}
+"""The key of a group that a bare number means."""
+
+
 def _groups(key: str, bad: Any) -> Iterator[Any]:
     """Yields a group of keys that a single word may mean."""
     if key == "parallel.hsdp":
@@ -215,6 +219,15 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
         level = word_of(bad, ["level1", "level2", "level3"])
         if level:
             yield {"optimizer_level": level}
+
+    # a switch, or the number that matters most
+    on = bad is True or (isinstance(bad, str) and bad.lower() in YES)
+    if key in ("train.compile", "train.ema", "train.early_stop") and on:
+        yield {}
+    if key == "parallel.recompute" and on:
+        yield {"modules": "auto"}
+    if key in MAIN and isinstance(bad, int | float) and not isinstance(bad, bool):
+        yield {MAIN[key]: bad}
 
     # fusion: a mode, a size or indices
     if re.fullmatch(r"parallel\.comm_fusion\.(allreduce|allgather|reducescatter)", key):

@@ -24,7 +24,7 @@ from launcher.job.schema import schema_keys
 from launcher.job.schema.optimizers import groups_by_name
 from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
-from launcher.job.schema.search import AUTO, PARALLEL, every_axis
+from launcher.job.schema.search import AUTO, PARALLEL, RECOMPUTE, every_axis
 from launcher.job.schema.similar_names import did_you_mean, nearest
 
 CHOSEN = ("model", "data", "loss", "optim", "schedule")
@@ -96,6 +96,8 @@ def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Proble
         if (stands_for := as_keys(key, word)) is not None:
             OmegaConf.update(cfg, key, stands_for, merge=False)
         elif below and key in AUTO_AS_KEYS and isinstance(word, ListConfig):
+            for n in (n for n, one in enumerate(word) if key == RECOMPUTE and one == AUTO):
+                OmegaConf.update(cfg, f"{key}.{n}", AUTO_AS_KEYS[key])
             groups = [n for n, one in enumerate(word) if isinstance(one, DictConfig)]
             return [f"{key}.{n}.{below}" for n in groups] or _replaces(key, word, override, below)
         elif below and not _replaceable(key, word, below):

@@ -27,7 +27,8 @@ AXES = (
     "parallel.comm_fusion",
 )
 """The keys that may be ``auto`` or a list of candidates."""
-OWN_AUTO = ("parallel.pipeline.scheduler", "parallel.recompute")
+RECOMPUTE = "parallel.recompute"
+OWN_AUTO = ("parallel.pipeline.scheduler", RECOMPUTE)
 """Keys whose ``auto`` a plan decides itself, unless another key is searched over."""
 GRID = {"pp": "parallel.pipeline.stages", "tp": "parallel.grid.tp", "dp_shard": "parallel.hsdp.shard_size"}
 """The keys that are searched over if an axis of ``parallel.grid`` is open."""

@@ -11,13 +11,15 @@ import torch
 from torch import fx, nn
 from torch.random import fork_rng
 
-from launcher.errors import Problem, RequestError, refuse
+from launcher.errors import Problem, RequestError, of_users, refuse
 from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.dispatch.source_lines import of_error
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.sharding.compare_recording import lost
 from launcher.parallel.sharding.regions import settle_regions
-from launcher.parallel.trace.fx_glue import RUNNING
+from launcher.parallel.trace.fx_glue import LOOKS, RUNNING, failing
 from launcher.parallel.trace.specs import spec
+from launcher.parallel.trace.zero_inputs import looks
 from launcher.plan.sharding.op_graph import Arg, Name, OpGraph, OpNode, Ref, Value
 
 KEY = "parallel.operators"
@@ -32,10 +34,11 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = Fa
 
     ``ours`` marks a model of this package, of which a recording loses nothing. Raises ``RequestError``.
     """
+    traced = copied(module)
     try:
         with default_dtype(RUNNING), torch.device("meta"), fork_rng([]), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, about itself
-            program = torch.export.export(copied(module), tuple(inputs), strict=False)
+            program = torch.export.export(traced, tuple(inputs), strict=False)
             why = "" if ours else lost(module, program, inputs)
             refuse([_cannot(f"the model does more than operators do: {why}")] if why else [])
             if settle_regions(program.graph_module, KEY) or any(_changes(n) for n in program.graph.nodes):
@@ -43,8 +46,10 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = Fa
     except RequestError:
         raise
     except Exception as error:  # from the code of a model, or torch's tracing
-        line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
-        raise RequestError((_cannot(f"torch.export cannot follow the model: {line}"),)) from error
+        at = failing(traced, error)
+        why = f"{LOOKS} ({of_error(error)})" if looks(error) else of_users(error)
+        text = f"torch.export cannot follow {at or type(module).__name__}: {why}"
+        raise RequestError((_cannot(text),)) from error
     _refuse_hidden_changes(program)
     return _Recorder(program, module).graph()
 

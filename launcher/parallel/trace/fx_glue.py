@@ -25,8 +25,9 @@ from launcher.parallel.trace.ambient_modes import ambient
 from launcher.parallel.trace.capture import Capture, GlueCall, Uncuttable, capturing, scripted
 from launcher.parallel.trace.moving_state import unentangled
 from launcher.parallel.trace.side_channels import SideChannels
+from launcher.parallel.trace.specs import spec
 from launcher.parallel.trace.usage import Watch, watching
-from launcher.parallel.trace.zero_inputs import Observers, cast, looks, run_module
+from launcher.parallel.trace.zero_inputs import InMemory, Observers, cast, run_module
 from launcher.plan.partition.stages import covers
 from launcher.plan.refusals.model_effects import DTYPES
 from launcher.plan.values.operations import Operations
@@ -39,6 +40,8 @@ MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
 STAGES = "parallel.pipeline.stage_config"
 CURE = "name a larger module in stage_config, so that this code runs inside it"
+LOOKS = "its Python looks at data"
+VALUES = "a plan has shapes and no values, so compute this with operations of torch on tensors"
 
 
 Cost = tuple[int, int, Operations]
@@ -338,33 +341,42 @@ def refusing(
     except Exception as error:
         first = error if tracer is None or tracer.refused is None else tracer.refused
         line = next(iter(str(first).strip().splitlines()), "")
+        path = failing(model, first)
+        inner = f" in {path}" if path else ""
 
         # the forward can run, but not be traced
-        why = line if isinstance(first, Uncuttable) or "meta" in line.lower() else ""
-        if tracer is not None and looks(first) and not isinstance(first, Uncuttable):
-            why = "its Python looks at data"
-        if why or isinstance(first, Uncuttable):
+        if isinstance(first, Uncuttable) or "meta" in line.lower():
             where = of_error(first)
             at = f" ({where})" if where else ""
-            text = f"cannot trace the code between the named modules of {name}{at}: {why}; {CURE}"
+            if tracer is None and not isinstance(first, Uncuttable):
+                why = f"{LOOKS} ({line.rstrip('.')}); {VALUES}"
+                text = f"the forward of {name} cannot be planned{inner}{at}: {why}"
+                raise RequestError((Problem("model", text),)) from first
+            why = line if isinstance(first, Uncuttable) else LOOKS
+            place = at if isinstance(first, Uncuttable) else f"{inner}{at}"
+            text = f"cannot trace the code between the named modules of {name}{place}: {why}; {CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
 
         # the forward itself fails
-        shapes = ", ".join(f"{tuple(x.shape)}" for x in inputs)
-        path = _submodule(model, first)
-        inner = f" in {path}" if path else ""
-        text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {of_users(first)}"
-        if "dtype" in line or "scalar type" in line:
-            text = f"{text}; {DTYPES}"
+        shapes = ", ".join(f"{tuple(x.shape)} {spec(x).dtype}" for x in inputs)
+        cure = DTYPES if "dtype" in line or "scalar type" in line else ""
+        text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {of_users(first, cure)}"
         raise RequestError((Problem("model", text),)) from first
 
 
-def _submodule(model: nn.Module, error: BaseException) -> str:
+def failing(model: nn.Module, error: BaseException) -> str:
     """Return the innermost module of ``model`` in the traceback of ``error``; "" for the model itself."""
-    names = {id(m): f"{path} ({type(m).__name__})" for path, m in model.named_modules() if path}
+    paths = {id(m): path for path, m in model.named_modules()}
     found, frame = "", error.__traceback__
     while frame is not None:
-        found = names.get(id(frame.tb_frame.f_locals.get("self")), found)
+        owner = frame.tb_frame.f_locals.get("self")
+        if isinstance(owner, InMemory):  # from here on a copy runs in the place of a module
+            at = paths.get(id(owner.module), "")
+            paths |= {id(m): f"{at}.{path}".strip(".") for path, m in owner.real.named_modules()}
+        elif type(owner) is type(model) and id(owner) not in paths:  # a copy of the model
+            paths |= {id(m): path for path, m in owner.named_modules()}
+        elif path := paths.get(id(owner), ""):
+            found = f"{path} ({type(owner).__name__})"
         frame = frame.tb_next
     return found
 

@@ -1,4 +1,7 @@
-"""Tries whether the output for a sample depends on the others of its batch, as in a contrastive loss.
+"""Tries whether the output or the gradient of a sample depends on the others of its batch.
+
+A contrastive loss is of the first kind, a backward of the user's own that normalizes over the batch of the
+second.
 
 Torch's batch norms, and their subclasses, are excluded: their statistics are those of each rank's micro
 batch, as in any data-parallel training.
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype, draws, evaluating
 from launcher.parallel.dispatch.pytree import tree_leaves
@@ -29,6 +33,10 @@ COARSE = 3e-2
 
 All are relative to the largest value, as kernels may round other rows differently.
 """
+ROUGHER = 10
+"""How many times as much a gradient may differ, as it has been through twice the operations."""
+OUTPUT, GRADIENT = "its output for a sample", "the gradient of a sample"
+"""What depends on the other samples."""
 
 
 class _FixedStatistics(TorchFunctionMode):
@@ -104,13 +112,23 @@ def _fix(func: Any, t: Tensor) -> None:
         t.fill_(0.5 if t.is_floating_point() else 0)
 
 
-def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> bool | None:
-    """Whether samples depend on each other, or ``None`` if the model is too large to try, draws, or fails.
+def too_large(model: nn.Module) -> int:
+    """The numbers of a model that has too many of them to try it, else 0.
 
-    ``inputs`` are on meta; their number of samples does not matter.
+    The try computes in float64 with two copies of the model, which are 256 MB for ``FEW`` numbers, and takes
+    about 20 forwards and backwards of 8 samples.
     """
-    large = sum(t.numel() for t in (*model.parameters(), *model.buffers())) > FEW
-    if not trying() or large or not inputs or any(not x.dim() for x in inputs):
+    numbers = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+    return numbers if numbers > FEW else 0
+
+
+def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
+    """What of a sample depends on the others: ``OUTPUT``, ``GRADIENT`` or nothing ("").
+
+    ``None`` if the model is too large to try, draws, or fails. ``inputs`` are on meta; their number of
+    samples does not matter.
+    """
+    if not trying() or too_large(model) or not inputs or any(not x.dim() for x in inputs):
         return None
     some = [torch.empty((SAMPLES, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
     kept = put_back(files(*map(type, model.modules())))
@@ -125,15 +143,111 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> bool | None:
     return None
 
 
-def _mixing(model: nn.Module, xs: list[Tensor]) -> bool | None:
+def _mixing(model: nn.Module, xs: list[Tensor]) -> str | None:
     """Compare in training mode; in evaluation mode, if there are draws that cannot be fixed."""
     for mode in (nullcontext(), evaluating([model])):
         with mode, _FixedDraws() as drawn:
             together = _run(model, xs)
             if not drawn.drew and _alike(together, _run(model, xs), drawn.close):
                 pairs = _with_others(model, xs, together)
-                return any(not _alike(*pair, drawn.close) for pair in pairs)
+                if any(not _alike(*pair, drawn.close) for pair in pairs):
+                    return OUTPUT
+                with suppress(Exception):  # it may have no backward, or none for such inputs
+                    if _backward_mixes(model, xs, drawn):
+                        return GRADIENT
+                return ""
     return None
+
+
+class _Sources(TorchFunctionMode):
+    """Finds where gradients of samples end: float inputs, and tensors made of inputs and weights alone.
+
+    ``found`` has them in the order of the forward; each has a row per sample, or seems to.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._samples = len(inputs[0])
+        self._of_data = {id(t): t for t in inputs}
+        self.found = [t for t in inputs if t.requires_grad]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read = [t for t in tree_leaves((args, kwargs)) if id(t) in self._of_data]
+        if not read:
+            return out
+        first = not any(map(self._has_gradients, read))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor) and id(t) not in self._of_data:
+                self._of_data[id(t)] = t
+                if first and self._has_gradients(t):
+                    self.found.append(t)
+        return out
+
+    def _has_gradients(self, t: Tensor) -> bool:
+        return t.requires_grad and t.dim() > 0 and len(t) == self._samples
+
+
+Rows = list[tuple[Tensor, Tensor]]
+"""Each source of samples, and its gradient."""
+
+
+def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: _FixedDraws) -> bool:
+    """Whether the gradient that a sample gets depends on the others, their gradients or their number.
+
+    Every sample has a gradient of its output of its own, which goes wherever the sample goes.
+    """
+    places, close = torch.arange(SAMPLES), drawn.close * ROUGHER
+    together, again = _gradients(model, xs, places), _gradients(model, xs, places)
+    turned = _gradients(model, xs, places.flip(0))
+    steady = all(_close(a[1], b[1], close) for a, b in zip(together, again, strict=True))
+    if drawn.drew or not steady:
+        return False
+
+    # rows that are not those of samples do not turn with them
+    ours = [
+        n
+        for n, ((a, _), (b, _)) in enumerate(zip(together, turned, strict=True))
+        if a.shape == b.shape and not _close(a, a.flip(0), close) and _close(a.flip(0), b, close)
+    ]
+
+    def differ(kept: Tensor, at: Tensor, other: Rows) -> bool:
+        """Whether the rows ``kept`` of ``other`` are not those of the samples ``at``."""
+        pairs = [(together[n][1][at], other[n][1][kept]) for n in ours]
+        return any(a.shape == b.shape and not _close(a.double(), b.double(), close) for a, b in pairs)
+
+    half = SAMPLES // 2
+    first = places[:half]
+    if differ(places, places.flip(0), turned):
+        return True
+    if any(differ(kept, kept, _gradients(model, xs, beside)) for kept, beside in (
+        (first, places % half),
+        (places[:1], torch.zeros_like(places)),
+    )):  # fmt: skip
+        return True
+    with suppress(Exception):  # it may accept no other number of samples
+        return differ(first, first, _gradients(model, xs, first))
+    return False
+
+
+def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
+    """The sources of the samples at ``places`` and their gradients; runs a copy, as ``_run`` does."""
+    torch.manual_seed(1)
+    again = _with_fixed_norms(model)
+    inputs = [x[places].requires_grad_(x.is_floating_point()) for x in xs]
+    with _FixedStatistics():
+        with _Sources(inputs) as sources:
+            made = tree_leaves(again(*(x.clone() for x in inputs)))
+        out = [t for t in made if isinstance(t, Tensor) and t.requires_grad]
+        out = [t for t in out if t.dim() and len(t) == len(places)]
+        seeds = [_drawn(t.shape[1:])[places].to(t.dtype) for t in out]
+        if not out or not sources.found:
+            return []
+        grads = torch.autograd.grad(out, sources.found, seeds, allow_unused=True)
+    return [
+        (t.detach(), torch.zeros_like(t) if g is None else g)
+        for t, g in zip(sources.found, grads, strict=True)
+    ]
 
 
 def _with_others(
@@ -158,14 +272,25 @@ def _with_others(
 def _run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
     """Return the floating-point outputs with one row per sample; runs a copy, as a forward may count."""
     torch.manual_seed(1)
-    again = copied(model)
-    for module in again.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.training = False  # its own forward may take statistics
+    again = _with_fixed_norms(model)
     with _FixedStatistics():
         out = again(*(x.clone() for x in xs))
     tensors = [t.detach() for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()]
     return [t for t in tensors if t.dim() and len(t) == len(xs[0])]
+
+
+def _drawn(shape: torch.Size) -> Tensor:
+    """A gradient for each sample, the same in every call."""
+    with _disable_current_modes():  # draws would be constant
+        return torch.randn((SAMPLES, *shape), generator=torch.Generator().manual_seed(2))
+
+
+def _with_fixed_norms(model: nn.Module) -> nn.Module:
+    again = copied(model)
+    for module in again.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.training = False  # its own forward may take statistics
+    return again
 
 
 def _alike(a: list[Tensor], b: list[Tensor], close: float) -> bool:

@@ -12,7 +12,7 @@ from torch import fx, nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.cost.backward_memory import BackwardMeter, Measured, product
 from launcher.parallel.cost.forward_cost import Meter
-from launcher.parallel.dispatch.containers import NamedFunction
+from launcher.parallel.dispatch.containers import NamedFunction, tensors
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.deep_copy import copied
@@ -270,9 +270,16 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "toggles": tuple(watch.toggles),
         "swapped": among(watch.swapped),
         "overwrites": among(watch.overwrites),
+        "detached": _detached(output),
         # effects of the forward
         "effects": _effects(watch, output, meter),
     }
+
+
+def _detached(output: Any) -> bool:
+    """Whether it has floating numbers, and none of them depends on a parameter by a gradient."""
+    floating = [t for t in tensors(output) if t.is_floating_point() or t.is_complex()]
+    return bool(floating) and not any(t.requires_grad for t in floating)
 
 
 def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:

@@ -175,7 +175,7 @@ def _in_memory(module: nn.Module, args: Any, kwargs: Any, seen: Observers, on_ze
         storages |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
         origins = {id(made[id(t)]): t for t in given}
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
-        out = _observed(module, _InMemory(real, args, kwargs, origins), seen)
+        out = _observed(module, InMemory(module, real, args, kwargs, origins), seen)
 
     # as if it had run on meta
     if seen.meter is not None:
@@ -226,9 +226,13 @@ def _filled(real: nn.Module, path: str) -> None:
 
 
 @dataclass(frozen=True)
-class _InMemory:
-    """A call of the module ``real`` in memory; ``origins`` has the tensors that its arguments stand for."""
+class InMemory:
+    """A call of ``real``, a copy of ``module`` in memory.
 
+    ``origins`` has the tensors that its arguments stand for.
+    """
+
+    module: nn.Module
     real: nn.Module
     args: Any
     kwargs: Any
@@ -238,7 +242,7 @@ class _InMemory:
         return self.real(*self.args, **self.kwargs)
 
 
-def _observed(module: nn.Module, call: _InMemory, seen: Observers) -> Any:
+def _observed(module: nn.Module, call: InMemory, seen: Observers) -> Any:
     """Run ``call`` instead of ``module``; run it again with other values if these may change what it does."""
     watch, told = seen.watch, seen.told
     if watch is None:
@@ -277,7 +281,7 @@ SCALES = 1.0, 1e3, 1e-3
 """Scales of drawn values to try a module with."""
 
 
-def _tried(call: _InMemory, seen: Observers, watch: Watch) -> list[tuple[list[str], Any]]:
+def _tried(call: InMemory, seen: Observers, watch: Watch) -> list[tuple[list[str], Any]]:
     """Return the units that ran with other values, and the result: ``MISSING`` if the call failed.
 
     The data's other batches are tried first, then drawn values. Only the effects of these runs are kept.
@@ -297,7 +301,7 @@ def _tried(call: _InMemory, seen: Observers, watch: Watch) -> list[tuple[list[st
     return found
 
 
-def _others(call: _InMemory, given: int | float, watch: Watch) -> tuple[Any, Any]:
+def _others(call: InMemory, given: int | float, watch: Watch) -> tuple[Any, Any]:
     """Return other arguments: those of batch ``given``, or drawn ones of scale ``given`` with new weights."""
     stream = torch.Generator().manual_seed(round(given * 1e3))
 

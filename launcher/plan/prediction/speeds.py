@@ -54,6 +54,8 @@ class Speeds:
         return kernels * self.cluster.kernels.launch_us / 1e6
 
     def _product(self, p: Product) -> float:
+        if 0 in (p.m, p.n, p.k):  # of a tensor without elements
+            return 0.0
         short = self.cluster.kernels.small * (1 / p.m + 1 / p.n + 1 / p.k)
         return max(p.flops / (self.peak * self.efficiency) * (1 + short), p.nbytes / self.memory)
 

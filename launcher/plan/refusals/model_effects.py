@@ -65,6 +65,9 @@ def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
 def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     """Yields what this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
+    if graph.detached:
+        text = "what its forward returns does not require a gradient, so nothing would be trained"
+        yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
     yield from _sparse(graph)
     if not at.mixed:
         yield from _disagree(graph)
@@ -116,7 +119,7 @@ def _around(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
         text = "the forward draws numbers from Python's or numpy's random stream"
         yield Problem(KEY, f"{text}, which differs on every rank; draw with torch, inside a module")
     if _mixes(graph) and _cuts_batch(at.sizes):
-        yield _mixed(at)
+        yield _mixed(at, graph)
     for kept in graph.effects.kept:
         if kept.by_data and at.sizes.replicas > 1:
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
@@ -203,10 +206,10 @@ def _cuts_batch(sizes: Sizes) -> bool:
     return sizes.replicas * sizes.micros > 1
 
 
-MIXED = "its output for a sample depends on the rest of its batch"
+MIXED = "depends on the rest of its batch"
 
 
-def _mixed(at: CutModel) -> Problem:
+def _mixed(at: CutModel, graph: Graph) -> Problem:
     """Returns the problem of a model that mixes samples of a batch that the layout cuts.
 
     A loss class that compares samples is refused as well: sums over parts of the batch do not add up to it.
@@ -217,7 +220,7 @@ def _mixed(at: CutModel) -> Problem:
     alone = sizes.replicas == 1 and len(at.stages) == 1
     way_out = "compute each sample by itself, or train with one data-parallel rank, stage and micro batch"
     cure = "parallel.pipeline.micro_batch_num=1" if alone else ""
-    return Problem(KEY, f"{MIXED}, and {why}; {way_out}", cure)
+    return Problem(KEY, f"{graph.effects.mixing} {MIXED}, and {why}; {way_out}", cure)
 
 
 def remarks(job: Job, skeleton: Skeleton, graph: Graph, sizes: Sizes) -> list[Note]:
@@ -225,7 +228,12 @@ def remarks(job: Job, skeleton: Skeleton, graph: Graph, sizes: Sizes) -> list[No
     out = _unsaved(job, skeleton, graph)
     if _mixes(graph):
         text = "another batch size, or a batch in parts, trains to other numbers"
-        out.append(Note(KEY, f"{MIXED}: {text}"))
+        out.append(Note(KEY, f"{graph.effects.mixing} {MIXED}: {text}"))
+    if graph.effects.untried and _cuts_batch(sizes):
+        numbers = f"a model of {graph.effects.untried / 1e6:.1f}M numbers"
+        text = "it was not tried whether its samples depend on one another, as in a contrastive loss"
+        other = "then another number of data-parallel ranks or micro batches trains to other numbers"
+        out.append(Note(KEY, f"{numbers} is too large to try: {text}; {other}"))
     if skeleton.traits.batch_norms and _cuts_batch(sizes):
         text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
         names = listed(skeleton.traits.batch_norms)

@@ -291,9 +291,10 @@ class Effects:
     which can be switched off. ``hooks``: modules that register a hook that uses weights. ``world``: modules
     that ask about the distributed processes, each with what it asks. ``global_draws``: whether it draws from
     the global random stream of Python or numpy. ``kept``: attributes that carry Python state from one forward
-    to the next. ``mixing``: whether the output of a sample depends on the other samples of its batch,
-    BatchNorm aside; ``None`` if that was not tried. ``beyond``: modules whose table has no row for an id of
-    the data: module, rows of the table, the id. ``lookups``: inputs that are ids of tables.
+    to the next. ``mixing``: what of a sample depends on the other samples of its batch, BatchNorm aside, ""
+    for nothing; ``None`` if that was not tried. ``untried``: the numbers of a model that is too large to try
+    it. ``beyond``: modules whose table has no row for an id of the data: module, rows of the table, the id.
+    ``lookups``: inputs that are ids of tables.
     """
 
     changes: tuple[Change, ...] = ()
@@ -311,7 +312,8 @@ class Effects:
     world: tuple[tuple[str, str], ...] = ()
     global_draws: bool = False
     kept: tuple[Kept, ...] = ()
-    mixing: bool | None = None
+    mixing: str | None = None
+    untried: int = 0
     beyond: tuple[tuple[str, int, int], ...] = ()
     lookups: tuple[Lookup, ...] = ()
 
@@ -331,7 +333,7 @@ class Graph:
     recomputes. ``nested``: modules that run inside of themselves. ``inferred``: modules that run in inference
     mode. ``fills``: modules that change a list or dictionary that is passed to them. ``lazy``: modules that
     return a generator. ``toggles``: parameters whose ``requires_grad`` the forward sets. ``swapped``: modules
-    that are called with other parameters than their own.
+    that are called with other parameters than their own. ``detached``: the output requires no gradient.
     """
 
     nodes: tuple[Node, ...]
@@ -351,6 +353,7 @@ class Graph:
     lazy: tuple[str, ...] = ()
     toggles: tuple[str, ...] = ()
     swapped: tuple[str, ...] = ()
+    detached: bool = False
 
     @cached_property
     def _named(self) -> dict[str, Node]:

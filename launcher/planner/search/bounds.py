@@ -192,7 +192,7 @@ def bound(layout: Layout, of: Whole, speeds: Speeds, job: Job) -> Bound:
         states=states,
         kept=kept,
         handed=handed,
-        room=gb * GB if gb is not None and layout.recompute == AUTO else None,
+        room=gb * GB if gb is not None and layout.recompute.startswith(AUTO) else None,
     )
 
 

@@ -195,15 +195,18 @@ class _Open:
         found = self.over.get(RECOMPUTE)
         if found is None:
             return {ASKED: self.job.parallel.recompute}
-        if found == AUTO:
-            return {AUTO: None if self.job.cluster.memory_gb is None else Recompute(modules=AUTO)}
-        return {str(n): _recompute(one) for n, one in enumerate(found, 1)}
+        return dict(self._recompute(one, n) for n, one in enumerate([AUTO] if found == AUTO else found, 1))
 
-
-def _recompute(value: Any) -> Recompute | None:
-    if value == AUTO:
-        return Recompute(modules=AUTO)
-    return None if value is None else Recompute.model_validate(value)
+    def _recompute(self, value: Any, n: int) -> tuple[str, Recompute | None]:
+        """The name and the value of the ``n``-th candidate; without a limit of memory, auto is none."""
+        settings = {"modules": AUTO} if value == AUTO else value
+        recompute = None if settings is None else Recompute.model_validate(settings)
+        if recompute is None or recompute.modules != AUTO:
+            return str(n), recompute
+        return (
+            AUTO if value == AUTO else f"{AUTO} {n}",
+            None if self.job.cluster.memory_gb is None else recompute,
+        )
 
 
 def _divisors(n: int) -> list[int]:

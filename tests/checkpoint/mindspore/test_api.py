@@ -256,6 +256,7 @@ def number(value: bytes) -> Blob:
     return Blob.of("int8", (), value)
 
 
+LISTED = "to take that of any rank, give a strategy that lists it, saved with only_trainable_params=False"
 BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "rank missing": (lambda home: shutil.rmtree(home / "a/rank_3"), {},
                      "the source strategy has 4 ranks; no folder for rank 3"),
@@ -283,8 +284,10 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
                     "the strategies do not fit:\n  only in the source: w\n  only in the destination: v"),
     "loose": (lambda home: [replaced(r, lambda t, r=r: t.update(step=number(bytes([r > 1]))))(home)  # type: ignore[misc]
                             for r in range(4)], {},
-              "{home}/a/rank_2/net-1_1.safetensors: step is in no strategy, and differs from that of rank 0\n"
-              "{home}/a/rank_3/net-1_1.safetensors: step is in no strategy, and differs from that of rank 0"),
+              "{home}/a/rank_2/net-1_1.safetensors: step is in no strategy, and differs from that of rank 0; "
+              f"{LISTED}\n"
+              "{home}/a/rank_3/net-1_1.safetensors: step is in no strategy, and differs from that of rank 0; "
+              f"{LISTED}"),
     "no strategy": (lambda home: None, {"src_strategy_file": None, "dst_strategy_file": None},
                     "src_strategy_file and dst_strategy_file are both None: there is no other layout to write"),
     "not full": (lambda home: None, {"src_strategy_file": None},

@@ -10,14 +10,18 @@ import pytest
 from launcher.checkpoint import Blob, Strategy, open_checkpoint, rank_list_for_transform, transform_checkpoint_by_rank
 from launcher.checkpoint.foreign.read import read_incoming
 from launcher.checkpoint.layout.derived import followed
+from launcher.checkpoint.layout.strategy import Entry
 from launcher.checkpoint.mindspore.formats import write_ckpt
 from launcher.checkpoint.transform import transform
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.small_net import Home, made, net
 from tests.checkpoint.mindspore.truth import blobs
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import filled, held, save
 
 SHAPES = {"emb.w": (8, 8), "bn.gamma": (4,), "bn.moving_mean": (4,), "bn.moving_variance": (4,), "frozen.w": (15,)}
+LISTED = "to take that of any rank, give a strategy that lists it, saved with only_trainable_params=False"
 LEFT = ("bn.moving_mean", "bn.moving_variance", "frozen.w")
 
 
@@ -57,8 +61,31 @@ def test_statistics_that_differ_between_ranks_are_refused_by_name(home: Home) ->
     home.strategy("src", trainable(home.src))
     other = Blob.of("float32", (4,), bytes(16))
     home.put(2, lambda t: t.update({"bn.moving_mean": other}))
-    text = f"{home.file(2)}: bn.moving_mean is in no strategy, and differs from that of rank 0"
+    text = f"{home.file(2)}: bn.moving_mean is in no strategy, and differs from that of rank 0; {LISTED}"
     assert refusal(home.call) == text
+
+    # the way out: a strategy of all parameters
+    home.strategy("src", home.src)
+    home.call()
+    found = read_incoming(home.path / "src", strategy=home.path / "src.ckpt").tensors
+    assert {name: spec.shape for name, spec in found.specs.items()} == SHAPES
+
+
+def test_statistics_that_differ_between_data_parallel_ranks_can_be_those_of_the_first(tmp_path: Path) -> None:
+    grid = Grid((("dp", 2),))
+    of = Strategy(grid, {n: Entry(Layout(grid, s, ((),) * len(s)), "float32") for n, s in SHAPES.items()})
+    home = made(tmp_path, ".safetensors", of, net(2, shapes=SHAPES))
+    home.strategy("src", trainable(of))
+    home.put(1, lambda t: t.update({"bn.moving_mean": Blob.of("float32", (4,), bytes(16))}))
+    first = home.file(0)
+    text = f"{home.file(1)}: bn.moving_mean is in no strategy, and differs from that of rank 0; "
+    way_out = f"to take that of rank 0, give {first} alone, without a strategy"
+    assert refusal(lambda: read_incoming(home.path / "src", strategy=home.path / "src.ckpt")) == text + way_out
+    found = read_incoming(first).tensors
+    assert {name: spec.shape for name, spec in found.specs.items()} == SHAPES
+    one = tmp_path / "one.safetensors"
+    transform_checkpoint_by_rank(1, {0: str(first)}, str(one), None, str(home.path / "dst.ckpt"))
+    assert blobs(one)["bn.moving_mean"] == blobs(first)["bn.moving_mean"]
 
 
 def copies(home: Home, ranks: int, change: dict[int, dict[str, Blob]] | None = None) -> Path:

@@ -172,15 +172,15 @@ REFUSED = {
     ),
     "a forward that fails by itself": (
         own("odd_nets.TooLong", TOKENS, stages=GPT),
-        "model: the forward of TooLong fails for inputs of shape (6, 5): AssertionError: Cannot forward sequence of "
-        "length 5, block size is only 2 (nets.py:118, in forward: assert t <= self.block_size, f\"Cannot forward "
-        "sequence of length {t}, block ...)",
+        "model: the forward of TooLong fails for inputs of shape (6, 5) int64: AssertionError: Cannot forward "
+        "sequence of length 5, block size is only 2 (nets.py:118, in forward: assert t <= self.block_size, "
+        "f\"Cannot forward sequence of length {t}, block ...)",
     ),
     "a forward that fails in one stage": (
         own("odd_nets.TooLong", TOKENS, stages=1),
-        "model: the forward of TooLong fails for inputs of shape (12, 5): AssertionError: Cannot forward sequence of "
-        "length 5, block size is only 2 (nets.py:118, in forward: assert t <= self.block_size, f\"Cannot forward "
-        "sequence of length {t}, block ...)",
+        "model: the forward of TooLong fails for inputs of shape (12, 5) int64: AssertionError: Cannot forward "
+        "sequence of length 5, block size is only 2 (nets.py:118, in forward: assert t <= self.block_size, "
+        "f\"Cannot forward sequence of length {t}, block ...)",
     ),
     "a tensor of nobody": (
         own("odd_nets.Foreign", [6], stages={"a": 0, "head": 1}),

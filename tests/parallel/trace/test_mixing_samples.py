@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+import torch
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.parallel.trace.mixing_samples import mixing
+from launcher.parallel.trace.sample_values import Trial, tried_with
 from launcher.planner.plan_job import plan_job
+from tests.parallel.mixing_nets import Words
 from tests.parity import own
 
+GRADIENT = "the gradient of a sample depends on the rest of its batch"
 MIXES = "its output for a sample depends on the rest of its batch"
 TEXT = (
     f"model: {MIXES}, and the batch is cut over {{}}, so each layout would train another model; compute each sample by "
@@ -44,6 +50,50 @@ def test_samples_that_depend_on_one_another_are_refused_where_the_batch_is_cut(k
     assert str(refused.value) == TEXT.format(cut) + cure
 
 
+BACKWARDS = ["centred", "normalized", "mean of gradients", "slightly centred", "straight through", "hook"]
+
+
+@pytest.mark.parametrize("kind", BACKWARDS)
+def test_gradients_of_samples_that_depend_on_one_another_are_refused_too(kind):
+    """The output for a sample depends on nothing else."""
+    with pytest.raises(RequestError) as refused:
+        plan_job(net(kind, CUTS["1 micro batch and 2 data-parallel ranks"]))
+    assert TEXT.format("1 micro batch and 2 data-parallel ranks").replace(MIXES, GRADIENT) in str(refused.value)
+    text = f"{GRADIENT}: another batch size, or a batch in parts, trains to other numbers"
+    assert notes(net(kind, {})) == [text]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "what"),
+    [
+        ("centred", False, "the gradient of a sample"),
+        ("normalized", False, "the gradient of a sample"),
+        ("turned round", False, ""),
+        ("turned round", True, ""),
+        ("mean", False, "its output for a sample"),
+    ],
+    ids=["centred", "normalized", "turned round", "positions before samples", "in the forward"],
+)
+def test_gradients_of_tokens_are_those_of_what_is_looked_up(kind, first, what):
+    """Positions, as many as the samples of a try, are no samples."""
+    torch.manual_seed(0)
+    real = Words(kind, first)
+    tokens = torch.randint(0, 16, (8, 8))
+    with tried_with(Trial(((tokens,),), lambda name: real.get_parameter(name).detach())):
+        assert mixing(copy.deepcopy(real).to("meta"), [tokens[:1].to("meta")]) == what
+
+
+def test_a_model_too_large_to_try_is_noted_where_the_batch_is_cut(monkeypatch):
+    monkeypatch.setattr("launcher.parallel.trace.mixing_samples.FEW", 10)
+    for cut in CUTS.values():
+        assert notes(net("negatives", cut)) == [
+            "a model of 0.0M numbers is too large to try: it was not tried whether its samples depend on one another, "
+            "as in a contrastive loss; then another number of data-parallel ranks or micro batches trains to other "
+            "numbers"
+        ]
+    assert notes(net("negatives", {})) == []
+
+
 def test_what_the_cure_says_is_planned():
     cured = {"pipeline": {"micro_batch_num": 1}}
     assert notes(net("negatives", cured)) == notes(net("negatives", {}))
@@ -60,7 +110,10 @@ def test_in_one_piece_the_plan_says_so(kind):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("kind", ["functional norm", "layer norm", "dropout", "experts", "experts and dropout"])
+@pytest.mark.parametrize("kind", [
+    "functional norm", "layer norm", "dropout", "experts", "experts and dropout", "turned round", "clipped by sample",
+    "recomputed",
+])  # fmt: skip
 def test_other_models_are_planned(kind, cut):
     assert notes(net(kind, CUTS[cut])) == []
 

@@ -123,3 +123,7 @@ def test_ranks_are_on_the_nodes_that_they_are_started_on() -> None:
     assert sparse.collective_seconds("all_gather", 80_000_000, (0, 1, 2, 3)) == pytest.approx(
         3 * 50e-6 + 3 / 4 * 80e6 / 20e9
     )
+
+
+def test_a_product_without_elements_takes_no_time() -> None:
+    assert speeds().device_seconds(Operations(((Product(0, 10, 16, 1, 4), 1),))) == 0.0
