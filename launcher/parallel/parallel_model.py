@@ -163,7 +163,8 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     check_agreement(parts, drawn.whole)
     flatten(parts, plan)
 
-    cut_parameters(parts, plan)
+    if plan.sharding is not None:
+        cut_parameters(parts, plan)
 
     # parameters become this rank's shards and get their values; graphs exclude FSDP2's work
     distribute(parts, plan, meshes)
@@ -173,7 +174,9 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     orders = [GatherOrder(part, plan) for part in parts]
     fill(parts, plan, meshes.rank, device, whole=drawn.whole)
 
-    weights = run_sharded(parts, plan, stage_groups(plan, meshes), device)
+    weights = []
+    if plan.sharding is not None:
+        weights = run_sharded(parts, plan, stage_groups(plan, meshes), device)
 
     # what keeps copies equal: sums of gradients over replicas and tp, and over stages that share a tensor
     buckets = []

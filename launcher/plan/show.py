@@ -298,7 +298,8 @@ def _overlap(plan: Plan) -> Rows:
 
 def _operators(plan: Plan) -> Rows:
     yield from show_operators.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
-    yield from show_sharding.rows(plan.sharding)
+    if plan.sharding is not None:
+        yield from show_sharding.rows(plan.sharding)
 
 
 def _compile(plan: Plan) -> Rows:

@@ -36,7 +36,7 @@ def before_plan(run: Settled) -> list[Problem]:
         *(absent(job.data) if _reads(job) else []),
         *layout_files.unwritable(job),
         *_cache(job),
-        *start.refused(job),
+        *(start.refused(job) if job.logger.services else []),
         *_of_others(run),
     ]
 

@@ -35,7 +35,7 @@ from launcher.run import (
 from launcher.run.cluster_jobs import frozen_request, handover
 from launcher.run.report import drill_report
 from launcher.run.search import layout_search
-from launcher.run.settle import Settled, home, settle
+from launcher.run.settle import Chosen, Settled, home, open_ended, settle
 from launcher.runtime import console_log, folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.interrupts import check, stoppable
@@ -144,7 +144,7 @@ def rehearse(request: Request, planned: bool = True) -> Plan | None:
                 return _plan(*_settled(asked))
             if planned:
                 return _decide(*_settled(asked))[1]
-            if layout_search.open_ended(asked.job):
+            if open_ended(asked.job):
                 layout_search.check(asked.job)
             else:
                 refuse(impossible(before_torch(asked.job, preflight.before_plan(asked)).asked))
@@ -218,7 +218,7 @@ def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
     return {}
 
 
-def _plan(asked: Settled, chosen: layout_search.Chosen) -> Plan:
+def _plan(asked: Settled, chosen: Chosen) -> Plan:
     """The plan of a run that starts elsewhere. Raises ``RequestError``; starts and writes nothing."""
     checked = before_torch(asked.job, preflight.before_plan(asked))
     with planning():
@@ -244,17 +244,15 @@ def _make_tokens(request: RunRequest, others: Others | None) -> None:
     own_tokens.make(request.job, asked.done)
 
 
-def _settled(
-    asked: Settled, measure: bool = False, others: Others | None = None
-) -> tuple[Settled, layout_search.Chosen]:
+def _settled(asked: Settled, measure: bool = False, others: Others | None = None) -> tuple[Settled, Chosen]:
     """The request with the layout that a search has chosen, and the choice."""
-    chosen = layout_search.settled(asked.job, measure, others)
+    chosen = Chosen(asked.job)
+    if open_ended(asked.job):
+        chosen = layout_search.settled(asked.job, measure, others)
     return replace(asked, job=chosen.job), chosen
 
 
-def _decide(
-    asked: Settled, chosen: layout_search.Chosen, server: ForkServer | None = None
-) -> tuple[launch.Start, Plan]:
+def _decide(asked: Settled, chosen: Chosen, server: ForkServer | None = None) -> tuple[launch.Start, Plan]:
     """How the ranks start, and the plan. Raises ``RequestError``; starts no rank, writes nothing.
 
     ``server``: the server that forks ranks of this machine; it imports while this process plans.

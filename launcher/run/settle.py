@@ -23,6 +23,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """``job`` with all settings decided, and notes; ``cluster``: the text of the refitted cluster file."""
+
+    job: Job
+    notes: tuple[Note, ...] = ()
+    cluster: str = ""
+
+
+def open_ended(job: Job) -> bool:
+    """Whether any setting is left to the search for a layout."""
+    return bool(job.search.over)
+
+
+@dataclass(frozen=True)
 class Settled:
     """A resolved request. ``config``: all of it, as it is written into the run folder.
 

@@ -14,6 +14,7 @@ from launcher.plan.step_order import alone
 from launcher.planner.plan_job import before_torch, plan_job, planning, settled
 from launcher.run import memory_check, own_tokens, preflight, resume
 from launcher.run.search import layout_search
+from launcher.run.settle import Chosen, open_ended
 
 
 def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
@@ -24,7 +25,8 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
 
 def _shown(job: Job, overrides: Sequence[str], pending: Sequence[str]) -> Iterator[str]:
     """The lines of ``shown``; ``pending``: notes on tokens that do not exist yet."""
-    chosen = layout_search.settled(memory_check.told(job))
+    job = memory_check.told(job)
+    chosen = layout_search.settled(job) if open_ended(job) else Chosen(job)
     job = chosen.job
     transforms = preflight.previews(job)
     if not (transforms and alone(job.steps)):
@@ -48,7 +50,7 @@ def _shown(job: Job, overrides: Sequence[str], pending: Sequence[str]) -> Iterat
 def check(job: Job) -> None:
     """Raises ``RequestError`` if it could not be shown, as far as that is known without torch."""
     with own_tokens.supposed(job) as (supposed, _):
-        if layout_search.open_ended(supposed) or job.show == "search":
+        if open_ended(supposed) or job.show == "search":
             layout_search.check(supposed)
         elif not (preflight.previews(supposed) and alone(job.steps)):
             refuse(impossible(before_torch(settled(memory_check.told(supposed))).asked))

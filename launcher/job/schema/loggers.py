@@ -67,3 +67,8 @@ class Logger(Settings):
     trackio: Annotated[Trackio | None, Switch] = None
     others: tuple[Target, ...] = ()
     wait_s: float = Field(30.0, ge=0, le=600)
+
+    @property
+    def services(self) -> bool:
+        """Whether metrics go anywhere else than into files of the run folder that need no package."""
+        return any((self.tensorboard, self.wandb, self.mlflow, self.trackio, self.others))

@@ -22,10 +22,8 @@ NAMES = {
 Rows = Iterator[tuple[str, str]]
 
 
-def rows(sharding: Sharding | None) -> Rows:
+def rows(sharding: Sharding) -> Rows:
     """Yields the rows of the plan's text, each a label and a line."""
-    if sharding is None:
-        return
     yield "operators", f"over device matrices of {many(sharding.ranks, 'rank')} a stage"
     found: dict[tuple[str, str], list[str]] = {}
     for stage in sharding.stages:

@@ -22,8 +22,10 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
     """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
     if job.launch.slurm is not None and job.launch.k8s is not None:
         text = "a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out"
-        return [Problem(write.KEY, text)]
-    return [*submit.refused(job, outer), *write.refused(job, outer)]
+        return [Problem("launch.k8s", text)]
+    if job.launch.k8s is not None:
+        return write.refused(job, outer)
+    return submit.refused(job, outer)
 
 
 def hand_over(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:

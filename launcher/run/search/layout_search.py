@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from launcher.planner.search.settle import Finalist
 from launcher.run import launch, memory_check
 from launcher.run.search import best_recipe, measured_cluster
 from launcher.run.search.measure_layouts import measured, refused
+from launcher.run.settle import Chosen, open_ended
 from launcher.runtime.processes.fork_server import serving
 
 if TYPE_CHECKING:
@@ -29,20 +30,6 @@ if TYPE_CHECKING:
 MOST_PROCESSES = 8
 CLUSTER = "cluster.yaml"
 """The file beside the recipe of the best layout, if layouts were measured."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """``job`` with all settings decided, and notes; ``cluster``: the text of the refitted cluster file."""
-
-    job: Job
-    notes: tuple[Note, ...] = ()
-    cluster: str = ""
-
-
-def open_ended(job: Job) -> bool:
-    """Whether any setting is left to the search."""
-    return bool(job.search.over)
 
 
 def check(job: Job) -> None:
@@ -83,8 +70,6 @@ def settled(job: Job, measure: bool = False, others: Others | None = None) -> Ch
 
     Raises ``RequestError``.
     """
-    if not open_ended(job):
-        return Chosen(job)
     check(job)
     job = _at_home(job)
     found, ranking = _searched(job)

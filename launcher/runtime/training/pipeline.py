@@ -14,8 +14,9 @@ from launcher.objective.losses import Loss
 from launcher.objective.metrics import Metric
 from launcher.objective.structure import Output, each, float64, formed
 from launcher.parallel.model_state.restore_state import untouched
+from launcher.parallel.output_share import OutputShare, output_share
 from launcher.parallel.parallel_model import ParallelModel
-from launcher.parallel.sharding.output_share import OutputShare, output_share
+from launcher.parallel.sharding.output_share import matrix_share
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.sequence_chunks import shortened
@@ -58,7 +59,9 @@ class Pipeline:
         self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
         self.share = OutputShare(None, counts=False)
         if self.last:
-            self.share = output_share(plan, model.axis, place, model.groups)
+            self.share = output_share(plan, model.axis, place)
+        if self.last and plan.sharding is not None:
+            self.share = matrix_share(plan.sharding, place, model.groups)
         compilation = plan.compilation
         if self.last and compilation is not None and compilation.loss and model.compiled is not None:
             from launcher.parallel.forward.compile import compile_loss  # torch._dynamo takes a second
