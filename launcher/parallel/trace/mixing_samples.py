@@ -119,7 +119,7 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> bool | None:
     # the user's code may raise anything for drawn values; other checks judge the forward
     with torch.random.fork_rng(devices=[]), cpu, kept, torch.enable_grad():
         for dtype in (torch.float64, torch.float32):
-            with default_dtype(dtype), suppress(Exception):
+            with default_dtype(dtype), suppress(Exception, SystemExit):
                 xs = [x.to(dtype) if x.is_floating_point() else x for x in stand_ins(some, 0)]
                 return _mixing(in_memory(model).to(dtype), xs)
     return None
