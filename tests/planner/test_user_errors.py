@@ -10,6 +10,7 @@ import pytest
 from tests.mistakes.answers import answer
 
 ALONE = ("recipe=lm_single", "data=mnist5k", "steps=[train]", "model=mlp", "optim=sgd", "security.allow=[mine]")
+SEARCH = ("show=search", "cluster=h100_sxm", "parallel=auto")
 IMPORTS = "import numpy as np\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 BLOCK = (
     "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -186,8 +187,41 @@ def test_what_torch_export_cannot_follow_is_told_by_module_and_line():
     assert "torch.export cannot follow block (Block): its Python looks at data (mine.py:10); leave" in said
 
 
+def test_torch_prints_no_graph_of_a_model_that_chooses_by_data():
+    body = "for n in (h > 0).sum(1).nonzero():\n            h = h + self.fc.weight[n]\n        return self.fc(h)"
+    words = ("launch.nproc=2", "parallel.mode=sharding_propagation")
+    said = refusal("model", "Net", f"{BLOCK}        {body}\n{NET}", *words)
+    assert "torch.export cannot follow block (Block): its Python looks at data (mine.py:1" in said
+    assert "torch.ops" not in said
+
+
 def test_a_search_for_a_model_that_selects_by_values_is_refused_by_what_is_wrong():
     """Its tensors have no rows on the meta device: their products take no time, which was a division by zero."""
     code = f"{BLOCK}        return self.fc(h[h[:, 0] > 0])\n{NET}"
-    said = refusal("model", "Net", code, "launch.nproc=2", "show=search", "cluster=h100_sxm", "parallel=auto")
-    assert "the model's output is float32 (0, 10)" in said
+    said = refusal("model", "Net", code, "launch.nproc=2", *SEARCH)
+    assert "data: for 1 samples targets are int64 (1,) and the model's output is float32 (0, 10); " in said
+    assert "; none of 88 layouts can be planned" in said
+
+
+SEARCHED = {
+    "it reads values by numpy": (
+        "return self.fc(h * float(h.detach().numpy().sum()))",
+        "the forward of Net cannot be planned in block (Block) (mine.py:10): its Python looks at data (can't convert ",
+    ),
+    "it raises": (
+        "raise KeyError('x')",
+        "the forward of Net fails in block (Block) for inputs of shape (1, 1, 28, 28) float32: KeyError: 'x' (mine",
+    ),
+    "it leaves": (
+        "raise SystemExit(3)",
+        "the forward of Net fails in block (Block) for inputs of shape (1, 1, 28, 28) float32: SystemExit: 3 (mine",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SEARCHED)
+def test_a_search_over_a_model_that_cannot_be_traced_names_module_and_line(case):
+    body, says = SEARCHED[case]
+    said = refusal("model", "Net", f"{BLOCK}        {body}\n{NET}", "launch.nproc=2", *SEARCH)
+    assert f"  model: {says}" in said
+    assert "; none of 88 layouts can be planned" in said

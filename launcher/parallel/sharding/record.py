@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from operator import getitem
 from typing import Any
 
@@ -38,7 +40,8 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = Fa
     try:
         with default_dtype(RUNNING), torch.device("meta"), fork_rng([]), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, about itself
-            program = torch.export.export(traced, tuple(inputs), strict=False)
+            with redirect_stderr(StringIO()):  # torch prints the graph where the forward reads data
+                program = torch.export.export(traced, tuple(inputs), strict=False)
             why = "" if ours else lost(module, program, inputs)
             refuse([_cannot(f"the model does more than operators do: {why}")] if why else [])
             if settle_regions(program.graph_module, KEY) or any(_changes(n) for n in program.graph.nodes):
@@ -47,7 +50,8 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = Fa
         raise
     except Exception as error:  # from the code of a model, or torch's tracing
         at = failing(traced, error)
-        why = f"{LOOKS} ({of_error(error)})" if looks(error) else of_users(error)
+        reads = looks(error) or "data-dependent" in str(error)
+        why = f"{LOOKS} ({of_error(error)})" if reads else of_users(error)
         text = f"torch.export cannot follow {at or type(module).__name__}: {why}"
         raise RequestError((_cannot(text),)) from error
     _refuse_hidden_changes(program)

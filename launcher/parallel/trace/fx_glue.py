@@ -338,7 +338,7 @@ def refusing(
             raise tracer.refused
     except RequestError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         first = error if tracer is None or tracer.refused is None else tracer.refused
         line = next(iter(str(first).strip().splitlines()), "")
         path = failing(model, first)

@@ -116,7 +116,7 @@ def too_large(model: nn.Module) -> int:
     """The numbers of a model that has too many of them to try it, else 0.
 
     The try computes in float64 with two copies of the model, which are 256 MB for ``FEW`` numbers, and takes
-    about 20 forwards and backwards of 8 samples.
+    12 forwards of 8 samples, and as many again of a model with a backward of its own.
     """
     numbers = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     return numbers if numbers > FEW else 0
@@ -137,7 +137,7 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
     # the user's code may raise anything for drawn values; other checks judge the forward
     with torch.random.fork_rng(devices=[]), cpu, kept, torch.enable_grad():
         for dtype in (torch.float64, torch.float32):
-            with default_dtype(dtype), suppress(Exception):
+            with default_dtype(dtype), suppress(Exception, SystemExit):
                 xs = [x.to(dtype) if x.is_floating_point() else x for x in stand_ins(some, 0)]
                 return _mixing(in_memory(model).to(dtype), xs)
     return None
@@ -153,7 +153,7 @@ def _mixing(model: nn.Module, xs: list[Tensor]) -> str | None:
                 if any(not _alike(*pair, drawn.close) for pair in pairs):
                     return OUTPUT
                 with suppress(Exception):  # it may have no backward, or none for such inputs
-                    if _backward_mixes(model, xs, drawn):
+                    if _own_backward(model, xs) and _backward_mixes(model, xs, drawn):
                         return GRADIENT
                 return ""
     return None
@@ -162,7 +162,9 @@ def _mixing(model: nn.Module, xs: list[Tensor]) -> str | None:
 class _Sources(TorchFunctionMode):
     """Finds where gradients of samples end: float inputs, and tensors made of inputs and weights alone.
 
-    ``found`` has them in the order of the forward; each has a row per sample, or seems to.
+    ``found`` has them in the order of the forward; each has a row per sample, or seems to. ``hooked``:
+    whether a tensor has a hook; ``stopped``: whether a float tensor passes no gradients on to what it is
+    made of, as after ``detach``.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -170,22 +172,40 @@ class _Sources(TorchFunctionMode):
         self._samples = len(inputs[0])
         self._of_data = {id(t): t for t in inputs}
         self.found = [t for t in inputs if t.requires_grad]
+        self.hooked = self.stopped = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        self.hooked |= func is Tensor.register_hook
         read = [t for t in tree_leaves((args, kwargs)) if id(t) in self._of_data]
         if not read:
             return out
         first = not any(map(self._has_gradients, read))
+        needed = any(t.requires_grad for t in read)
         for t in tree_leaves(out):
             if isinstance(t, Tensor) and id(t) not in self._of_data:
                 self._of_data[id(t)] = t
                 if first and self._has_gradients(t):
                     self.found.append(t)
+                self.stopped |= needed and t.is_floating_point() and not t.requires_grad
         return out
 
     def _has_gradients(self, t: Tensor) -> bool:
         return t.requires_grad and t.dim() > 0 and len(t) == self._samples
+
+
+def _own_backward(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+    """Whether the backward is not simply that of torch for the forward: then it mixes no more than that."""
+    sources, out = _forward(model, xs)
+    left, seen = [t.grad_fn for t in out], set()
+    while left:
+        node = left.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):  # also of a module's hooks
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [before for before, _ in node.next_functions]
+    return sources.hooked or sources.stopped
 
 
 Rows = list[tuple[Tensor, Tensor]]
@@ -231,18 +251,12 @@ def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: _FixedDraws) -> b
 
 
 def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
-    """The sources of the samples at ``places`` and their gradients; runs a copy, as ``_run`` does."""
-    torch.manual_seed(1)
-    again = _with_fixed_norms(model)
-    inputs = [x[places].requires_grad_(x.is_floating_point()) for x in xs]
-    with _FixedStatistics():
-        with _Sources(inputs) as sources:
-            made = tree_leaves(again(*(x.clone() for x in inputs)))
-        out = [t for t in made if isinstance(t, Tensor) and t.requires_grad]
-        out = [t for t in out if t.dim() and len(t) == len(places)]
-        seeds = [_drawn(t.shape[1:])[places].to(t.dtype) for t in out]
-        if not out or not sources.found:
-            return []
+    """The sources of the samples at ``places``, and their gradients."""
+    sources, out = _forward(model, [x[places] for x in xs])
+    seeds = [_drawn(t.shape[1:])[places].to(t.dtype) for t in out]
+    if not out or not sources.found:
+        return []
+    with _FixedStatistics():  # what is recomputed
         grads = torch.autograd.grad(out, sources.found, seeds, allow_unused=True)
     return [
         (t.detach(), torch.zeros_like(t) if g is None else g)
@@ -277,6 +291,17 @@ def _run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
         out = again(*(x.clone() for x in xs))
     tensors = [t.detach() for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()]
     return [t for t in tensors if t.dim() and len(t) == len(xs[0])]
+
+
+def _forward(model: nn.Module, xs: Sequence[Tensor]) -> tuple[_Sources, list[Tensor]]:
+    """The sources of a forward, and its outputs with gradients; runs a copy, as ``_run`` does."""
+    torch.manual_seed(1)
+    again = _with_fixed_norms(model)
+    inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in xs]
+    with _FixedStatistics(), _Sources(inputs) as sources:
+        made = tree_leaves(again(*(x.clone() for x in inputs)))
+    out = [t for t in made if isinstance(t, Tensor) and t.requires_grad]
+    return sources, [t for t in out if t.dim() and len(t) == len(xs[0])]
 
 
 def _drawn(shape: torch.Size) -> Tensor:

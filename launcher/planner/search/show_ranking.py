@@ -136,11 +136,20 @@ def _counted(ranking: Ranking) -> Iterator[str]:
         yield f"             {n:,} cannot be: {shorten(why, WIDTH, placeholder=' ...')}"
 
 
+OWN = ("model", "data", "loss", "metrics", "optim")
+"""Sections whose problems no other layout solves."""
+
+
 def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
     """Why there is no layout: none fits, or none is possible. ``other``: a single change and its bytes."""
     over = ranking.question.job.search.over
     key, what = next(iter(over), "show"), "auto" if over else "nothing is left open"
     if not ranking.found:
+        # what is wrong with the model or the data, most layouts say; the rest is about layouts
+        often = next((text for text, _ in ranking.refused.most_common(1)), "")
+        section, _, wrong = often.partition(": ")
+        if section.partition(".")[0] in OWN:
+            return Problem(section, f"{wrong}; none of {many(ranking.layouts, 'layout')} can be planned")
         why = "; ".join(f"{n:,} x {text}" for text, n in ranking.refused.most_common(REASONS))
         return Problem(key, f"{what}: none of {many(ranking.layouts, 'layout')} can be: {why}")
     assert ranking.question.room is not None
