@@ -101,7 +101,9 @@ OPEN = {
         "transform", "transform_foreign", "transform_plan", "verify", "write",
     },
     "launcher.checkpoint.mindspore.formats": {"group_file", "operator_json", "strategy_files"},
-    "launcher.parallel": {"byte_collectives", "parallel_model", "blueprint", "broadcast", "local", "mesh", "output_share"},
+    "launcher.parallel": {
+        "blueprint", "broadcast", "byte_collectives", "local", "mesh", "output_share", "parallel_model",
+    },
 }  # fmt: skip
 WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint")
 
