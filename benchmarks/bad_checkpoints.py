@@ -26,8 +26,8 @@ from benchmarks.checkpoints import grid, save_checkpoint, save_rank_files, save_
 from benchmarks.peers import DEEPSPEED, MINDSPORE, python
 from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.layout.strategy_file import dump
-from launcher.checkpoint.mindspore.rank_files import held_boxes
 from launcher.checkpoint.write import saved_boxes
+from launcher.extras.mindspore.rank_files import held_boxes
 from launcher.runtime.processes.start import run_ranks
 
 ROOT = Path(__file__).parent.parent

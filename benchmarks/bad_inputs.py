@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.checkpoints import chunks, grid, save_strategy
 from launcher.checkpoint import Entry, Strategy
-from launcher.checkpoint.mindspore.rank_files import held_boxes
 from launcher.checkpoint.tensorfile.safetensors import write_stream
+from launcher.extras.mindspore.rank_files import held_boxes
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

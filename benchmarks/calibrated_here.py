@@ -7,18 +7,17 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from launcher.extras.calibration import calibrate
+from launcher.extras.calibration.constants import Machine, Round, Works, cluster, fitted, typical
 from launcher.job.compose import compose
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.steps import Calibrate
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
-from launcher.plan.prediction.calibration.constants import cluster, fitted, typical
-from launcher.plan.prediction.calibration.timed import Machine, Round, Works
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
-from launcher.steps import calibrate
-from launcher.steps.model.shared_construction import Drawings
+from launcher.steps.shared_construction import Drawings
 
 RANKS = 4
 NAME = "this machine, calibrated in between"
@@ -38,8 +37,8 @@ def rounds(seconds: float) -> tuple[list[Round], Machine]:
 def _work(
     world: World, seconds: float, copies: Sequence[tuple[Copy, Plan]], folder: Path
 ) -> tuple[list[Round], Machine]:
-    from launcher.runtime.calibration.measure import machine_of, measured, samples
-    from launcher.steps.model.tiny_trainings import trainings
+    from launcher.extras.calibration.measure import machine_of, measured, samples
+    from launcher.extras.calibration.tiny_trainings import trainings
 
     (copy, replicas), (_, stages) = copies
     works = Works(copy.job.train.precision, replicas.estimate.work, stages.estimate.work)

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint import Entry, Strategy, commit
-from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
-from launcher.checkpoint.mindspore.rank_files import held_boxes
 from launcher.checkpoint.store import partial as unfinished
-from launcher.checkpoint.tensorfile.header import read_header
-from launcher.checkpoint.tensorfile.safetensors import mapped, write_stream
+from launcher.checkpoint.tensorfile.safetensors import mapped, read_header, write_stream
 from launcher.checkpoint.write import RankWriter
+from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.rank_files import held_boxes
+from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout

@@ -24,15 +24,15 @@ from typing import Any
 
 from benchmarks.predict_here import MODEL, Measured, together, training, watched
 from launcher.errors import RequestError
+from launcher.extras.layout_search import candidates
+from launcher.extras.layout_search.candidates import Layout
+from launcher.extras.layout_search.evaluate import Question
+from launcher.extras.layout_search.search import search
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.prediction.speeds import speeds
+from launcher.plan.time.speeds import speeds
 from launcher.planner.plan_job import plan_job
-from launcher.planner.search import candidates
-from launcher.planner.search.evaluate import Question
-from launcher.planner.search.layout import Layout
-from launcher.planner.search.search import search
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
 

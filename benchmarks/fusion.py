@@ -54,7 +54,7 @@ class Found:
 def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
     """One optimizer step as ``runtime.training.loop`` does it."""
     from launcher.runtime.training.loop import step
-    from launcher.steps.model import build_session
+    from launcher.steps import build_session
 
     live = build_session.build(world, job, plan, Path())
 
@@ -69,7 +69,7 @@ def work(
     world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int
 ) -> tuple[list[Found], float, float]:
     """What each case took, after two warm-up steps; latency (us) and bandwidth (GB/s) of an all-reduce."""
-    from launcher.testing.collective_counter import Collectives
+    from launcher.testing.meters import Collectives
 
     # warmed up, and counted in the second step
     runs = [one_step(world, job, plan) for job, plan in cases]

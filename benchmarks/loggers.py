@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher.extras.loggers import process
+from launcher.extras.loggers.process import Viewers, viewers
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.run.report.loggers import start
-from launcher.run.report.viewers import Viewers, viewers
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
 
@@ -36,7 +36,7 @@ def work(world: World, job: Job, plan: Plan, blocks: int, steps: int) -> dict[bo
     """Milliseconds a step of every block, with loggers and without, after two blocks of warming up."""
     from launcher.optim.build import scale_lr
     from launcher.runtime.training.loop import step
-    from launcher.steps.model import build_session
+    from launcher.steps import build_session
 
     live = build_session.build(world, job, plan, Path())
     out: dict[bool, list[float]] = {True: [], False: []}
@@ -79,8 +79,8 @@ def main() -> None:
     args = parser.parse_args()
 
     every = compose(["logger=[tensorboard,wandb,mlflow,trackio]"]).job
-    lack = {problem.key.removeprefix("logger.") for problem in start.refused(every)}
-    names = [name for name in start.PACKAGES if name not in lack]
+    lack = {problem.key.removeprefix("logger.") for problem in process.refused(every)}
+    names = [name for name in process.PACKAGES if name not in lack]
     job = compose(["recipe=lm_tied_pp2_hsdp2", f"logger=[{','.join(names)}]", *args.overrides]).job
     plan = plan_job(job)
     with tempfile.TemporaryDirectory() as folder:

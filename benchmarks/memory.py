@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.plan.cost.memory import Memory
+from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
@@ -87,8 +87,8 @@ CASES = tuple(
 def measure(world: World, job: Job, plan: Plan) -> int:
     """Bytes at the fullest moment of the second step; the optimizer makes its state in the first."""
     from launcher.runtime.training.loop import step
-    from launcher.steps.model import build_session
-    from launcher.testing.measured_memory import MeasuredMemory
+    from launcher.steps import build_session
+    from launcher.testing.meters import MeasuredMemory
 
     live = build_session.build(world, job, plan, Path())
     for _ in range(2):

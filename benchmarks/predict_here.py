@@ -23,13 +23,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.calibrated_here import calibrated, rounds
+from launcher.extras.calibration.constants import Machine, Round
 from launcher.job.compose import compose
 from launcher.job.schema.cluster import Cluster
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.prediction.calibration.timed import Machine, Round
-from launcher.plan.prediction.prediction import predict
-from launcher.plan.prediction.speeds import speeds_of
+from launcher.plan.time.prediction import predict
+from launcher.plan.time.speeds import speeds_of
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
@@ -102,8 +102,8 @@ def job_of(layout: Sequence[str], cluster: str, config_dir: Path | None = None) 
 def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], Callable[[], int]]:
     """Both train a step, as the loop does it: one returns its milliseconds, one its bytes."""
     from launcher.runtime.training.loop import step
-    from launcher.steps.model import build_session
-    from launcher.testing.measured_memory import MeasuredMemory
+    from launcher.steps import build_session
+    from launcher.testing.meters import MeasuredMemory
 
     live = build_session.build(world, job, plan, Path())
 

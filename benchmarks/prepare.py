@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from launcher.data.files import bpe, corpus
+from launcher.data import text_files
 from launcher.data.prepare.encode import Encoder, Recipe
 
 END = "<|endoftext|>"
@@ -32,7 +32,7 @@ TRAINED = 8 << 20
 def documents(most: int) -> Iterator[str]:
     """Until they have so many bytes."""
     size = 0
-    shipped = corpus.SHIPPED.read_text(encoding="utf-8").split("\n\n")
+    shipped = text_files.SHIPPED.read_text(encoding="utf-8").split("\n\n")
     packages = sorted(
         p for p in Path(json.__file__).parents[1].rglob("*") if p.suffix in KINDS and p.is_file()
     )
@@ -129,7 +129,7 @@ def main() -> None:
         file = asked.tokenizer or folder / "tokenizer.json"
         if asked.tokenizer is None:
             some = [text for batch in batches(texts, TRAINED) for text in batch]
-            file.write_text(bpe.train_on(some, 32_000, [END]).to_str())
+            file.write_text(text_files.train_on(some, 32_000, [END]).to_str())
         with (folder / "corpus.jsonl").open("w", encoding="utf-8") as out:
             out.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
         core(Tokenizer.from_file(str(file)), texts)

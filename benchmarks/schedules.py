@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Action, Schedule
+from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks

@@ -29,9 +29,9 @@ from benchmarks.processes import pss
 from benchmarks.transform_calls import dcp_source
 from launcher.checkpoint import Strategy
 from launcher.checkpoint.layout.strategy_file import dump
-from launcher.checkpoint.mindspore.rank_files import held_boxes
-from launcher.checkpoint.transform_plan import sources
+from launcher.checkpoint.transform import sources
 from launcher.checkpoint.write import saved_boxes
+from launcher.extras.mindspore.rank_files import held_boxes
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "transform.md"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from launcher.job.schema.job import Job
     from launcher.plan.plan import Plan
     from launcher.planner.plan_job import plan_job
-    from launcher.run.run_job import run_job
+    from launcher.run.run import run_job
 
 __all__ = ["Job", "Plan", "RequestError", "__version__", "plan_job", "run_job"]
 

@@ -15,14 +15,14 @@ from launcher.console import say, tell
 from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, printable
 from launcher.job.args import Args, parse
 from launcher.job.schema.redact import hide, typed
-from launcher.runtime import gc_thresholds
+from launcher.optional import has, starter, sweep_commands, sweeps
+from launcher.runtime import machine
 from launcher.runtime.cluster import launch_env
-from launcher.runtime.console_log import recorded
-from launcher.runtime.stdio import open_missing, spare_streams
+from launcher.runtime.log import open_missing, recorded, spare_streams
 
 if TYPE_CHECKING:
     from launcher.job.compose import Depth
-    from launcher.run.outer_ranks.leader import Others
+    from launcher.run.external_ranks.leader import Others
 
 UNSAID = 120
 """The exit code when the output cannot be flushed: Python uses the same one."""
@@ -62,29 +62,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(words: list[str], rank: int | None) -> int:
     try:
         if words and words[0] in OF_A_RUN:
-            from launcher.sweep.commands import carry_out
-
-            return carry_out(words)
+            return _of_a_run(words)
         if words and words[0] == BEGIN:
-            from launcher.starter import new_project
-
-            return DONE if rank else new_project.carry_out(words)
+            return DONE if rank else starter.carry_out(words)
         args = parse(words)
         if args.help or args.version or args.completion:
             if not rank:
                 say(_about(args))
             return DONE
         if args.multirun:
-            from launcher.sweep import sweep
-
-            return sweep(args, rank)
+            return sweeps.sweep(args, rank)
 
         # rank 0 reads the request; the other ranks wait for its instructions
         if not rank:
             return _run(args, words, rank)
         if _only_prints(args):
             return DONE
-        from launcher.run.run_job import join
+        from launcher.run.run import join
 
         rank = None  # a rank that cannot join reports that itself
         return join(partial(_patience, args))
@@ -96,7 +90,7 @@ def _main(words: list[str], rank: int | None) -> int:
         tell(hide(printable(f"error: {error}", "\n\t"), typed(words)))
         return FAILED
     except OSError as error:
-        from launcher.checkpoint.tensorfile.disk_space import unwritten
+        from launcher.checkpoint.tensorfile.disk import unwritten
 
         if (full := unwritten(error)) is None:
             raise
@@ -113,7 +107,7 @@ def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Others 
     if launch_env.place() is None or _only_prints(args):
         yield None
         return
-    from launcher.run.outer_ranks.leader import leading
+    from launcher.run.external_ranks.leader import leading
 
     with leading() as others:
         try:
@@ -134,6 +128,15 @@ def _patience(args: Args) -> float:
         return Launch().timeout_s
 
 
+def _of_a_run(words: list[str]) -> int:
+    """Carries out a command about the folder of a run, or of a sweep."""
+    if has("sweep_commands"):
+        return sweep_commands.carry_out(words)
+    from launcher.run import commands
+
+    return commands.carry_out(words)
+
+
 def _only_prints(args: Args) -> bool:
     """Whether rank 0 only prints. No other rank is needed then, unless a search measures layouts."""
     return any(o.startswith("show=") and o not in ("show=null", "show=search") for o in args.overrides)
@@ -149,7 +152,7 @@ def _run(args: Args, words: list[str], rank: int | None) -> int:
         if request.job.show == "config":
             say(as_yaml(request.data).removesuffix("\n"))
             return DONE
-        from launcher.run.run_job import run_request
+        from launcher.run.run import run_request
 
         if _is_command:
             from launcher.runtime.processes.fork_server import only_imported
@@ -171,16 +174,14 @@ def look(words: Sequence[str], depth: Depth | None = None) -> None:
     if args.help or args.version or args.completion:
         return
     if args.multirun:
-        from launcher.sweep import check
-
-        check(args, depth)
+        sweeps.check(args, depth)
         return
     from launcher.job.compose import Depth, compose, late
 
     request = compose(args.overrides, config_dir=args.config_dir)
     if depth == Depth.COMPOSED:
         return
-    from launcher.run.run_job import rehearse
+    from launcher.run.run import rehearse
 
     try:
         rehearse(request, depth != Depth.SETTLED)
@@ -190,11 +191,11 @@ def look(words: Sequence[str], depth: Depth | None = None) -> None:
 
 def _about(args: Args) -> str:
     if args.help:
-        from launcher.job.help_text import usage
+        from launcher.job.args import usage
 
         return usage(args.config_dir)
     if args.completion:
-        from launcher.job.completion.scripts import script
+        from launcher.job.completion import script
 
         return script(args.completion, (BEGIN, *OF_A_RUN)).removesuffix("\n")
     return f"launcher {__version__}"
@@ -219,7 +220,7 @@ def script() -> NoReturn:
     open_missing()
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's classes are here, as for python -m launcher
-    gc_thresholds.seldom()
+    machine.seldom()
     spare_streams()
     global _is_command
     _is_command = True

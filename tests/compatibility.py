@@ -12,11 +12,11 @@ import torch
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Scheduler
-from launcher.parallel.norms import grad_norm
+from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.steps.certification.gather_full import gathered, pieces
+from launcher.steps.certification.compare import gathered, pieces
 from tests.parity import LM, alone, build, error, job, step
 from tests.parity.reference import Outcome
 from tests.ranks import on_ranks

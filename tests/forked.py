@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import launcher.planner.plan_job
-import launcher.run.run_job
+import launcher.run.run
 import launcher.steps.certify
 import launcher.steps.evaluate
 import launcher.steps.on_ranks  # noqa: F401

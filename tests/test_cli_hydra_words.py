@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import look, main
+from launcher.job import overrides
 from launcher.job.compose import Depth, compose
-from launcher.job.overrides import hydra_settings
 from tests.mistakes.answers import next_command
 from tests.test_cli_bad_input import RECIPES, head
 
@@ -132,7 +132,7 @@ def test_pasted_it_keeps_all_else(line, meant, tmp_path, monkeypatch, capsys):
 
 def test_a_launcher_of_slurm_is_an_option_of_launch() -> None:
     """What is printed of it hangs on whether there is a Slurm."""
-    text, cure = hydra_settings.instead("hydra/launcher", "submitit_slurm")
+    text, cure = overrides.instead("hydra/launcher", "submitit_slurm")
     assert (text, cure) == (f"{NO_EFFECT}; launch=slurm submits a run to Slurm, {CELLS}", "launch=slurm")
     assert compose([cure]).job.launch.slurm is not None
 

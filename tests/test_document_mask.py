@@ -18,19 +18,19 @@ from torch.nn import functional as F
 
 from launcher.data.open import open_data
 from launcher.data.source import Source
-from launcher.data.token_files.write import TokenWriter
+from launcher.data.tokens.formats import TokenWriter
 from launcher.errors import RequestError
 from launcher.job.schema.components import LanguageModel
 from launcher.job.schema.job import Job
+from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.norms import grad_norm
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
-from launcher.steps.certification.gather_full import pieces
-from launcher.steps.model import build_session, single_process
+from launcher.steps import build_session, single_process
+from launcher.steps.certification.compare import pieces
 from tests.parity import Step, assert_same, build, job, outcome, place, plain
 from tests.parity.reference import Outcome
 from tests.ranks import DRAWN, on_ranks

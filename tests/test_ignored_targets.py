@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from launcher.job.schema.job import Job
+from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.norms import grad_norm
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
-from launcher.steps.certification.gather_full import pieces
-from launcher.steps.model import build_session, single_process
+from launcher.steps import build_session, single_process
+from launcher.steps.certification.compare import pieces
 from tests.parallel.sources import Holed
 from tests.parity import Step, assert_same, batch, build, job, outcome, own, place, plain
 from tests.parity.reference import Outcome

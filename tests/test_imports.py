@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the layer with the longest prefix; what stands directly in launcher/ is wiring.
 LAYERS = {
     "launcher.errors": "errors",
-    "launcher.optional_packages": "errors",
+    "launcher.optional": "errors",
     "launcher.untrusted": "untrusted",
     "launcher.job.schema": "schema",
     "launcher.job.targets": "targets",
@@ -27,8 +27,7 @@ LAYERS = {
     "launcher.plan.values.layout": "facts",
     "launcher.plan.values.module_names": "facts",
     "launcher.plan.values.operations": "facts",
-    "launcher.plan.values.optimizer_traits": "facts",
-    "launcher.plan.values.param_group": "facts",
+    "launcher.plan.values.optimizer": "facts",
     "launcher.plan": "plan",
     "launcher.checkpoint": "checkpoint",
     "launcher.parallel": "parallel",
@@ -38,7 +37,7 @@ LAYERS = {
     "launcher.data.prepare.__main__": "wiring",  # a command
     "launcher.optim": "optim",
     "launcher.objective": "objective",
-    "launcher.planner.model_folder": "request files",
+    "launcher.planner.hugging_face": "request files",
     "launcher.planner.param_layouts": "request files",
     "launcher.planner.request_files": "request files",
     "launcher.planner": "planner",

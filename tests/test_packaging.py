@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 import launcher
-from launcher import optional_packages
-from launcher.optional_packages import install_command
+from launcher import optional
+from launcher.optional import install_command
 from tests.test_imports import imports
 
 ROOT = Path(__file__).parents[1]
@@ -136,7 +136,7 @@ def test_an_optional_package_is_installed_by_its_own_name_and_bounds(
     program, verb, *packages = shlex.split(install_command(extra))
     assert (program, verb) == ("pip", "install")
     assert {bounds(p) for p in packages} == {bounds(d) for d in declared}
-    monkeypatch.setattr(optional_packages, "NAME", "not-installed")
+    monkeypatch.setattr(optional, "NAME", "not-installed")
     assert install_command(extra) == f"pip install -e '.[{extra}]'"
 
 

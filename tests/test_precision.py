@@ -14,17 +14,17 @@ from torch.func import functional_call
 
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
-from launcher.objective.cross_entropy import cross_entropy
-from launcher.parallel.local import local
+from launcher.objective.losses import cross_entropy
+from launcher.parallel.mesh import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
-from launcher.plan.partition.params import wide
+from launcher.plan.cut.params import wide
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
-from launcher.runtime.training.loss_scaling import Scaling
+from launcher.runtime.training.averaging import Scaling
 from launcher.steps import train
-from launcher.steps.model.build_session import build as build_session
+from launcher.steps.build_session import build as build_session
 from tests.parallel.counting import assert_as_planned
 from tests.parity import Outcome, assert_same, batch, job, own, plain, rank_train, under_layout, whole
 from tests.ranks import DRAWN, on_ranks

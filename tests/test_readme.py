@@ -14,9 +14,9 @@ from typing import get_args
 
 import pytest
 
+from launcher.job.config_files import ConfigFiles
 from launcher.job.schema.base import Settings
-from launcher.job.schema.drill import Drill
-from launcher.job.yaml.config_files import ConfigFiles
+from launcher.job.schema.launch import Drill
 from tests.pages import (
     DRY,
     LAUNCHER,

@@ -14,10 +14,10 @@ import yaml
 from pydantic.fields import FieldInfo
 
 import launcher
-from launcher.job.schema import schema_keys
+from launcher.job.config_files import CONF
+from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.base import Settings
 from launcher.job.schema.job import Job
-from launcher.job.yaml.shipped import CONF
 
 GOLDEN = Path(__file__).parent / "golden/surface.txt"
 AGAIN = "the surface changed: if that is meant, run: python -m tests.test_surface > tests/golden/surface.txt"

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from launcher.__main__ import main
-from launcher.checkpoint.foreign.dcp.torch_save import find
-from launcher.checkpoint.layout.tiling import untiled
-from launcher.checkpoint.mindspore.formats.wire import packet
-from launcher.checkpoint.tensorfile.header import arrange
-from launcher.checkpoint.tensorfile.json_file import LONGEST
-from launcher.data.files.idx import whole
-from launcher.data.images.idx import read as read_idx
+from launcher.checkpoint.foreign.torch_dcp import find
+from launcher.checkpoint.layout.shards import untiled
+from launcher.checkpoint.tensorfile.disk import LONGEST
+from launcher.checkpoint.tensorfile.safetensors import arrange
+from launcher.extras.images.idx import read as read_idx
+from launcher.extras.images.idx_files import whole
+from launcher.extras.mindspore.protobuf import packet
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 from launcher.untrusted.files import TEXT

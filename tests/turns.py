@@ -38,7 +38,7 @@ class Part:
 PARTS = {
     "calibration": Part(
         ("tests/steps/test_calibrate.py", "tests/plan/prediction/calibration"),
-        ("launcher/plan/prediction/calibration", "launcher/steps/calibrate.py"),
+        ("launcher/plan/prediction/calibration", "launcher/extras/calibration/calibrate.py"),
     ),
     "certificate's faults": Part(
         ("tests/steps/test_certify_says_no.py", "tests/steps/test_certify_new_faults.py"),
@@ -46,12 +46,12 @@ PARTS = {
     ),
     "device matrices": Part(
         ("tests/parallel/sharding", "tests/plan/sharding", "tests/steps/test_going_on_over_matrices.py"),
-        ("launcher/parallel/sharding", "launcher/plan/sharding", "launcher/planner/shard_operators.py"),
+        ("launcher/parallel/sharding", "launcher/plan/sharding", "launcher/extras/device_matrix/onto_plan.py"),
     ),
     "drills": Part(("tests/drills", "tests/run/test_drill.py"), ("launcher/runtime/drill",)),
     "encryption": Part(
         ("tests/run/test_encrypt.py", "tests/run/test_no_key_is_shown.py"),
-        ("launcher/checkpoint/tensorfile/encryption.py", "launcher/checkpoint/tensorfile/keys.py"),
+        ("launcher/checkpoint/tensorfile/encryption.py", "launcher/checkpoint/tensorfile/encryption.py"),
     ),
     "layout search": Part(
         ("tests/search", "tests/run/test_layout_search.py", "tests/run/test_measure_layouts.py"),

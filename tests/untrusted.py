@@ -15,22 +15,23 @@ from typing import Any
 import pytest
 
 from launcher.checkpoint import store
-from launcher.checkpoint.foreign.hf_read import read_hf
+from launcher.checkpoint.foreign.hugging_face import read_hf
 from launcher.checkpoint.foreign.read import outline
 from launcher.checkpoint.layout.strategy_file import load
-from launcher.checkpoint.mindspore.formats import group_file, read_stages, read_strategy
-from launcher.checkpoint.mindspore.strategy_input import open_strategy
 from launcher.checkpoint.read import open_checkpoint
-from launcher.checkpoint.tensorfile.durable import copy
-from launcher.checkpoint.tensorfile.keys import load_key
+from launcher.checkpoint.tensorfile.disk import copy
+from launcher.checkpoint.tensorfile.encryption import load_key
+from launcher.data import text_files
 from launcher.data.checks import absent, check
-from launcher.data.files import bpe
-from launcher.data.images.cifar import read_pickle
 from launcher.errors import said
+from launcher.extras.images.cifar import read_pickle
+from launcher.extras.mindspore import strategy_file
+from launcher.extras.mindspore.strategy_file import read_stages, read_strategy
+from launcher.extras.mindspore.strategy_input import open_strategy
+from launcher.extras.sweep import folder as sweep_folder
 from launcher.job.schema.components import Cifar10, Idx, Text, Tokens
 from launcher.planner import request_files
-from launcher.runtime import folder
-from launcher.sweep import folder as sweep_folder
+from launcher.runtime import run_folder
 from tests.checkpoint.saving import filled, save, small
 from tests.data.sample_files import write_cifar, write_idx
 
@@ -74,7 +75,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "strategy of any form": ("s", lambda f: None, lambda f: open_strategy("strategy", f / "s")),
     "MindSpore strategy": ("s.ckpt", lambda f: None, lambda f: read_strategy(f / "s.ckpt")),
     "strategies of stages": ("s.ckpt", lambda f: None, lambda f: read_stages([f / "s.ckpt"])),
-    "groups": ("g", lambda f: None, lambda f: group_file.read(f / "g")),
+    "groups": ("g", lambda f: None, lambda f: strategy_file.read(f / "g")),
     "state": ("step-000001/state.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
     "layouts": ("step-000001/strategy/stage0.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
     "latest": ("latest", _checkpoint, store.latest),
@@ -82,9 +83,9 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "copied along": ("tokenizer.json", lambda f: None, lambda f: copy(f / "tokenizer.json", f / "new")),
     "operators": ("o.json", lambda f: None, lambda f: _problems([request_files._operators(str(f / "o.json"))])),
     "switches": ("p.json", lambda f: None, lambda f: _problems(request_files._switches(str(f / "p.json"))[1])),
-    "status": ("status.json", lambda f: None, lambda f: folder.read_status(f)),
+    "status": ("status.json", lambda f: None, lambda f: run_folder.read_status(f)),
     "sweep": ("sweep.json", lambda f: None, sweep_folder.known),
-    "tokenizer": ("t.json", lambda f: None, lambda f: bpe.load(f / "t.json")),
+    "tokenizer": ("t.json", lambda f: None, lambda f: text_files.load(f / "t.json")),
     "tokenizer that is asked for": (
         "t.json",
         lambda f: None,

@@ -11,10 +11,11 @@ from torch import Tensor
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
 from launcher.job.schema.job import Job
-from launcher.job.schema.optimizers import AdamW
+from launcher.job.schema.optim import AdamW
 from launcher.models.build import build_model
-from launcher.objective.cross_entropy import cross_entropy
-from launcher.parallel.trace.model_facts import default_dtype, dtype_of
+from launcher.objective.losses import cross_entropy
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 
 

@@ -19,7 +19,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from benchmarks.gpu.request import ALWAYS, LLAMA_1B, TINY_LM
 from launcher.runtime.cluster.world import World, backend_of, connect, place
-from launcher.runtime.training.device_peaks import peak_flops
+from launcher.runtime.training.throughput import peak_flops
 
 CLUSTERS = {"H100": "h100_sxm", "A100": "a100_80g", "B200": "b200", "910B": "ascend_910b"}
 """The option of ``cluster`` that describes a card, by a part of its name."""

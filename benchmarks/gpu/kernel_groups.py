@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from launcher.runtime import device as launcher_device
-from launcher.runtime.training.kernel_times import KernelTimes, kernel_times, shortened
+from launcher.runtime.training.profiler import KernelTimes, kernel_times, shortened
 
 # names of NVIDIA's libraries, of inductor's, and of torch's operators on a CPU
 GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (

@@ -25,8 +25,9 @@ from benchmarks.gpu.request import planned, shape
 from launcher.job.schema.components import LanguageModel
 from launcher.models.build import build_model
 from launcher.models.defaults import resolve
-from launcher.objective.cross_entropy import cross_entropy
-from launcher.parallel.trace.model_facts import default_dtype, dtype_of
+from launcher.objective.losses import cross_entropy
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.trace.model_facts import dtype_of
 
 WARM_UP = 3
 KINDS = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.gpu.lab import Row
 from benchmarks.gpu.parts import parts
-from launcher.runtime.training.kernel_times import shortened
+from launcher.runtime.training.profiler import shortened
 
 TRAINING = (
     ("ms", "ms", 1.0), ("tokens_per_s", "tokens/s", 1.0), ("mfu", "MFU %", 100.0),

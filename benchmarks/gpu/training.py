@@ -17,12 +17,12 @@ from benchmarks.gpu.lab import Bench
 from benchmarks.gpu.request import planned, shape
 from launcher.job.schema.job import Job
 from launcher.optim.build import scale_lr
-from launcher.parallel.cost.memory_meter import MemoryMeter
-from launcher.parallel.local import local
+from launcher.parallel.cost.memory import MemoryMeter
+from launcher.parallel.mesh import local
 from launcher.plan.plan import Plan
 from launcher.runtime.training.loop import step
 from launcher.runtime.training.session import Session
-from launcher.steps.model import build_session
+from launcher.steps import build_session
 
 Step = Callable[[], float]
 """One optimizer step; returns its loss, so that the CPU waits for it."""

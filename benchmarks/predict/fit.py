@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from benchmarks.predict.plans import Planned
-from launcher.plan.prediction.calibration import refit
+from launcher.extras.calibration import refit
 
 MOST = {"efficiency": 0.95, "kernels.moved": 1.0, "kernels.attention": 0.95, "overheads.exposed_tp": 1.0}
 Timed = tuple[Planned, float]

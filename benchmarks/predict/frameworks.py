@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.predict.rows import Row
+from launcher.extras.calibration.refit import changed
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.cost.memory import Memory
-from launcher.plan.prediction.calibration.refit import changed
-from launcher.plan.prediction.step_work import RankWork, StepWork
+from launcher.plan.memory.memory import Memory
+from launcher.plan.time.step_work import RankWork, StepWork
 
 SAID: dict[str, dict[str, float]] = {
     "megatron": {"kernels.launch_us": 8.0},

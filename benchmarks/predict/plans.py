@@ -14,12 +14,12 @@ from benchmarks.predict.requests import request
 from benchmarks.predict.rows import Row, Unsaid, parsed
 from launcher.errors import RequestError
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.cost.memory import Memory
+from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import Plan
-from launcher.plan.prediction.step_work import StepWork
 from launcher.plan.schedule import schedules
+from launcher.plan.time.step_work import StepWork
 from launcher.planner.plan_job import plan_job
-from launcher.planner.traces import Traces
+from launcher.planner.trace_model import Traces
 
 
 @dataclass(frozen=True, eq=False)

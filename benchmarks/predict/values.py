@@ -10,8 +10,8 @@ from benchmarks.predict.frameworks import cluster_for
 from benchmarks.predict.plans import Planned, key
 from benchmarks.predict.rows import MEMORY, TIMES
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.prediction.prediction import Prediction, predict
-from launcher.plan.prediction.speeds import speeds_of
+from launcher.plan.time.prediction import Prediction, predict
+from launcher.plan.time.speeds import speeds_of
 
 GIB = 1 << 30
 UNITS = {"GiB": GIB, "GB": 1e9}

@@ -3,30 +3,33 @@
 No process group and no torch import; works on a login node, in memory that does not grow with the model.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from launcher.checkpoint.export import export, read_full
-from launcher.checkpoint.foreign.hf_read import HfFolder, read_hf
-from launcher.checkpoint.foreign.hf_write import write_hf
-from launcher.checkpoint.foreign.import_tensors import import_full
-from launcher.checkpoint.foreign.rename import Renamed, Table, renamed
-from launcher.checkpoint.inspect import Holding, holdings, inspect
+from launcher.checkpoint.foreign.hugging_face import HfFolder, read_hf, write_hf
+from launcher.checkpoint.foreign.names import Renamed, Table, renamed
+from launcher.checkpoint.foreign.read import import_full
 from launcher.checkpoint.layout.derived import target_strategy
 from launcher.checkpoint.layout.strategy import Entry, Strategy, single
-from launcher.checkpoint.mindspore.api import (
-    build_searched_strategy,
-    rank_list_for_transform,
-    transform_checkpoint_by_rank,
-    transform_checkpoints,
-)
-from launcher.checkpoint.mindspore.load_segmented import load_segmented_checkpoints
-from launcher.checkpoint.mindspore.merge_files import merge_pipeline_strategies, merge_pipeline_strategys
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_box, read_extra, read_rank
 from launcher.checkpoint.store import commit, latest, partial, prune, step_folder
-from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.transform import Report, transform
-from launcher.checkpoint.transform_plan import Source, Span, TransformPlan, plan_transform
-from launcher.checkpoint.verify import verify
+from launcher.checkpoint.tensorfile.safetensors import Blob
+from launcher.checkpoint.transform import Report, Source, Span, TransformPlan, plan_transform, transform
+from launcher.checkpoint.verify import Holding, holdings, inspect, verify
 from launcher.checkpoint.write import RankRecord, write_rank
-from launcher.plan.values.trust import Trust
+from launcher.optional import mindspore
+from launcher.plan.settings.checkpoint import Trust
+
+if TYPE_CHECKING:
+    build_searched_strategy = mindspore.build_searched_strategy
+    load_segmented_checkpoints = mindspore.load_segmented_checkpoints
+    merge_pipeline_strategies = mindspore.merge_pipeline_strategies
+    merge_pipeline_strategys = mindspore.merge_pipeline_strategys
+    rank_list_for_transform = mindspore.rank_list_for_transform
+    transform_checkpoint_by_rank = mindspore.transform_checkpoint_by_rank
+    transform_checkpoints = mindspore.transform_checkpoints
 
 __all__ = [
     "Blob",
@@ -75,3 +78,20 @@ __all__ = [
     "write_hf",
     "write_rank",
 ]
+
+_OF_MINDSPORE = {
+    "build_searched_strategy",
+    "load_segmented_checkpoints",
+    "merge_pipeline_strategies",
+    "merge_pipeline_strategys",
+    "rank_list_for_transform",
+    "transform_checkpoint_by_rank",
+    "transform_checkpoints",
+}
+"""Functions of MindSpore's names, which are a part that an installation may lack."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_MINDSPORE:
+        return getattr(mindspore, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint.layout.shards import slabs
-from launcher.checkpoint.tensorfile.blob import words
+from launcher.checkpoint.tensorfile.safetensors import words
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
 

@@ -7,18 +7,16 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from launcher.checkpoint.atomic_folder import check_outside
-from launcher.checkpoint.foreign.adapters import Adapters, chunks, merged
-from launcher.checkpoint.foreign.cast import cast_chunks
+from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
+from launcher.checkpoint.full_tensors import cast_chunks
 from launcher.checkpoint.layout.derived import sources
 from launcher.checkpoint.read import Reader, open_checkpoint
-from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.tensorfile.durable import sync
-from launcher.checkpoint.tensorfile.header import read_header
-from launcher.checkpoint.tensorfile.safetensors import blob_at, mapped, write_stream
+from launcher.checkpoint.store import check_outside
+from launcher.checkpoint.tensorfile.disk import sync
+from launcher.checkpoint.tensorfile.safetensors import Blob, blob_at, mapped, read_header, write_stream
 from launcher.checkpoint.transform import PEAK, Report
+from launcher.plan.settings.checkpoint import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec
-from launcher.plan.values.trust import ANYONE, Trust
 
 ALIASES = "launcher.aliases"
 

@@ -25,24 +25,30 @@ from launcher.checkpoint.manifest import (
     NAME,
     Manifest,
     check_files,
+    opened,
     parse_manifest,
     rank_file,
     record_of,
     stamp,
     text_record,
 )
-from launcher.checkpoint.manifest_mac import opened
 from launcher.checkpoint.store import STATE, complete, latest, step_folder, step_of
-from launcher.checkpoint.tensorfile.blob import Blob, described, words
+from launcher.checkpoint.tensorfile.disk import parsed, read_bytes
 from launcher.checkpoint.tensorfile.encryption import salt_of
-from launcher.checkpoint.tensorfile.header import Header, Slot, read_header
-from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.checkpoint.tensorfile.mmap_window import Window
-from launcher.checkpoint.tensorfile.safetensors import FileRecord
+from launcher.checkpoint.tensorfile.safetensors import (
+    Blob,
+    FileRecord,
+    Header,
+    Slot,
+    described,
+    read_header,
+    words,
+)
 from launcher.checkpoint.write import rank_files, saved_boxes
+from launcher.plan.settings.checkpoint import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
-from launcher.plan.values.trust import ANYONE, Trust
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,158 @@
-"""Checkpoint folders: committing a new one atomically, finding the newest, deleting old ones."""
+"""Checkpoint folders: complete or absent.
+
+The file has one line per checkpoint. Its last line is the SHA-256 of the lines above it or, if the
+checkpoints are encrypted, their MAC.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint import latest_file
-from launcher.checkpoint.latest_file import LATEST, STEP, identity
 from launcher.checkpoint.manifest import (
     EXTRA,
+    NAME,
     Manifest,
+    authentic,
+    canonical,
     digested,
+    opened,
+    places,
     rank_file,
     read_manifest,
     text_record,
     write_manifest,
 )
-from launcher.checkpoint.manifest_mac import authentic
-from launcher.checkpoint.tensorfile.durable import clear, publish, remove, sync, write_text
-from launcher.checkpoint.tensorfile.encryption import check_key
-from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
-from launcher.checkpoint.tensorfile.keys import load_key
+from launcher.checkpoint.tensorfile.disk import clear, parsed, publish, read_bytes, remove, sync, write_text
+from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, check_key, derived, load_key
 from launcher.checkpoint.write import RankRecord
-from launcher.plan.values.trust import ANYONE, Trust
-from launcher.untrusted.links import LINK
+from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.untrusted.files import LINK
+
+LATEST = "latest"
+STEP = re.compile(r"step-(\d+)")
+LONGEST = 1 << 20  # the most bytes of the file
+_INFO = b"launcher checkpoint latest"
+_OLDER = re.compile(rf"older ({STEP.pattern}) ([0-9a-f]{{64}})")
+_LAST = re.compile(r"(sha256|hmac-sha256) ([0-9a-f]{64})")
+_CURE = "without this file the checkpoint of the highest step is the newest"
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The content of the file ``latest``.
+
+    ``name`` is the newest checkpoint. ``older`` maps the name of each older checkpoint of a higher step,
+    which a run that began anew left behind, to its ``identity``. ``digest`` covers ``text``; it is ``None``
+    in a file of an earlier launcher, which contains the name alone. ``mac``: the digest is a MAC.
+    """
+
+    name: str
+    older: Mapping[str, str]
+    text: str
+    digest: str | None = None
+    mac: bool = False
+
+
+def identity(manifest: Manifest) -> str:
+    """Returns a digest that differs for every checkpoint, even for two of the same step."""
+    return hashlib.sha256(canonical(manifest)).hexdigest()
+
+
+def write(checkpoints: Path, name: str, older: Mapping[str, str], place: str | None) -> None:
+    """Writes the file ``latest`` of the folder ``checkpoints``.
+
+    ``place`` says where the key is that the checkpoints are encrypted with; ``None``: they are not encrypted.
+    """
+    text = "".join([f"{name}\n", *(f"older {other} {found}\n" for other, found in older.items())])
+    key = None if place is None else load_key(place)
+    last = f"sha256 {_sha256(text)}" if key is None else f"hmac-sha256 {_mac(text, key)}"
+    write_text(checkpoints / LATEST, f"{text}{last}\n")
+
+
+def read(checkpoints: Path) -> Latest | None:
+    """Reads the file ``latest``; ``None`` if it does not exist. Raises ``ValueError`` if it is malformed."""
+    path = checkpoints / LATEST
+    try:
+        lines = read_bytes(path, LONGEST).decode().split("\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except UnicodeDecodeError:
+        lines = []
+
+    # the last line ends with a newline too
+    if not lines or lines.pop() or not lines or not STEP.fullmatch(lines[0]):
+        raise damaged(path)
+    if len(lines) == 1:
+        return Latest(lines[0], {}, "")
+
+    last = _LAST.fullmatch(lines[-1])
+    older = [_OLDER.fullmatch(line) for line in lines[1:-1]]
+    if last is None or None in older:
+        raise damaged(path)
+    text = "".join(f"{line}\n" for line in lines[:-1])
+    above = {match[1]: match[3] for match in older if match}
+    return Latest(lines[0], above, text, digest=last[2], mac=last[1] != "sha256")
+
+
+def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
+    """Raises ``ValueError`` if the file is damaged or its MAC is not authentic.
+
+    If the checkpoints are encrypted, the file must have a MAC made with a key that ``trust`` accepts.
+    ``folder`` is the newest checkpoint, ``newest`` its manifest.
+    """
+    path = folder.parent / LATEST
+    if found.mac:
+        opened(folder, newest, trust)  # raises the clearer error if the key is the wrong one
+        macs = [_mac(found.text, key) for key in _keys(path, newest, trust)]
+        if not any(hmac.compare_digest(mac, str(found.digest)) for mac in macs):
+            raise ValueError(
+                f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}"
+            )
+    elif newest.key is not None:
+        raise ValueError(
+            f"{path}: it has no MAC, and the checkpoints are encrypted: nobody vouches for it; {_CURE}"
+        )
+    elif found.digest is not None and found.digest != _sha256(found.text):
+        raise damaged(path)
+
+
+def _keys(path: Path, newest: Manifest, trust: Trust) -> list[bytes]:
+    """Returns the keys that can be loaded; raises ``ValueError`` if none can."""
+    keys = []
+    wrong = []
+    for place in places(newest.key, trust):
+        try:
+            keys.append(load_key(place))
+        except ValueError as error:
+            wrong.append(str(error))
+    if not keys:
+        told = "; ".join(wrong) or f"{ANOTHER}={FORMS} says where it is"
+        raise ValueError(f"{path}: its MAC needs the key: {told}")
+    return keys
+
+
+def damaged(path: Path) -> ValueError:
+    return ValueError(f"{path}: damaged: it does not say which checkpoint is the newest; {_CURE}")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _mac(text: str, key: bytes) -> str:
+    return hmac.new(derived(key, b"", _INFO, 32), text.encode(), hashlib.sha256).hexdigest()
+
 
 STATE = "state.json"
 TRAINING = "training"
@@ -140,7 +265,7 @@ def point(folder: Path, key: str | None) -> None:
         manifest = _complete(path)
         if manifest is not None:
             older[path.name] = identity(manifest)
-    latest_file.write(home, folder.name, older, key)
+    write(home, folder.name, older, key)
 
 
 def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
@@ -156,7 +281,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     highest = next(complete_ones, None)
     if highest is None:
         return None
-    said = latest_file.read(checkpoints)
+    said = read(checkpoints)
     if said is None:
         return highest[0]
 
@@ -172,7 +297,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
             newest = checkpoints / said.name, manifest
 
     if said.digest is not None or newest[0] != highest[0]:
-        latest_file.check(said, *newest, trust)
+        check(said, *newest, trust)
     return newest[0]
 
 
@@ -190,7 +315,7 @@ def passed_over(newest: Path) -> list[str]:
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     found = [why for why in map(_flaw, above) if why]
-    said = latest_file.read(newest.parent)
+    said = read(newest.parent)
     if said is not None and not (newest.parent / said.name).is_dir():
         found.append(f"{newest.parent / LATEST} names {said.name}, which is not there")
     return found
@@ -290,7 +415,7 @@ def _steps(checkpoints: Path) -> list[Path]:
 
 def _pointed(checkpoints: Path) -> Path | None:
     """Returns the checkpoint that was committed last, without verifying a MAC."""
-    said = latest_file.read(checkpoints)
+    said = read(checkpoints)
     if said is not None and complete(checkpoints / said.name):
         return checkpoints / said.name
     return next(filter(complete, _steps(checkpoints)), None)
@@ -304,3 +429,63 @@ def _sweep(folder: Path, keep: set[str]) -> None:
                 path.rmdir()
         elif path.relative_to(folder).as_posix() not in keep:
             path.unlink()
+
+
+@contextmanager
+def fresh(final: Path) -> Iterator[Path]:
+    """Yields an empty folder beside ``final``, which replaces ``final`` when the block ends.
+
+    If the block raises, the new folder is deleted. If ``final`` is a link, the folder that it leads to is
+    replaced.
+    """
+    final = Path(os.path.realpath(final))
+    new = partial(final)
+    if new.exists():
+        shutil.rmtree(new)
+    new.mkdir(parents=True)
+    try:
+        yield new
+        publish(new, final)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], what: str) -> None:
+    """Raises ``FileExistsError`` unless ``dst`` is empty or absent, or may be overwritten.
+
+    With ``overwrite`` a folder is accepted only if ``own`` recognizes it; ``what`` names its kind in errors.
+    """
+    if not overwrite or not dst.is_dir():
+        check_empty(dst, "; give another, or overwrite: true")
+        return
+    check_outside(dst)
+    if any(dst.iterdir()) and not own(dst):
+        raise FileExistsError(
+            f"{dst}: the destination is not empty and no {what}, so it is not overwritten either"
+        )
+
+
+def check_empty(dst: Path, cure: str = "; give another") -> None:
+    """Raises ``FileExistsError`` unless ``dst`` is absent or an empty folder."""
+    check_outside(dst)
+    if dst.exists() and not dst.is_dir():
+        raise FileExistsError(f"{dst}: the destination is a file, not a folder")
+    if dst.is_dir() and any(dst.iterdir()):
+        raise FileExistsError(f"{dst}: the destination is not empty{cure}")
+
+
+def check_outside(dst: Path) -> None:
+    """Raises ``ValueError`` if ``dst`` is inside a checkpoint, which a foreign file would damage."""
+    for folder in Path(os.path.realpath(dst)).parents:
+        if (folder / NAME).is_file():
+            raise ValueError(f"{dst}: the destination is in the checkpoint {folder}; give one outside of it")
+
+
+def check_apart(src: Path, dst: Path) -> None:
+    """Raises ``ValueError`` if ``src`` and ``dst`` are the same folder, or one is inside the other."""
+    here, there = Path(os.path.realpath(src)), Path(os.path.realpath(dst))
+    if here == there or here in there.parents or there in here.parents:
+        raise ValueError(
+            f"{dst}: the destination and the source {src} are the same folder, or one is in the other"
+        )

@@ -1,19 +1,23 @@
-"""Verifies that a checkpoint on disk is what was written."""
+"""Verifies digests, and lists which rank holds what."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import xxhash
 
-from launcher.checkpoint.layout.shards import saved_shards
-from launcher.checkpoint.layout.tiling import untiled
+from launcher.checkpoint.layout.shards import saved_shards, untiled
+from launcher.checkpoint.layout.strategy import Kind, Strategy, stages
 from launcher.checkpoint.manifest import NAME
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
-from launcher.checkpoint.tensorfile.header import Header
 from launcher.checkpoint.tensorfile.mmap_window import Window
-from launcher.plan.values.trust import ANYONE, Trust
+from launcher.checkpoint.tensorfile.safetensors import Header
+from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.text import bytes_text, spans
 
 
 def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:
@@ -77,3 +81,97 @@ def _tensors(checkpoint: Checkpoint, file: str, header: Header, window: Window) 
             check_digest(checkpoint, file, name, digest.hexdigest())
         except ValueError as error:
             yield str(error)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Returns ``rows`` as aligned text without trailing spaces; columns in ``right`` are right-aligned.
+
+    >>> print(table(["name", "bytes"], [["a.weight", "12"], ["b", "4096"]], right=[1]))
+    name      bytes
+    a.weight     12
+    b          4096
+    """
+    every = [head, *rows]
+    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+    sides = [">" if i in right else "<" for i in range(len(head))]
+    lines = ("  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)) for row in every)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How one tensor is held.
+
+    ``nbytes`` is the size of the full tensor. ``split`` has the axes that cut each dim, ``ranks`` all ranks
+    that hold a piece. ``matrix`` has the axes and their sizes if they differ from the strategy's grid.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind
+    split: tuple[tuple[str, ...], ...]
+    stages: tuple[int, ...]
+    ranks: tuple[int, ...]
+    nbytes: int
+    matrix: tuple[tuple[str, int], ...] = ()
+
+
+def holdings(strategy: Strategy) -> tuple[Holding, ...]:
+    """Returns one ``Holding`` per tensor, in the order of the strategy."""
+    places = {(e.layout.grid, e.layout.at) for e in strategy.entries.values()}
+    ranks = {place: _ranks(*place) for place in places}
+
+    return tuple(
+        Holding(
+            name=name,
+            aliases=entry.aliases,
+            shape=entry.layout.shape,
+            dtype=entry.dtype,
+            kind=entry.kind,
+            split=entry.layout.split,
+            stages=stages(entry.layout),
+            ranks=ranks[entry.layout.grid, entry.layout.at],
+            nbytes=entry.spec.nbytes,
+            matrix=entry.layout.grid.axes if entry.layout.grid != strategy.grid else (),
+        )
+        for name, entry in strategy.entries.items()
+    )
+
+
+def inspect(strategy: Strategy) -> str:
+    """Returns ``holdings`` as a table below a line of totals."""
+    rows = holdings(strategy)
+    total = bytes_text(sum(row.nbytes for row in rows))
+    grid = _axes(strategy.grid.axes) or "no axes"
+    head = f"{len(rows)} tensors, {total}, {strategy.grid.size} ranks ({grid})"
+    return f"{head}\n{_text(rows)}\n"
+
+
+def _axes(sizes: Sequence[tuple[str, int]]) -> str:
+    return " x ".join(f"{axis} {n}" for axis, n in sizes)
+
+
+def _text(rows: Sequence[Holding]) -> str:
+    head = ["tensor", "shape", "dtype", "kind", "split", "stages", "ranks", "bytes"]
+    return table(head, [_cells(row) for row in rows], right=[7])
+
+
+def _cells(row: Holding) -> list[str]:
+    names = " = ".join((row.name, *row.aliases))
+    shape = "x".join(map(str, row.shape)) or "-"
+    split = " | ".join("*".join(axes) or "-" for axes in row.split)
+    if not any(row.split):
+        split = "-"
+    elif row.matrix:
+        split += f" of {_axes(row.matrix)}"
+    return [names, shape, row.dtype, row.kind, split, spans(row.stages), spans(row.ranks), str(row.nbytes)]
+
+
+def _ranks(grid: Grid, at: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[int, ...]:
+    """Returns the ranks at the pinned coordinates ``at``, ascending."""
+    pinned = dict(at)
+    axes = [axis for axis, _ in grid.axes]
+    places = product(*(pinned.get(axis, range(n)) for axis, n in grid.axes))
+    return tuple(grid.rank(**dict(zip(axes, place, strict=True))) for place in places)

@@ -14,11 +14,9 @@ from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.shards import saved_at_home
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.manifest import EXTRA, FILE_OF, rank_file, stamp, text_record
-from launcher.checkpoint.tensorfile.blob import Blob, described
-from launcher.checkpoint.tensorfile.durable import sync
-from launcher.checkpoint.tensorfile.keys import load_key
-from launcher.checkpoint.tensorfile.safetensors import FileRecord, sliced, write_stream
-from launcher.checkpoint.tensorfile.write_behind import WriteBehind, now
+from launcher.checkpoint.tensorfile.disk import WriteBehind, now, sync
+from launcher.checkpoint.tensorfile.encryption import load_key
+from launcher.checkpoint.tensorfile.safetensors import Blob, FileRecord, described, sliced, write_stream
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 

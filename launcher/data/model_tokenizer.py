@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 
-from launcher.data.files import bpe
+from launcher.data import text_files
 from launcher.errors import Problem
 from launcher.job.schema.components import Chat, Data, HuggingFace, Model, Text
 
@@ -64,7 +64,7 @@ def _another(own: Path, used: Path) -> Iterator[Problem]:
 def _vocabulary(file: Path) -> dict[str, int] | None:
     """The id of each token; ``None`` for a file that is not a tokenizer, which its reader reports."""
     try:
-        found: dict[str, int] = bpe.load(file).get_vocab(with_added_tokens=True)
+        found: dict[str, int] = text_files.load(file).get_vocab(with_added_tokens=True)
     except (ValueError, OSError):
         return None
     return found

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from launcher.data.chat.open import open_chat
-from launcher.data.checks import check
-from launcher.data.fallback import resolve
-from launcher.data.images.cifar import open_cifar10
-from launcher.data.images.folder.open import open_images
-from launcher.data.images.idx import open_idx
-from launcher.data.images.mnist5k import open_mnist5k
-from launcher.data.packing.open import open_tokens
+from launcher.data.chat.samples import open_chat
+from launcher.data.checks import check, resolve
+from launcher.data.image_source import open_mnist5k
 from launcher.data.plain_text import open_text
-from launcher.data.random_tokens import open_random_tokens
-from launcher.data.source import Dataset
+from launcher.data.source import Dataset, open_random_tokens
+from launcher.data.tokens.windows import open_tokens
 from launcher.data.torch_datasets.open import open_own
 from launcher.errors import RequestError
 from launcher.job.schema.components import (
@@ -26,6 +21,7 @@ from launcher.job.schema.components import (
     Text,
     Tokens,
 )
+from launcher.optional import images
 
 
 def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:
@@ -35,7 +31,9 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
     """
     settings, _ = resolve(settings)
     if isinstance(settings, ImageFolder):
-        return open_images(settings, seed)  # the plan has checked its headers: there may be millions of files
+        return images.open_images(
+            settings, seed
+        )  # the plan has checked its headers: there may be millions of files
     if isinstance(settings, Tokens):
         return open_tokens(settings)  # checks what it opens: an index may be long
     if found := check(settings):
@@ -49,9 +47,9 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
         case Mnist5k():
             return open_mnist5k(settings)
         case Idx():
-            return open_idx(settings)
+            return images.open_idx(settings)
         case Cifar10():
-            return open_cifar10(settings)
+            return images.open_cifar10(settings)
         case RandomTokens():
             return open_random_tokens(settings, seed)
 

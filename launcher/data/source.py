@@ -1,4 +1,4 @@
-"""The interface of every reader: samples by global index."""
+"""What a reader of data offers, and random tokens as the simplest one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from launcher.data.shuffle import Indices, batch_indices, in_epochs, in_order
+from launcher.data.shuffle import Indices, batch_indices, in_epochs, in_order, mix
+from launcher.job.schema.components import RandomTokens
 
 CHUNK = 1024
 Reading = Literal["shuffled", "in epochs", "in order"]
@@ -83,3 +85,35 @@ def entropy(source: Source) -> float | None:
         counts = more
     share = counts[counts > 0] / max(counts.sum(), 1)
     return float(-(share * np.log(share)).sum()) if len(share) else None
+
+
+VAL_SHARE = 10  # training samples per validation sample
+
+
+class Noise(Source):
+    """Sample ``i`` is ``seq_len`` tokens drawn from (seed, ``first + i``); its target is one token later."""
+
+    def __init__(self, settings: RandomTokens, seed: int, first: int, samples: int) -> None:
+        self.vocab_size, self.seq_len = settings.vocab_size, settings.seq_len
+        self.first, self.samples = first, samples
+        self.key = np.random.SeedSequence(seed).generate_state(1, np.uint64)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        return (self._draw(indices)[:, :-1].contiguous(),)
+
+    def targets(self, indices: Indices) -> Tensor:
+        return self._draw(indices)[:, 1:].contiguous()
+
+    def _draw(self, indices: Indices) -> Tensor:
+        row = self.seq_len + 1
+        counters = (self.first + indices[:, None]) * row + np.arange(row)
+        bits = mix(counters.astype(np.uint64) + self.key)
+        return torch.from_numpy((bits % np.uint64(self.vocab_size)).astype(np.int64))
+
+
+def open_random_tokens(settings: RandomTokens, seed: int) -> Dataset:
+    val = Noise(settings, seed, settings.samples, max(settings.samples // VAL_SHARE, 1))
+    return Dataset(Noise(settings, seed, 0, settings.samples), val, entropy(val))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.data.chat.checks import vocabulary
+from launcher.data.chat.tokens import vocabulary
 from launcher.data.spec import vocab
-from launcher.data.token_files.corpus import vocab_size
+from launcher.data.tokens.corpus import vocab_size
 from launcher.job.schema.components import Chat, LanguageModel, TiedPair, Tokens
 from launcher.job.schema.job import Job
 

@@ -1,13 +1,15 @@
-"""Splits the command line into flags and overrides, without parsing the overrides."""
+"""Flags and overrides of a command line, and the text of --help."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem, problems
+from launcher.job.config_files import ConfigFiles
 from launcher.job.schema.redact import text as redacted
 
 TAKE_A_VALUE = ("--config-dir", "--cfg", "--completion")
@@ -92,7 +94,7 @@ def parse(argv: Sequence[str]) -> Args:
 
 
 def _not_local(word: str, value: str) -> list[Problem]:
-    from launcher.job.schema.run_paths import local  # imports pydantic
+    from launcher.job.schema.base import local  # imports pydantic
 
     try:
         local(value)
@@ -108,17 +110,16 @@ def _no_sweep(typed: str) -> Problem:
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
     """The number of words ``after`` the flag that are its value, and the problem to report."""
-    from launcher.job import hydra_flags
-    from launcher.job.schema.similar_names import did_you_mean, nearest
+    from launcher.job.config_files import ConfigFiles
+    from launcher.job.schema.keys import did_you_mean, nearest
     from launcher.job.stray_arguments import KnownNames, flag
-    from launcher.job.yaml.config_files import ConfigFiles
 
     name = word.partition("=")[0]
     configs = ConfigFiles.of(config_dir)
     taken, meant = flag(word, after, KnownNames(configs.groups(), configs.options("recipe")))
 
     # a flag of Hydra: the sentence names our counterpart
-    if hydras := hydra_flags.instead(word, after):
+    if hydras := instead(word, after):
         sentence, taken, cure = hydras
         words = (word, *after[:taken])
         text = f"{redacted(' '.join(words))}: unknown flag; {sentence}"
@@ -134,3 +135,121 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
     # a flag that takes a value cannot be pasted without one
     cure = meant or hint or ""
     return taken, Problem("", text, "" if cure in TAKE_A_VALUE else cure, words)
+
+
+HYDRA_SHORT = {
+    "-cn": "--config-name",
+    "-cp": "--config-path",
+    "-p": "--package",
+    "-r": "--run",
+    "-sc": "--shell-completion",
+}
+_SHELL = r"(?:install|uninstall|query)=(\w+)"
+_ABOUT = "all|config|defaults|defaults-tree|plugins|searchpath"
+
+
+@dataclass(frozen=True)
+class HydraFlag:
+    """Our counterpart of a flag. ``cure``: what to type, with the flag's value in place of ``{}``.
+
+    ``value``: a pattern for the flag's value.
+    """
+
+    sentence: str
+    cure: str = ""
+    value: str = ""
+
+
+_FLAGS = {
+    "--config-name": HydraFlag("recipe=NAME or recipe=FILE.yaml says what is run", value=r"[^-].*"),
+    "--config-path": HydraFlag(
+        "--config-dir adds a folder of options and recipes", "--config-dir {}", value=r"([^-][^=]*)"
+    ),
+    "--info": HydraFlag("show=config prints the composed settings", "show=config", value=_ABOUT),
+    "--resolve": HydraFlag("show=config prints the settings, always resolved", "show=config"),
+    "--package": HydraFlag(
+        "show=config prints the settings, all sections of them", "show=config", value=r"[^-][^=]*"
+    ),
+    "--experimental-rerun": HydraFlag(
+        "command.txt of a run folder is the command to paste; with the same run_dir a run goes on",
+        value=r"[^-][^=]*",
+    ),
+    "--run": HydraFlag("without -m there is one run, always"),
+    "--shell-completion": HydraFlag(
+        "--completion prints what a shell needs", "--completion {}", value=_SHELL
+    ),
+    "--hydra-help": HydraFlag("--help says all there is", "--help"),
+}
+
+
+def instead(word: str, after: Sequence[str]) -> tuple[str, int, str] | None:
+    """The sentence, the number of words ``after`` that belong to the flag, and the cure.
+
+    ``None`` for a flag that is not Hydra's.
+    """
+    name, equals, value = word.partition("=")
+    flag = _FLAGS.get(HYDRA_SHORT.get(name, name))
+    if flag is None:
+        return None
+
+    # its value, in the same word or the next one
+    follows = not equals and bool(flag.value and after and re.fullmatch(flag.value, after[0]))
+    found = re.fullmatch(flag.value, after[0] if follows else value)
+    cure = flag.cure
+    if "{}" in cure:
+        cure = cure.format(shlex.quote(found[1])) if found else ""
+    return flag.sentence, int(follows), cure
+
+
+HEAD = """\
+launcher: one YAML file plans, trains and checkpoints a parallel model on torch.distributed.
+
+usage: python -m launcher [recipe=NAME|FILE.yaml] [key=value ...] [flags]
+       python -m launcher init FOLDER
+       python -m launcher status|logs|cancel RUN
+"""
+
+EXAMPLES = """\
+examples:
+  python -m launcher init my_project                        a model, data, a recipe for 2 ranks to begin with
+  python -m launcher                                        the default recipe, on this machine
+  python -m launcher recipe=lm_single train.steps=20        a recipe with one setting changed
+  python -m launcher recipe=mlp_autoparallel show=plan      what would happen; no process is started
+  python -m launcher 'steps=[train,save]' model=lm_tiny     other options
+  python -m launcher -m parallel.pipeline.scheduler=1f1b,gpipe    \
+a sweep; sweep_dir=DIR goes on with an old one
+  torchrun --nproc-per-node 4 -m launcher recipe=NAME       the same job under an outer launcher
+
+flags:
+  -h, --help           this text
+  --version            the version
+  -m, --multirun       run every combination of a,b lists, range(1,4) and glob(*)
+  -cd, --config-dir D  folder with options and recipes of your own (D/model/mine.yaml, D/recipes/mine.yaml)
+  --completion SHELL   print what bash, zsh or fish completes the words of launcher with
+  show=config          print the composed settings, start nothing (also: --cfg job)
+  show=plan            print the plan on one page, start nothing
+  show=plan-full       print all of the plan, as in plan.txt of a run folder
+  sweep.plan=true      with -m: plan all cells, print what is predicted, the fastest first, start nothing
+  show=search          of what is auto, or a list, below parallel: print the best, write plan/best.yaml
+
+exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed while running,
+            75 a signal stopped it (130: Ctrl-C): saved where something was trained, the same command goes on
+"""
+
+
+def usage(config_dir: Path | None = None) -> str:
+    """The usage, the recipes with what each shows, the options of each group, and examples."""
+    configs = ConfigFiles.of(config_dir)
+    recipes = [(name, _shows(configs, name)) for name in configs.options("recipe")]
+    width = max((len(name) for name, _ in recipes), default=0)
+    lines = [f"  {name:<{width}}  {text}" for name, text in recipes]
+    groups = [f"  {g + '=':<10} {', '.join(configs.options(g))}" for g in configs.groups() if g != "recipe"]
+    named = ["recipes (recipe=NAME):", *lines, "", "options (group=NAME):", *groups, ""]
+    return "\n".join([HEAD, *named, EXAMPLES.rstrip()])
+
+
+def _shows(configs: ConfigFiles, recipe: str) -> str:
+    """The comment in the first line of a recipe; "" if there is none."""
+    path = configs.file(f"recipe/{recipe}")
+    first = path.read_text(encoding="utf-8").partition("\n")[0] if path else ""
+    return first.removeprefix("#").strip() if first.startswith("#") else ""

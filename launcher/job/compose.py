@@ -14,23 +14,22 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.errors import Problem, RequestError
-from launcher.job import candidates, recipe_trust
-from launcher.job.cures.group_override import with_group_cures
+from launcher.job import intended_value, recipe_trust, sweep_grid
+from launcher.job import overrides as hydra_settings
+from launcher.job.config_files import ConfigFiles, Hostile
+from launcher.job.cures.paste import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
-from launcher.job.overrides import hydra_settings, intended_value
-from launcher.job.overrides.grammar import LISTS, Override, paste, read, shell, written
-from launcher.job.overrides.merge import CHOSEN, keys, plain, put, replaced, words_first
-from launcher.job.schema import schema_keys
+from launcher.job.merge import CHOSEN, keys, plain, put, replaced, words_first
+from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
+from launcher.job.overrides import LISTS, Override, paste, read, shell, written
+from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.job import Job
+from launcher.job.schema.keys import nearest
 from launcher.job.schema.redact import text as redacted
-from launcher.job.schema.similar_names import nearest
 from launcher.job.schema.steps import named
 from launcher.job.stray_arguments import KnownNames, sift
 from launcher.job.targets import BASES, OURS, refusal
-from launcher.job.yaml.config_files import ConfigFiles
-from launcher.job.yaml.limits import Hostile
-from launcher.job.yaml.origins import COMMAND_LINE, Origin, Origins, gather, of_files
 
 _JOB = TypeAdapter(Job)  # unlike Job(...), it raises pydantic's error, which is explained here with origins
 
@@ -130,8 +129,8 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     problems = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in problems]
     job = _validated(data, origins, problems)
     if job is not None:
-        problems += candidates.wrong(job, data)
-        job, unknown = candidates.named_operators(job, configs)
+        problems += sweep_grid.wrong(job, data)
+        job, unknown = sweep_grid.named_operators(job, configs)
         problems += unknown
     if job is None or problems:
         relevant = _relevant(problems, misspelt)

@@ -1,9 +1,10 @@
-"""Composes the chosen options with Hydra and leaves no global state of Hydra behind."""
+"""Composes option files with Hydra, from the folders that a request may read."""
 
 from __future__ import annotations
 
 import copy
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,23 +15,123 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
-from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig, OmegaConf
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
+from launcher.job.config_files import ConfigFiles, Hostile, check, load, shipped, short
 from launcher.job.cures.suggestions import choice
-from launcher.job.overrides.grammar import quoted, shell
-from launcher.job.overrides.merge import WordsOfFiles
+from launcher.job.merge import WordsOfFiles
+from launcher.job.overrides import quoted, shell
+from launcher.job.schema.keys import nearest
 from launcher.job.schema.redact import text as redacted
-from launcher.job.schema.similar_names import nearest
-from launcher.job.yaml.config_files import ConfigFiles
-from launcher.job.yaml.hydra_sources import register
-from launcher.job.yaml.limits import Hostile
-from launcher.job.yaml.shipped import short
+
+GROUP = "recipe"
+HEADER = 512
+"""The number of characters in which Hydra looks for ``# @package`` at the start of a file."""
+
+
+class RecipeSource(ConfigSource):
+    """``recipes://<folder>``: its YAML files are options of group ``recipe`` with package ``_global_``."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "recipes"
+
+    def _file(self, config_path: str) -> Path | None:
+        group, _, rest = config_path.partition("/")
+        return Path(self.path, rest) if group == GROUP else None
+
+    def available(self) -> bool:
+        return Path(self.path).is_dir()
+
+    def is_group(self, config_path: str) -> bool:
+        path = self._file(config_path)
+        return config_path == "" or (path is not None and path.is_dir())
+
+    def is_config(self, config_path: str) -> bool:
+        path = self._file(self._normalize_file_name(config_path))
+        return path is not None and path.is_file()
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = self._file(self._normalize_file_name(config_path))
+        if path is None or not path.is_file():
+            raise ConfigLoadError(f"Recipe not found: {config_path}")
+        check(path)
+        return ConfigResult(
+            config=_loaded(path),
+            path=self.full_path(),
+            provider=self.provider,
+            header={"package": "_global_"},  # a recipe configures a complete run, whatever its folder
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        folder = self._file(config_path)
+        names = sorted(p.name for p in folder.iterdir()) if folder else []
+        if config_path == "":
+            names = [GROUP]
+        found: list[str] = []
+        for name in names:
+            at = f"{config_path}/{name}" if config_path else name
+            self._list_add_result(files=found, file_path=at, file_name=name, results_filter=results_filter)
+        return sorted(set(found))
+
+
+class OptionSource(FileConfigSource):
+    """``options://<folder>``: like Hydra's ``file://``, but checks files before it reads them."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "options"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if not path.exists():
+            return super().load_config(config_path)  # raises: there is no such file
+        check(path)
+        with path.open(encoding="utf-8") as file:
+            header = ConfigSource._get_header_dict(file.read(HEADER))
+        return ConfigResult(
+            config=_loaded(path), path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header
+        )
+
+
+def _loaded(path: Path) -> Container:
+    """Reads the configuration at ``path`` like ``OmegaConf.load``."""
+    if not shipped(path):
+        return OmegaConf.load(path)
+    data = load(path)
+    return OmegaConf.create({} if data is None else data)
+
+
+def register() -> None:
+    """Registers the schemes with Hydra; further calls change nothing."""
+    with _no_plugins():
+        plugins = Plugins.instance()
+    plugins.register(RecipeSource)
+    plugins.register(OptionSource)
+
+
+@contextmanager
+def _no_plugins() -> Iterator[None]:
+    """Keeps Hydra from importing a package ``hydra_plugins``, such as one in the current folder."""
+    name = "hydra_plugins"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # as Python has it of what may not be imported
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
 
 CONFIG = "config"
 ALMOST = {

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.yaml.origins import Origins
-from launcher.job.yaml.shipped import CONF, RECIPES
+from launcher.job.config_files import CONF, RECIPES
+from launcher.job.origins import Origins
 
 SETTING = "security.recipe"
 PROGRAMS = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from launcher.errors import Problem
 from launcher.job.cures import suggestions
-from launcher.job.overrides.grammar import parsable, rewritten, shell, written
-from launcher.job.schema import schema_keys
+from launcher.job.overrides import parsable, rewritten, shell, written
+from launcher.job.schema import keys
 from launcher.job.schema.redact import text as redacted
 
 SPACES = "the shell cuts arguments at their spaces; quote what has some"
@@ -43,7 +43,7 @@ class KnownNames:
 
 
 def _keys() -> frozenset[str]:
-    return frozenset(schema_keys.everywhere())
+    return frozenset(keys.everywhere())
 
 
 def _first_unknown(name: str) -> int:
@@ -173,7 +173,7 @@ def _alone(rest: Sequence[str], names: KnownNames) -> Match:
     if word in names.recipes or word.endswith((".yaml", ".yml")):
         cure = shell(f"recipe={_recipe(word, names)}")
         return 1, f"{word}: not an override; a recipe is chosen with recipe=", cure
-    if word in schema_keys.kinds(schema_keys.at(("steps", word), {})):
+    if word in keys.kinds(keys.at(("steps", word), {})):
         return 1, f"{word}: {NOT_ONE}, as in steps=[{word}]", ""
     more = f"; {HELP}" if re.fullmatch(r"[a-z]+", word) else ""
     return 1, f"{redacted(word)}: {NOT_ONE}{more}", ""

@@ -1,10 +1,10 @@
-"""Expands the overrides of a sweep into axes, and the axes into a grid of cells."""
+"""Axes of a sweep, and candidates of a search."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,13 +12,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from hydra.core.override_parser.types import Override as Parsed
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from launcher.errors import Problem, problems
-from launcher.job.overrides.grammar import read, written
-from launcher.job.schema import redact, schema_keys
-from launcher.job.schema.similar_names import did_you_mean, nearest
+from launcher.job.config_files import ConfigFiles
+from launcher.job.hydra_compose import hydrate
+from launcher.job.overrides import OPERATORS, paste, read, written
+from launcher.job.schema import keys, redact
+from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.job import Job
+from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.search import AUTO, AXES, RECOMPUTE
 from launcher.job.stray_arguments import KnownNames, sift
-from launcher.job.yaml.config_files import ConfigFiles
 
 OWN = "sweep."
 """The prefix of the sweep's own keys."""
@@ -88,7 +93,7 @@ def written_axes(
 ) -> tuple[Axis, ...]:
     """The axes of ``sweep.over`` whose keys are not ``typed``. Raises ``RequestError``."""
     there = {axis.key.lstrip("+~") for axis in typed}
-    known = (*dict.fromkeys(schema_keys.everywhere()), *configs.groups())
+    known = (*dict.fromkeys(keys.everywhere()), *configs.groups())
     out: list[Axis] = []
     with problems() as found:
         for key, values in over.items():
@@ -190,3 +195,55 @@ def _short(word: str) -> str:
         return word if len(word) < 8 else f"{float(word):.4g}"
     except ValueError:
         return word
+
+
+def wrong(job: Job, data: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields candidates that their key does not accept, and keys that cannot be searched over.
+
+    ``data``: the composed configuration.
+    """
+    for key, candidates in job.search.over.items():
+        if key not in AXES:
+            yield Problem(f"search.over.{key}", f"no key that is searched for; those are {', '.join(AXES)}")
+        elif isinstance(candidates, tuple) and not candidates:
+            yield Problem(key, "[]: a list of candidates, and there is none", paste(key, AUTO))
+        elif isinstance(candidates, tuple) and key != OPERATORS:
+            note = keys.at(key.split("."), data)
+            own = AUTO if key == RECOMPUTE else None  # auto leaves the other keys to the search itself
+            bad = [c for c in candidates if c != own and (c == AUTO or not keys.accepts(note, c))]
+            if bad:
+                listed = written(list(candidates))
+                good = [c for c in candidates if c not in bad]
+                text = f"{listed}: {written(bad[0])} is no value of this key, and no candidate"
+                yield Problem(key, text, paste(key, good) if good else "")
+
+
+def named_operators(job: Job, configs: ConfigFiles) -> tuple[Job, list[Problem]]:
+    """Replaces names of options for ``parallel.operators`` by their content, under that name.
+
+    Items of a list that are no names get their number as the name. Returns the problems, too.
+    """
+    asked = job.search.over.get(OPERATORS)
+    if asked is None or isinstance(asked, Mapping):
+        return job, []
+    says = isinstance(job.model, HuggingFace)  # such a model says how it is cut
+    options = [o for o in configs.options("operators") if says or o != AUTO]
+    named: dict[str, Any] = {}
+    problems = []
+    for n, one in enumerate(options if asked == AUTO else asked, 1):
+        if isinstance(one, Mapping):
+            named[str(n)] = dict(one)
+        elif one in options:
+            named[str(one)] = _option(str(one), configs)
+        else:
+            text = f"{one}: neither an option of operators ({', '.join(options)}) nor strategies by module"
+            problems.append(Problem(OPERATORS, text))
+    search = job.search.model_copy(update={"over": {**job.search.over, OPERATORS: named}})
+    return job.model_copy(update={"search": search}), problems
+
+
+def _option(name: str, configs: ConfigFiles) -> Any:
+    """The value that ``operators=NAME`` sets."""
+    composed = hydrate([f"operators={name}"], configs)
+    assert not isinstance(composed, Problem)
+    return OmegaConf.to_container(OmegaConf.select(composed.cfg, OPERATORS), resolve=True)

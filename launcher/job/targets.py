@@ -11,13 +11,13 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from launcher.errors import Problem, RequestError, of_users
 from launcher.job.schema.components import Target
-from launcher.job.schema.similar_names import did_you_mean, nearest
+from launcher.job.schema.keys import did_you_mean, nearest
 
 T = TypeVar("T")
 OWN = "launcher"
 
 OURS: Mapping[str, tuple[str, ...]] = {
-    "Module": ("launcher.models.lm.Attention", "launcher.models.lm.SwiGLU"),
+    "Module": ("launcher.models.language_model.Attention", "launcher.models.language_model.SwiGLU"),
     "UserData": (),
     "Optimizer": (),
     "Callable": (),

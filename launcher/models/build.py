@@ -13,11 +13,9 @@ from launcher.job.schema.components import (
     TiedPair,
 )
 from launcher.models.defaults import resolve
-from launcher.models.lm import Decoder
+from launcher.models.language_model import Decoder
 from launcher.models.lora import adapt
-from launcher.models.mlp import Network
-from launcher.models.resnet import ResidualNetwork
-from launcher.models.tied_pair import EmbeddingAndHead
+from launcher.models.small import EmbeddingAndHead, Network, ResidualNetwork
 
 
 def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:

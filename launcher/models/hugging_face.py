@@ -1,4 +1,8 @@
-"""Models of transformers, built from the ``config.json`` of a folder: one tensor in, logits out."""
+"""Models of transformers.
+
+transformers would infer documents from positions alone, but it reads values for that, which no stage of a
+pipeline can do.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,51 @@ from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import HuggingFace
-from launcher.job.schema.similar_names import did_you_mean, nearest
-from launcher.models.hugging_face_documents import arguments
+from launcher.job.schema.keys import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+
+def attended(documents: Tensor) -> Tensor:
+    """Return the mask (batch, time, time) by which a token attends only to its own document, causally.
+
+    ``documents`` (batch, time) has the number of each token's document.
+
+    >>> import torch
+    >>> attended(torch.tensor([[0, 0, 1]])).int().tolist()
+    [[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]
+    """
+    return (documents.unsqueeze(2) == documents.unsqueeze(1)).tril()
+
+
+def positions(seen: Tensor) -> Tensor:
+    """Return each token's position in its document (batch, time), from 0 on, by the mask of ``attended``."""
+    return seen.sum(-1) - 1
+
+
+def arguments(config: PreTrainedConfig, documents: Tensor) -> dict[str, Any]:
+    """Return the forward's arguments for ``documents`` (batch, time): one mask, or one per kind of layer."""
+    seen = attended(documents)
+    window = getattr(config, "sliding_window", None)
+    near = seen if window is None else seen.triu(1 - window)
+    masks = {
+        "full_attention": _mask(config, seen),
+        "sliding_attention": _mask(config, near),
+    }
+    by_layer = getattr(config, "layer_types", None) is not None
+    return {
+        "position_ids": positions(seen),
+        "attention_mask": masks if by_layer else masks["sliding_attention"],
+    }
+
+
+def _mask(config: PreTrainedConfig, seen: Tensor) -> Tensor:
+    """Return a mask (batch, 1, time, time); eager attention adds it to its scores, whatever their dtype."""
+    mask = seen.unsqueeze(1)
+    if config._attn_implementation == "sdpa":
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
 
 
 @dataclass(frozen=True)

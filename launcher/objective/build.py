@@ -7,24 +7,24 @@ from collections.abc import Sequence
 import torch
 
 from launcher.job.schema import components as schema
-from launcher.job.schema import objectives
+from launcher.job.schema import objective
 from launcher.objective import metrics
 from launcher.objective.losses import ClassLoss, ElementLoss, Loss
-from launcher.objective.own import OwnLoss, OwnMetric
+from launcher.objective.user_defined import OwnLoss, OwnMetric
 
-PLAIN = objectives.CrossEntropy()
+PLAIN = objective.CrossEntropy()
 CPU = torch.device("cpu")
 
 
 def build_loss(settings: schema.Loss, allow: tuple[str, ...] = (), device: torch.device = CPU) -> Loss:
     """``allow`` lists the packages that ``_target_`` may name. Raises ``RequestError``."""
     match settings:
-        case objectives.CrossEntropy():
+        case objective.CrossEntropy():
             return ClassLoss(settings)
         case schema.Target():
             return OwnLoss(settings, allow, device)
         case _:
-            return ElementLoss(binary=isinstance(settings, objectives.BCE))
+            return ElementLoss(binary=isinstance(settings, objective.BCE))
 
 
 def build_metrics(
@@ -38,17 +38,17 @@ def build_metrics(
 
     ``loss`` says which targets count. ``token_bytes`` has the bytes of each token, if the data has them.
     """
-    ignored = loss.ignore_index if isinstance(loss, objectives.CrossEntropy) else PLAIN.ignore_index
+    ignored = loss.ignore_index if isinstance(loss, objective.CrossEntropy) else PLAIN.ignore_index
 
     def built(one: schema.Metric) -> metrics.Metric:
         match one:
-            case objectives.Accuracy():
-                return metrics.TopK(objectives.figure(one), 1, ignored)
-            case objectives.TopK():
-                return metrics.TopK(objectives.figure(one), one.k, ignored)
-            case objectives.Perplexity():
+            case objective.Accuracy():
+                return metrics.TopK(objective.figure(one), 1, ignored)
+            case objective.TopK():
+                return metrics.TopK(objective.figure(one), one.k, ignored)
+            case objective.Perplexity():
                 return metrics.Perplexity(ignored)
-            case objectives.BitsPerByte():
+            case objective.BitsPerByte():
                 assert token_bytes is not None, "the planner refuses it where the data does not know"
                 return metrics.BitsPerByte(ignored, torch.tensor(token_bytes, device=device))
             case _:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from launcher.errors import RunError
-from launcher.job.schema.objectives import CrossEntropy
-from launcher.objective.cross_entropy import Parts, cross_entropy, flat
+from launcher.job.schema.objective import CrossEntropy
+from launcher.objective.losses import Parts, cross_entropy, flat
 
 
 class Metric(Protocol):

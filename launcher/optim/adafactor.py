@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.optim.whole_tensors import Pieces, add_up
+from launcher.optim.sharded import Pieces, add_up
 
 
 @dataclass(frozen=True)

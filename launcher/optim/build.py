@@ -1,9 +1,9 @@
-"""Builds an optimizer from its settings, and sets its learning rate."""
+"""Builds the optimizer and its parameter groups."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,41 @@ from torch.distributed.tensor import DTensor
 
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Optim, Target
-from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon
-from launcher.optim import adafactor, lion, muon
-from launcher.optim.groups import Grouped, flat, groups, replaced
-from launcher.optim.local_shards import LocalShards
-from launcher.optim.whole_tensors import Pieces, alone
-from launcher.plan.values.param_group import ParamGroup
+from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
+from launcher.optim import adafactor, muon_lion
+from launcher.optim.sharded import LocalShards, Pieces, alone
+from launcher.plan.values.optimizer import ParamGroup
+
+Named = Sequence[tuple[str, nn.Parameter]]
+Grouped = Sequence[tuple[ParamGroup, Named]]
+"""This rank's parameters by the groups of the plan."""
+
+
+def groups(grouped: Grouped) -> list[dict[str, Any]]:
+    """Return groups as torch takes them, with names, in order of first appearance.
+
+    All parameters of a group are plain, or DTensors on one mesh: fused and foreach kernels refuse a mixture.
+    """
+    found: dict[Any, list[tuple[str, nn.Parameter]]] = {}
+    settings: dict[Any, dict[str, Any]] = {}
+    for i, (group, params) in enumerate(grouped):
+        for name, p in params:
+            kind = i, p.device_mesh if isinstance(p, DTensor) else None
+            found.setdefault(kind, []).append((name, p))
+            settings[kind] = dict(group.settings)
+    return [{"params": named, **settings[kind]} for kind, named in found.items()]
+
+
+def flat(grouped: Grouped) -> list[tuple[str, nn.Parameter]]:
+    """Return the names and parameters of all groups, group after group."""
+    return [pair for _, params in grouped for pair in params]
+
+
+def replaced(grouped: Grouped, tensors: Iterable[nn.Parameter]) -> Grouped:
+    """Return ``grouped`` with ``tensors`` in place of its parameters, in the order of ``flat``."""
+    left = iter(tensors)
+    return [(group, [(name, next(left)) for name, _ in params]) for group, params in grouped]
+
 
 UNGROUPED = (
     "a class of your own gets its parameters in one list, as it was tried, and has no argument groups; "
@@ -104,7 +133,7 @@ def build_own(
 
 def _lion(settings: Lion, params: Grouped, tensors: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     found = groups(replaced(params, tensors))
-    return lion.Lion(found, settings.lr, settings.betas, settings.weight_decay)
+    return muon_lion.Lion(found, settings.lr, settings.betas, settings.weight_decay)
 
 
 def _of_whole(
@@ -118,7 +147,7 @@ def _of_whole(
     cut = zip(tensors, flat(params), strict=True)
     of = {t: pieces[p] if p in pieces else alone(t) for t, (_, p) in cut}
     if isinstance(settings, Muon):
-        return muon.Muon(found, settings, of)
+        return muon_lion.Muon(found, settings, of)
     return adafactor.Adafactor(found, settings.lr, of)
 
 

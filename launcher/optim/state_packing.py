@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from launcher.optim.local_shards import LocalShards
+from launcher.optim.sharded import LocalShards
 from launcher.plan.values.facts import ITEMSIZE
 
 DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}

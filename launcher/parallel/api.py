@@ -10,9 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.parallel import mesh, parallel_model
-from launcher.parallel.blueprint import blueprint
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.parallel_model import ParallelModel
+from launcher.parallel.parallel_model import ParallelModel, blueprint
 from launcher.plan.plan import Plan
 
 

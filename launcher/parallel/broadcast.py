@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from launcher.errors import RunError
 from launcher.parallel import byte_collectives
 from launcher.parallel.api import Net, inside
-from launcher.parallel.local import local
-from launcher.parallel.mesh import mine
+from launcher.parallel.mesh import local, mine
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 

@@ -1,15 +1,18 @@
-"""Makes the device mesh and the process groups of a grid."""
+"""The device mesh, and the local shard of a tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from launcher.plan.partition.params import Tie
+from launcher.plan.cut.params import Tie
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Box
 
 
 @dataclass(frozen=True)
@@ -87,3 +90,40 @@ def mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None
         if rank in ranks:
             own = group
     return own
+
+
+def local(t: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a DTensor; a plain tensor as it is. Shares memory."""
+    return t.to_local() if isinstance(t, DTensor) else t
+
+
+def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return ones and zeros, filled on ``device``: copying a list to it would make the CPU wait."""
+    out = torch.ones(len(each), device=device, dtype=dtype)
+    for i, one in enumerate(each):
+        if not one:
+            out[i].zero_()
+    return out
+
+
+def to_host(t: torch.Tensor) -> torch.Tensor:
+    """Return ``t`` on the CPU, which waits for all earlier work of its device."""
+    return t.cpu()
+
+
+def grad(p: torch.Tensor) -> torch.Tensor | None:
+    """Return this rank's piece of the gradient, with the placements of the parameter, or ``None``.
+
+    After tensor parallelism a gradient's placements can differ from its parameter's.
+    """
+    g = p.grad
+    if isinstance(g, DTensor) and isinstance(p, DTensor) and g.placements != p.placements:
+        g = g.redistribute(placements=p.placements)
+    return None if g is None else local(g)
+
+
+def cut(full: torch.Tensor, box: Box) -> torch.Tensor:
+    """Return the part of ``full`` inside ``box``."""
+    for dim, (a, b) in enumerate(zip(box.lo, box.hi, strict=True)):
+        full = full.narrow(dim, a, b - a)
+    return full

@@ -1,4 +1,4 @@
-"""Carries out a plan on a model: splits it into stages, shards, fills, ties and checks it."""
+"""Makes a rank's part of a model: cut, sharded, compiled."""
 
 from __future__ import annotations
 
@@ -11,35 +11,51 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from launcher.parallel.blueprint import Blueprint
-from launcher.parallel.checks.placement import check
-from launcher.parallel.checks.rank_agreement import check_agreement
-from launcher.parallel.deferred_init.fill import fill
+from launcher.optional import matrices
+from launcher.parallel.checks import check, check_agreement
+from launcher.parallel.compile import compile_modules
+from launcher.parallel.deferred_init.fill import FullTensorOf, fill
 from launcher.parallel.dispatch.modes import Modes
-from launcher.parallel.forward.compile import compile_modules
-from launcher.parallel.forward.flat_output import flatten
-from launcher.parallel.fsdp.gather_order import GatherOrder, agree
-from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
-from launcher.parallel.fsdp.prefetch import Prefetch
-from launcher.parallel.fsdp.reduce_order import ReduceOrder
-from launcher.parallel.fsdp.shard import shard
+from launcher.parallel.fsdp.gather import GatherOrder, Prefetch, agree
+from launcher.parallel.fsdp.reduce import ReduceOrder
+from launcher.parallel.fsdp.shard import HalfWeights, half_weights, shard
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.replicas.buffers import Statistics, statistics
-from launcher.parallel.replicas.fuse import Bucketed, fuse, sums
-from launcher.parallel.replicas.tie import Tied, tie
-from launcher.parallel.sharding.apply import cut_parameters, run_sharded, stage_groups
-from launcher.parallel.sharding.process_groups import StageGroups
-from launcher.parallel.sharding.weights import Weights
-from launcher.parallel.stages.split import StagePart, split
-from launcher.parallel.tensor_parallel.apply import distribute
+from launcher.parallel.recompute import install
+from launcher.parallel.replicas import Bucketed, Statistics, Tied, fuse, statistics, sums, tie
+from launcher.parallel.stages import StagePart, flatten, narrow_frozen, split, traced
+from launcher.parallel.tensor_parallel.apply import distribute, spread
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.plan.partition.params import Placed
+from launcher.parallel.trace.fx_tracer import Tracer
+from launcher.plan.cut.params import Placed
 from launcher.plan.plan import Plan
+from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Layout
-from launcher.plan.values.param_group import ParamGroup
+from launcher.plan.values.optimizer import ParamGroup
 
 if TYPE_CHECKING:
-    from launcher.parallel.forward.compile_times import CompileTimes
+    from launcher.parallel.compile import CompileTimes
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """The model on the meta device, which a build then splits into stages and lays out.
+
+    ``whole`` returns the values of its tensors. ``axis`` is the tensor-parallel axis of its operators, which
+    belongs to no rank yet. ``tracer`` has traced its forward, if the model runs in several stages.
+    """
+
+    model: nn.Module
+    whole: FullTensorOf
+    axis: Axis
+    tracer: Tracer | None
+
+
+def blueprint(model: nn.Module, whole: FullTensorOf, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Blueprint:
+    """Return the blueprint of ``model`` (on the meta device), turned into what a rank of ``tp`` runs."""
+    axis = spread(model, plan)
+    install(model, plan.recomputed, axis)
+    narrow_frozen(model, plan)
+    return Blueprint(model, whole, axis, traced(model, plan, inputs))
 
 
 @dataclass(frozen=True)
@@ -59,7 +75,7 @@ class ParallelModel:
     halves: list[HalfWeights]
     modes: Modes
     compiled: CompileTimes | None = None
-    weights: list[Weights] = field(default_factory=list)
+    weights: list[matrices.Weights] = field(default_factory=list)
 
     def train(self) -> None:
         """Set training mode, as ``model.train()`` of the full model sets it for the modules of this rank."""
@@ -97,7 +113,7 @@ class ParallelModel:
         return out
 
     @property
-    def groups(self) -> StageGroups | None:
+    def groups(self) -> matrices.StageGroups | None:
         """The process groups of operators over device matrices, if there are any."""
         return self.weights[0].groups if self.weights else None
 
@@ -164,7 +180,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     flatten(parts, plan)
 
     if plan.sharding is not None:
-        cut_parameters(parts, plan)
+        matrices.cut_parameters(parts, plan)
 
     # parameters become this rank's shards and get their values; graphs exclude FSDP2's work
     distribute(parts, plan, meshes)
@@ -176,7 +192,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
 
     weights = []
     if plan.sharding is not None:
-        weights = run_sharded(parts, plan, stage_groups(plan, meshes), device)
+        weights = matrices.run_sharded(parts, plan, matrices.stage_groups(plan, meshes), device)
 
     # what keeps copies equal: sums of gradients over replicas and tp, and over stages that share a tensor
     buckets = []

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cost.memory import StateSize
+from launcher.plan.memory.memory import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.text import bytes_text, spans

@@ -8,56 +8,54 @@ from dataclasses import dataclass, replace
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Ema, Job
 from launcher.job.schema.parallel import Hsdp
+from launcher.optional import matrices
 from launcher.plan import certify_copy, settings, step_order
-from launcher.plan.cost import compiled_graph, gather_order
-from launcher.plan.cost.cut_model import CutModel
-from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
-from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
-from launcher.plan.cost.memory import Memory, StateSize, memory
-from launcher.plan.cost.reduce_scatters import scatters
-from launcher.plan.cost.stage_loads import RankLoad, rank_loads
-from launcher.plan.cost.step_flops import step_flops
-from launcher.plan.cost.step_time import Rerun, rerun, step_time
-from launcher.plan.cost.traffic import Traffic, messages, traffic
-from launcher.plan.operators.resolve import Flow, splits
-from launcher.plan.partition import param_groups, stage_config, stages
-from launcher.plan.partition.params import Placed, Tie, placed, ties
-from launcher.plan.partition.sizes import Note, Sizes
-from launcher.plan.partition.stages import Crossing, Stage
-from launcher.plan.prediction.prediction import Prediction, predict
-from launcher.plan.prediction.speeds import speeds
-from launcher.plan.prediction.step_work import StepWork, step_work
-from launcher.plan.refusals import adapters, evaluation, model_effects, own_optimizer, random_draws
+from launcher.plan.communication import gather_order
+from launcher.plan.communication.fusion import Bucket, Fused, Group, buckets, groups, sums
+from launcher.plan.communication.gather_order import AHEAD, Gathering, Visit, gatherings, visits
+from launcher.plan.cut import param_groups, stage_config, stages
+from launcher.plan.cut.params import Placed, Tie, placed, ties
+from launcher.plan.cut.stages import Crossing, Stage
+from launcher.plan.cut.traced_model import TracedModel
+from launcher.plan.cut_model import CutModel
+from launcher.plan.drill import Fault
+from launcher.plan.memory import device_memory
+from launcher.plan.memory.memory import Memory, StateSize, memory
+from launcher.plan.memory.rank_loads import RankLoad, rank_loads
+from launcher.plan.refusals import evaluation, optimizer, random_draws
+from launcher.plan.refusals import model as adapters
+from launcher.plan.refusals import model as model_effects
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Schedule
+from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.settings import (
-    cluster,
     comm_fusion,
     compile,
     dataset_strategy,
+    gradients,
     hsdp,
+    loss,
     pipeline,
-    pipeline_stage_config,
     steps,
     transformer_opt,
 )
-from launcher.plan.settings.numbers import loss, loss_repeated_mean
+from launcher.plan.settings import stage_config as pipeline_stage_config
+from launcher.plan.settings.dataset_strategy import BatchReading, BatchRole, roles
+from launcher.plan.settings.loss import Objective
 from launcher.plan.settings.pipeline import ScheduleChoice
-from launcher.plan.settings.pipeline_stage_config import Asked
-from launcher.plan.sharding.stage_sharding import Sharding
+from launcher.plan.settings.stage_config import Asked
+from launcher.plan.sizes import Note, Sizes
 from launcher.plan.step_order import Phase
-from launcher.plan.traced_model import TracedModel
-from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
-from launcher.plan.values.compilation import Compilation
-from launcher.plan.values.drill import Fault
+from launcher.plan.tensor_parallel.operators import Flow, splits
+from launcher.plan.time import step_work as compiled_graph
+from launcher.plan.time.before_cut import Rerun, rerun, step_time
+from launcher.plan.time.prediction import Prediction, predict
+from launcher.plan.time.speeds import speeds
+from launcher.plan.time.step_work import StepWork, step_flops, step_work
+from launcher.plan.time.traffic import Traffic, messages, scatters, traffic
 from launcher.plan.values.facts import Graph, Lookup, Skeleton, TensorSpec
-from launcher.plan.values.objective import Objective
-from launcher.plan.values.optimizer_traits import OptimizerTraits
-from launcher.plan.values.param_group import ParamGroup
-from launcher.plan.values.precision import Precision, precision
-from launcher.plan.values.recomputed import Recomputed
-from launcher.plan.values.setting import Setting
+from launcher.plan.values.optimizer import OptimizerTraits, ParamGroup
+from launcher.plan.values.setting import Compilation, Precision, Recomputed, Setting, precision
 from launcher.plan.values.training import Training, training
 
 VERSION = 1
@@ -170,7 +168,7 @@ class Plan:
     loss_repeats: int
     observed: Observed
     estimate: Estimate
-    sharding: Sharding | None = None
+    sharding: matrices.Sharding | None = None
     graph: Graph | None = None
     drill: Fault | None = None
 
@@ -281,7 +279,7 @@ def plan(
         reading=dataset_strategy.reading(job, at.sizes),
         objective=loss.objective(job),
         training=_training(job, order.sizes, estimate),
-        loss_repeats=loss_repeated_mean.repeats(job, at.sizes, fused.loss_cut),
+        loss_repeats=gradients.repeats(job, at.sizes, fused.loss_cut),
         observed=_observed(model, traits),
         estimate=estimate,
     )
@@ -363,9 +361,9 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
     yield from settings.refused_for(job, at.params)
     yield from model_effects.refused(at, model.skeleton, model.graph)
     yield from model_effects.beyond(job, model.graph)
-    yield from own_optimizer.problems(job, traits, at, model.graph)
+    yield from optimizer.problems(job, traits, at, model.graph)
     yield from adapters.problems(job, at.params, model.graph)
-    yield from evaluation.problems(job, model.skeleton, model.graph)
+    yield from evaluation.evaluation_problems(job, model.skeleton, model.graph)
     yield from random_draws.problems(job, model.graph.effects, at.sizes.pieces)
 
 
@@ -385,7 +383,7 @@ def _estimate(
         flops=flops,
         rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
         loads=loads,
-        room=cluster.room(job),
+        room=device_memory.room(job),
         work=work,
         step=None if fast is None else predict(work, fast),
     )
@@ -411,7 +409,7 @@ def _late(job: Job, model: TracedModel, at: CutModel, step: Prediction | None) -
         *model_effects.remarks(job, model.skeleton, model.graph, at.sizes),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),
-        *adapters.notes(job, at.params),
+        *adapters.lora_notes(job, at.params),
         *param_groups.notes(job.optim, at.params),
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),

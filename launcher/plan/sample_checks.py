@@ -80,7 +80,7 @@ def _several(keys: Sequence[str | int]) -> str:
     return f"a dict of {listed([str(key) for key in keys])}"
 
 
-def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
+def sample_problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
     """Yields why a loss or metric cannot be computed, or would not mean what the user expects.
 
     ``target``: the targets of a micro batch; ``own``: the model is the user's.

@@ -6,14 +6,14 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from launcher.plan.cost.memory import Memory
-from launcher.plan.operators.resolve import Operator, Spread
-from launcher.plan.partition.params import Placed
-from launcher.plan.partition.sizes import Sizes
+from launcher.optional import matrices
+from launcher.plan.cut.params import Placed
+from launcher.plan.memory.memory import Memory
 from launcher.plan.plan import VERSION, Estimate, Plan
-from launcher.plan.prediction.prediction import Prediction
 from launcher.plan.schedule.simulate import Timeline
-from launcher.plan.sharding import show_sharding
+from launcher.plan.sizes import Sizes
+from launcher.plan.tensor_parallel.operators import Operator, Spread
+from launcher.plan.time.prediction import Prediction
 
 DERIVED: dict[type, tuple[str, ...]] = {
     Memory: ("total",),
@@ -60,7 +60,7 @@ def _told(plan: Plan) -> dict[str, Any]:
     told.update(told.pop("estimate"))
     told.update(told.pop("observed"))
     if plan.sharding is not None:
-        told["sharding"] = show_sharding.told(plan.sharding)
+        told["sharding"] = matrices.sharding_json(plan.sharding)
     return told
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from launcher.job.schema import steps
-from launcher.job.schema.base import Settings
-from launcher.job.schema.run_paths import BEST
+from launcher.job.schema.base import BEST, Settings
 from launcher.job.schema.steps import Step
 
 Where = Literal["ranks", "alone", "files"]
@@ -61,7 +60,7 @@ def _exported(step: steps.Export) -> Where:
 VERBS: Final[Mapping[str, Verb]] = {
     "train": Verb(steps.Train, "launcher.steps.train", "ranks", trains=True, checkpoints=True),
     "evaluate": Verb(steps.Evaluate, "launcher.steps.evaluate", _evaluated, _needed),
-    "predict": Verb(steps.Predict, "launcher.steps.inference.predict", "ranks", checks=True),
+    "predict": Verb(steps.Predict, "launcher.steps.predict", "ranks", checks=True),
     "sync_shared": Verb(steps.SyncShared, "launcher.steps.sync_shared", "ranks"),
     "save": Verb(steps.Save, "launcher.steps.save", "ranks", leaves=CHECKPOINT, checkpoints=True),
     "load": Verb(
@@ -69,7 +68,9 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "broadcast": Verb(steps.Broadcast, "launcher.steps.broadcast", "ranks"),
     "certify": Verb(steps.Certify, "launcher.steps.certify", "ranks", copies=True),
-    "calibrate": Verb(steps.Calibrate, "launcher.steps.calibrate", "ranks", checks=True, copies=True),
+    "calibrate": Verb(
+        steps.Calibrate, "launcher.extras.calibration.calibrate", "ranks", checks=True, copies=True,
+    ),
     "import": Verb(
         steps.Import, "launcher.steps.import_weights", "files",
         leaves=CHECKPOINT, source="src", checks=True, checkpoints=True, brings=True,
@@ -83,7 +84,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         needs=CHECKPOINT, leaves=EXPORTED, source="src", best=True, output="path", checks=True,
     ),
     "merge_strategies": Verb(
-        steps.MergeStrategies, "launcher.steps.merge_strategies", "files",
+        steps.MergeStrategies, "launcher.extras.mindspore.merge_strategies", "files",
         CHECKPOINT, source="src", output="dst", checks=True,
     ),
     "verify": Verb(
@@ -92,8 +93,8 @@ VERBS: Final[Mapping[str, Verb]] = {
     "inspect": Verb(
         steps.Inspect, "launcher.steps.inspect", "files", CHECKPOINT, source="src", best=True, checks=True,
     ),
-    "sample": Verb(steps.Sample, "launcher.steps.inference.sample", "alone", EXPORTED),
-    "prepare": Verb(steps.Prepare, "launcher.steps.files.prepare", "files", output="dst", checks=True),
+    "sample": Verb(steps.Sample, "launcher.steps.sample", "alone", EXPORTED),
+    "prepare": Verb(steps.Prepare, "launcher.steps.prepare", "files", output="dst", checks=True),
 }  # fmt: skip
 
 

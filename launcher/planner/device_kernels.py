@@ -8,13 +8,13 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from launcher.job.schema.job import Job
-from launcher.plan.partition.sizes import Note
-from launcher.plan.settings.cluster import accelerators
+from launcher.plan.memory.device_memory import accelerators
 from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.sizes import Note
 from launcher.plan.values.facts import COMPUTE, Graph
 
 if TYPE_CHECKING:
-    from launcher.parallel.cost.fused_kernels import Fused
+    from launcher.parallel.cost.kernels import Fused
 
 KEY = "launch.device"
 CUDA = "cuda"
@@ -35,8 +35,8 @@ def planned_kind() -> str:
 @contextmanager
 def counted(job: Job, size: int) -> Iterator[None]:
     """Plans ``size`` ranks with the kernels of the devices that they will run on."""
-    from launcher.models.attention import grouped_heads
-    from launcher.parallel.cost.fused_kernels import counted_as
+    from launcher.models.language_model import grouped_heads
+    from launcher.parallel.cost.kernels import counted_as
 
     known, count = devices()
     kind = _planned(job, known if count >= -(-size // job.launch.nnodes) else None)
@@ -56,7 +56,7 @@ def kernels_of(kind: str, here: bool) -> Fused:
     """
     import torch
 
-    from launcher.parallel.cost.fused_kernels import CPU, Fused
+    from launcher.parallel.cost.kernels import CPU, Fused
 
     if kind == "cpu":
         return CPU

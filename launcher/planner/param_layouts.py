@@ -8,20 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.layout.canonical import meaning
 from launcher.checkpoint.layout.derived import of_plan
-from launcher.checkpoint.layout.strategy import Strategy, row
+from launcher.checkpoint.layout.strategy import Strategy, meaning, row
 from launcher.checkpoint.layout.strategy_file import load
-from launcher.checkpoint.mindspore.formats import StrategyFile, merged_file, read_strategy
-from launcher.checkpoint.mindspore.strategy_input import listed, of_whole, on_paper, only_names, whole_specs
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp, Parallel
-from launcher.plan.operators import param_layouts, strategy
-from launcher.plan.operators.param_layouts import KEY, SHARD, ParamLayouts, on_grid
-from launcher.plan.operators.strategy import TP
+from launcher.optional import mindspore
 from launcher.plan.plan import Plan
 from launcher.plan.settings.device_matrix import LayoutsOverMatrices
+from launcher.plan.tensor_parallel import files, reader
+from launcher.plan.tensor_parallel.files import KEY, SHARD, ParamLayouts, on_grid
+from launcher.plan.tensor_parallel.reader import TP
 from launcher.plan.values.facts import Skeleton, TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import many
@@ -51,7 +49,7 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         return {}, [*problems]
 
     # compare with the request's own tp
-    said = {tp_from: par.grid.tp, "parallel.operators": strategy.degree(par.operators)[0]}
+    said = {tp_from: par.grid.tp, "parallel.operators": reader.degree(par.operators)[0]}
     for key, other in said.items():
         if other not in (None, tp):
             cure = f"{key}={tp}" if key == TP_KEY else ""
@@ -66,31 +64,31 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
     return changes, []
 
 
-def _degrees(stored: Strategy | StrategyFile, *, sharded: bool) -> tuple[int, int]:
+def _degrees(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> tuple[int, int]:
     """The sizes of ``tp`` and ``dp_shard``; ``sharded``: the request itself shards weights."""
-    if isinstance(stored, StrategyFile):
+    if isinstance(stored, mindspore.StrategyFile):
         shards = max((s.shards for s in stored.layouts.values()), default=1)
         plain = {name: replace(s, shard_size=0) for name, s in stored.layouts.items()}
-        stored = on_paper(replace(stored, layouts=plain), None)[0]
+        stored = mindspore.on_paper(replace(stored, layouts=plain), None)[0]
     elif TP in stored.grid.sizes:
         used = any(SHARD in entry.layout.axes for entry in stored.entries.values() if entry.kind == "param")
         return stored.grid[TP], stored.grid.sizes.get(SHARD, 1) if used else 1
     else:
         shards = 1
-    return param_layouts.degree((e.layout for e in stored.entries.values()), sharded=sharded), shards
+    return files.degree((e.layout for e in stored.entries.values()), sharded=sharded), shards
 
 
-def _over_matrices(stored: Strategy | StrategyFile, *, sharded: bool) -> bool:
+def _over_matrices(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> bool:
     """Whether parameters have device matrices of their own, or layouts that fit no ``tp``."""
     if isinstance(stored, Strategy) and stored.matrices:
         return True
     tp, _ = _degrees(stored, sharded=sharded)
     layouts = [entry.layout for entry in _entries(stored).entries.values() if entry.kind == "param"]
-    return not param_layouts.over_axes(layouts, tp)
+    return not files.over_axes(layouts, tp)
 
 
-def _entries(stored: Strategy | StrategyFile) -> Strategy:
-    return on_paper(stored, None)[0] if isinstance(stored, StrategyFile) else stored
+def _entries(stored: Strategy | mindspore.StrategyFile) -> Strategy:
+    return mindspore.on_paper(stored, None)[0] if isinstance(stored, mindspore.StrategyFile) else stored
 
 
 class SharesOfFile(Hsdp):
@@ -153,7 +151,7 @@ def fits(job: Job, plan: Plan) -> None:
 
     # compare names
     stored = _stored(Path(asked.load))
-    specs = whole_specs(mine)
+    specs = mindspore.whole_specs(mine)
     left_out = {n for p in plan.params if not p.trainable for n in p.names} if asked.only_trainable else set()
     names = _names(stored)
     found = [f"{n} is not in the file" for n in mine.entries if n not in names]
@@ -179,18 +177,18 @@ def _with_ranks(job: Job, theirs: Strategy) -> str:
     return f"launch.nproc={each}" if job.launch.nproc is None and not rest else ""
 
 
-def _names(stored: Strategy | StrategyFile) -> set[str]:
+def _names(stored: Strategy | mindspore.StrategyFile) -> set[str]:
     """Names of the model's tensors; optimizer states follow them."""
-    if isinstance(stored, StrategyFile):
-        return listed(stored)
+    if isinstance(stored, mindspore.StrategyFile):
+        return mindspore.listed(stored)
     return {name for name, entry in stored.entries.items() if entry.kind != "optim"}
 
 
-def _stored(path: Path) -> Strategy | StrategyFile:
+def _stored(path: Path) -> Strategy | mindspore.StrategyFile:
     """Reads either format. MindSpore's files end in .ckpt, or are JSON with a MindSpore key."""
     try:
         if path.suffix == ".ckpt" or (path.is_file() and b'"parallel_layout_item"' in read_bytes(path)):
-            return read_strategy(path)
+            return mindspore.read_strategy(path)
         return load(path)
     except (RefusedFile, ValueError) as error:
         raise RequestError((Problem(KEY, str(error)),)) from error
@@ -199,21 +197,23 @@ def _stored(path: Path) -> Strategy | StrategyFile:
         raise RequestError((Problem(KEY, text),)) from error
 
 
-def _whole(stored: Strategy | StrategyFile, specs: Mapping[str, TensorSpec], path: str) -> Strategy:
+def _whole(stored: Strategy | mindspore.StrategyFile, specs: Mapping[str, TensorSpec], path: str) -> Strategy:
     """The stored strategy with the model's shapes where the file omits them."""
     try:
-        return of_whole(_known(stored, specs.keys()), specs)
+        return mindspore.of_whole(_known(stored, specs.keys()), specs)
     except ValueError as error:
         raise RequestError((Problem(KEY, f"{path}: {error}"),)) from error
 
 
-def _known(stored: Strategy | StrategyFile, names: Collection[str]) -> Strategy | StrategyFile:
-    return only_names(stored, names) if isinstance(stored, StrategyFile) else stored
+def _known(
+    stored: Strategy | mindspore.StrategyFile, names: Collection[str]
+) -> Strategy | mindspore.StrategyFile:
+    return mindspore.only_names(stored, names) if isinstance(stored, mindspore.StrategyFile) else stored
 
 
 def _sayable(strategy: Strategy, path: str) -> None:
     try:
-        merged_file(strategy)
+        mindspore.merged_file(strategy)
     except ValueError as error:
         text = f"{path}: {error}; a name that ends in .json has place for it"
         raise RequestError((Problem("parallel.param_strategy.save", text),)) from error

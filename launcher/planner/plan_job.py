@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.data.chat.checks import learnt as learnt_of_chat
-from launcher.data.checks import check
-from launcher.data.fallback import resolve as resolve_data
-from launcher.data.fallback import with_data_read
-from launcher.data.model_compatibility import check_fit
-from launcher.data.spec import classes, vocab
+from launcher.data.chat.tokens import learnt as learnt_of_chat
+from launcher.data.checks import check, with_data_read
+from launcher.data.checks import resolve as resolve_data
+from launcher.data.spec import check_fit, classes, vocab
 from launcher.data.vocabulary import note as vocabulary_note
 from launcher.data.vocabulary import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
@@ -21,37 +19,33 @@ from launcher.job.schema.components import Chat, Target, foreign
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import recompute_auto, sample_checks
-from launcher.plan.partition import stage_config
-from launcher.plan.partition.sizes import Note
+from launcher.optional import matrices
+from launcher.plan import drill, recompute_auto, sample_checks
+from launcher.plan.cut import stage_config
+from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
-from launcher.plan.refusals import drill, own_optimizer
+from launcher.plan.refusals import optimizer
 from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
-from launcher.plan.settings.pipeline_stage_config import Asked
-from launcher.plan.traced_model import TracedModel
+from launcher.plan.settings.stage_config import Asked
+from launcher.plan.sizes import Note
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
-from launcher.plan.values.optimizer_traits import OptimizerTraits
+from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.text import listed
-from launcher.planner import (
-    callbacks,
-    device_kernels,
-    epochs,
-    equal_layers,
-    loggers,
-    model_folder,
-    model_operators,
-    objective_probe,
-    own_classes,
-    own_data,
-)
-from launcher.planner.drawn_graph import drawn_graph
+from launcher.planner import device_kernels, equal_layers, hugging_face, resolve, user_classes
 from launcher.planner.param_layouts import fits, shared
-from launcher.planner.recompute_auto import solved
+from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined
-from launcher.planner.shard_operators import shard_operators
-from launcher.planner.trace_model import Followed, ModelRead, breaks, follow, keeps_messages, read, tried
-from launcher.planner.traces import Traces
+from launcher.planner.trace_model import (
+    Followed,
+    ModelRead,
+    Traces,
+    breaks,
+    follow,
+    keeps_messages,
+    read,
+    tried,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -105,9 +99,9 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     """
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    found += [*model_folder.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
-    found += [*model_operators.refused(job), *own_classes.nowhere(job)]
-    return Checked(job, ask(epochs.supposed(model_operators.supposed(job)), found))
+    found += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
+    found += [*resolve.refused(job), *user_classes.nowhere(job)]
+    return Checked(job, ask(resolve.with_placeholder_steps(resolve.with_placeholder_operators(job)), found))
 
 
 @contextmanager
@@ -154,19 +148,19 @@ def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = N
 def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     """The plan of a request that has passed all earlier checks."""
     job, asked = checked.job, checked.asked
-    if model_operators.asked(job) or epochs.asked(job):
-        job = epochs.with_steps(model_operators.written(job) if model_operators.asked(job) else job)
+    if resolve.operators_are_open(job) or resolve.steps_are_open(job):
+        job = resolve.with_steps(resolve.written(job) if resolve.operators_are_open(job) else job)
         asked = replace(ask(job), like=asked.like)
     refuse(_unlike(job, own=True))
-    refuse([*_backend(job), *callbacks.problems(job), *loggers.problems(job)])
+    refuse([*_backend(job), *user_classes.callback_problems(job), *user_classes.logger_problems(job)])
     refuse(_unrated(job, asked.sizes.steps, traces))
-    noted = own_data.looked_at(job, asked.sizes)
+    noted = user_classes.looked_at(job, asked.sizes)
     from launcher.parallel.model_state.module_globals import put_back
 
-    with put_back(own_classes.files(job)), device_kernels.counted(job, asked.sizes.grid.size):
+    with put_back(user_classes.files(job)), device_kernels.counted(job, asked.sizes.grid.size):
         made = _made(job, asked, traces)
     fits(job, made)
-    refuse([*_mismatched(job, made), *model_folder.misfits(job, made)])
+    refuse([*_mismatched(job, made), *hugging_face.misfits(job, made)])
     return replace(made, notes=(*made.notes, *noted)) if noted else made
 
 
@@ -174,7 +168,7 @@ def _backend(job: Job) -> list[Problem]:
     """Checks the compile backend: only torch knows which backends exist."""
     if job.train.compile is None:
         return []
-    from launcher.parallel.forward.compile import backends
+    from launcher.parallel.compile import backends
 
     return list(compile.unknown_backend(job, backends()))
 
@@ -210,7 +204,7 @@ def _cut(job: Job, asked: Asked, traces: Traces | None = None) -> Plan:
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
     reading = read if traces is None else traces.read
     model = reading(job, builder(job))
-    refuse([*own_classes.untaken(job, model)])
+    refuse([*user_classes.untaken(job, model)])
     job = shared(job, model.skeleton, asked.sizes.grid)
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
@@ -255,9 +249,9 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
     problems = [*sample_checks.several(job, made)]
-    problems += sample_checks.problems(made, target, own=foreign(job.model))
+    problems += sample_checks.sample_problems(made, target, own=foreign(job.model))
     if not problems and made.objective.whole:
-        problems += objective_probe.problems(job, made, target)
+        problems += user_classes.objective_problems(job, made, target)
 
     # for built-in data only the files tell how many samples there are
     if made.observed.mixed and isinstance(job.data, Target):
@@ -279,7 +273,7 @@ def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
     if not isinstance(job.optim, Target) or not shapes:
         return None
     from launcher.optim.build import build_own
-    from launcher.optim.probe import probe
+    from launcher.optim.dry_run import probe
 
     build = partial(build_own, job.optim, job.security.allow)
     return probe(
@@ -295,9 +289,9 @@ def _unrated(job: Job, steps: int, traces: Traces | None) -> list[Problem]:
     """Problems with the learning rates that the user's schedule class returns."""
     if not isinstance(job.schedule, Target):
         return []
-    from launcher.optim import own_schedule
+    from launcher.optim import schedule
 
-    rate = partial(own_schedule.problem, job.schedule, job.security.allow, steps)
+    rate = partial(schedule.problem, job.schedule, job.security.allow, steps)
     problem = rate() if traces is None else traces.rated((job.schedule, steps), rate)
     return [problem] if problem else []
 
@@ -307,7 +301,7 @@ def _followed(
 ) -> Followed:
     """Traces one forward, in the precision that the model computes in."""
     from launcher.parallel.model_state.references import leaving, unmarked
-    from launcher.parallel.stages.half_model import narrow
+    from launcher.parallel.stages import narrow
     from launcher.parallel.trace import model_facts
 
     dtype, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
@@ -374,9 +368,9 @@ def _planned(
         notes.append(Note("debug.onerank", text))
     if (fault := drill.fault(job, asked.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
-    notes += [*epochs.note(job), *model_folder.note(job), *own_optimizer.note(traits)]
+    notes += [*resolve.note(job), *hugging_face.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, seen.graph)
-    notes += model_operators.untrained(job)
+    notes += resolve.untrained(job)
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"
@@ -397,7 +391,7 @@ def _planned(
     made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
     if over_device_matrix(job):
         with unmarked(model.marks):
-            made = shard_operators(job, made, model, specs)
+            made = matrices.shard_operators(job, made, model, specs)
     if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))
     return made

@@ -1,15 +1,18 @@
-"""Resolves ``parallel.recompute: auto``: plans each policy, then the cheapest choice that fits."""
+"""Settles recompute: auto."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from launcher.errors import RequestError
+from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
 from launcher.plan.capacity import lighter
-from launcher.plan.cost.device_memory import tightest
+from launcher.plan.cut import stage_config
+from launcher.plan.memory.device_memory import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.recompute_auto import (
     NONE,
@@ -21,7 +24,9 @@ from launcher.plan.recompute_auto import (
     too_little,
     under,
 )
+from launcher.plan.values.facts import DTYPE, Graph, TensorSpec
 from launcher.plan.values.text import GB
+from launcher.planner.trace_model import ModelRead
 
 TRIES = 4
 """Most attempts. A plan may use more memory than the sum of its blocks: the excess is the next margin."""
@@ -105,3 +110,29 @@ def _cure(job: Job, plain: Plan, planned: Planned, room: int) -> str:
         if tightest(full.estimate.memory, room).fits:
             return change.words
     return ""
+
+
+def drawn_graph(
+    job: Job, model: ModelRead, whole: Sequence[str] | None, specs: tuple[TensorSpec, ...], graph: Graph
+) -> Graph | None:
+    """Returns the graph to show, or ``None`` if none is requested.
+
+    ``graph`` was traced between the modules ``whole``. A model that runs unchanged as one stage is traced
+    once more, between the modules that stages would have; if that fails, ``graph`` shows the order in which
+    they ran.
+    """
+    if not job.debug.graphs:
+        return None
+    if whole is not None:
+        return graph
+
+    from launcher.parallel.model_state.references import leaving, unmarked
+    from launcher.parallel.trace import model_facts
+
+    units = frozenset(stage_config.units(model.skeleton))
+    dtype = model_facts.dtype_of(DTYPE[job.train.precision])
+    try:
+        with model_facts.default_dtype(dtype), unmarked(model.marks), leaving(model.module):
+            return model_facts.graph(model.module, units, specs, ours=not foreign(job.model))
+    except RequestError:
+        return graph

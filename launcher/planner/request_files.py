@@ -6,15 +6,13 @@ import json
 import re
 from typing import Any
 
-from launcher.checkpoint.mindspore.formats.operator_json import is_mindspores
-from launcher.checkpoint.mindspore.formats.operator_json import parse as node_strategies
-from launcher.checkpoint.mindspore.operator_strategies import strategies
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.operators.operator_file import Searched, SearchedFile, parsed, searched
-from launcher.plan.operators.strategy import FromFile
+from launcher.optional import mindspore
 from launcher.plan.settings import transformer_opt
 from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.tensor_parallel.files import Searched, SearchedFile, parsed, searched
+from launcher.plan.tensor_parallel.reader import FromFile
 from launcher.planner.param_layouts import TP_KEY, degrees
 from launcher.untrusted.files import RefusedFile, read_json, read_text
 
@@ -68,8 +66,8 @@ def _operators(path: str) -> tuple[int | None, dict[str, FromFile], Searched | N
     if isinstance(values, Unreadable):
         return _unread(OPERATORS, values)
     try:
-        if is_mindspores(values):
-            return None, strategies(node_strategies(values), OPERATORS, path), None
+        if mindspore.is_mindspores(values):
+            return None, mindspore.strategies(mindspore.node_strategies(values), OPERATORS, path), None
         return *parsed(values, OPERATORS, path), searched(values)
     except ValueError as error:
         return _unread(OPERATORS, f"{path}: {error}")

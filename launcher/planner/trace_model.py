@@ -1,4 +1,4 @@
-"""Builds a model without memory, and traces its forward as a rank of ``tp`` runs it."""
+"""Reads and traces a model, with a cache."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from launcher.data.spec import input_specs, vocab
 from launcher.errors import Problem, RequestError, RunError, owned, refuse
 from launcher.job.schema.components import HuggingFace, Target, foreign
 from launcher.job.schema.job import Job
-from launcher.plan.operators import param_layouts
-from launcher.plan.operators.resolve import Flow, Operator, resolve, splits, uncalled
-from launcher.plan.partition.sequence_chunks import Pieces, grain
+from launcher.plan.cut.sequence_chunks import Pieces, grain
 from launcher.plan.plan import Plan
-from launcher.plan.refusals import model_effects, outputs
+from launcher.plan.refusals import evaluation
+from launcher.plan.refusals import model as model_effects
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.settings.device_matrix import over_device_matrix
-from launcher.plan.settings.pipeline_stage_config import Asked
-from launcher.plan.values.compilation import STAGE, Compilation
+from launcher.plan.settings.stage_config import Asked
+from launcher.plan.tensor_parallel import files as param_layouts
+from launcher.plan.tensor_parallel.operators import Flow, Operator, resolve, splits, uncalled
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.recomputed import Recomputed
-from launcher.planner import model_folder
+from launcher.plan.values.setting import STAGE, Compilation, Recomputed
+from launcher.planner import hugging_face
+from launcher.planner.device_kernels import planned_kind
 from launcher.planner.param_layouts import laid_out
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     """Builds the model without memory. Raises ``RequestError`` for models that no layout can train."""
     from launcher.parallel.deferred_init import fill
     from launcher.parallel.deferred_init.record import build_in_memory, record
-    from launcher.parallel.model_state.global_hooks import hooked_for_all
+    from launcher.parallel.model_state.hooks import hooked_for_all
     from launcher.parallel.trace import model_facts
     from launcher.parallel.trace.world_reads import world_reads
 
@@ -75,7 +76,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
             model, tape = record(build, job.seed)
         lost = tape.why
         if foreign(job.model):
-            from launcher.parallel.deferred_init.plain_build import differing
+            from launcher.parallel.deferred_init.fill import differing
             from launcher.parallel.deferred_init.uninitialized import problems
             from launcher.parallel.model_state.module_globals import files, put_back
 
@@ -96,7 +97,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     )
     known = replace(known, traits=traits)
     refuse((*model_effects.unfit(known), *misnamed(known, job.launch.device)))
-    known = model_folder.with_stored(job, known)
+    known = hugging_face.with_stored(job, known)
     why = lost if job.parallel.deferred_init else ""
     return ModelRead(lambda: model, known, why, tape.marks, initial=first)
 
@@ -131,7 +132,7 @@ def _owned(settings: object, section: str) -> AbstractContextManager[None]:
 
 def breaks(made: Plan, asked: Compilation, model: ModelRead, specs: tuple[TensorSpec, ...]) -> dict[str, str]:
     """What breaks the graph of each compiled module; for compiled stages also between their modules."""
-    from launcher.parallel.forward.graph_breaks import graph_breaks
+    from launcher.parallel.compile import graph_breaks
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
 
@@ -190,9 +191,9 @@ def follow(
     specs: tuple[TensorSpec, ...],
 ) -> Followed:
     """Traces the operators and the forward of one rank of ``tp``; the model keeps that rank's shards."""
-    from launcher.parallel.forward import recompute as again
+    from launcher.parallel import recompute as again
+    from launcher.parallel import sequence
     from launcher.parallel.model_state.deep_copy import copied
-    from launcher.parallel.sequence import chunks
     from launcher.parallel.tensor_parallel import apply, propagate
     from launcher.parallel.tensor_parallel.collectives import Axis
     from launcher.parallel.trace import model_facts
@@ -205,7 +206,7 @@ def follow(
     found = found or uncalled(operators, whole)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
     found += wrong
-    if found := found or (chunks.problems(model, specs, count) if count > 1 else []):
+    if found := found or (sequence.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
 
     # shard the model as for one rank of tp; sequence chunks are traced on an unsharded copy
@@ -227,16 +228,16 @@ def follow(
     refuse(compile.overwritten(job, axis.overwritten))
     if isinstance(job.loss, Target) and isinstance(job.model, Target):
         more = model_facts.one_sample_more(model, leaves, specs)
-        refuse([*outputs.shared(graph, more, asked.sizes.micro_batch)])
+        refuse([*evaluation.shared(graph, more, asked.sizes.micro_batch)])
     if leaves is None or count == 1:
         return _settled(out, recomputed, graph, skeleton)
 
     # and one of their pieces
     split = job.parallel.pipeline.seq_split
-    lengths = chunks.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
+    lengths = sequence.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
     out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
     seen = _settled(out, recomputed, graph, skeleton)
-    return replace(seen, pieces=chunks.graphs(model, leaves, specs, graph, lengths=lengths))
+    return replace(seen, pieces=sequence.graphs(model, leaves, specs, graph, lengths=lengths))
 
 
 SAMPLES = 8
@@ -342,3 +343,46 @@ def batches(inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], ...]:
     count = len(inputs[0]) if inputs else 0
     ones = dict.fromkeys(([0, count - 1]) if count > 1 else ())
     return inputs, *(tuple(t[at : at + 1] for t in inputs) for at in ones)
+
+
+class Traces:
+    """Caches what many plans have in common; the requests may differ in anything.
+
+    ``own``: a user's class is also read only once. ``keeps_messages``: as in ``TracedModel``, to plan for
+    another torch than the installed one. ``shallow``: equal layers of a deep model are extrapolated.
+    """
+
+    def __init__(self, own: bool = True, keeps_messages: bool | None = None, shallow: bool = False) -> None:
+        self._own = own
+        self.shallow = shallow
+        self.keeps_messages = keeps_messages
+        self._reads: dict[str, ReadOnce] = {}
+        self._followed: dict[Any, Followed] = {}
+        self._rated: dict[str, Problem | None] = {}
+
+    def rated(self, key: Any, rate: Callable[[], Problem | None]) -> Problem | None:
+        """The problem that ``rate`` reports; ``key``: everything that it depends on."""
+        key = repr(key)
+        if key not in self._rated:
+            self._rated[key] = rate()
+        return self._rated[key]
+
+    def read(self, job: Job, build: Callable[[], nn.Module]) -> ModelRead:
+        """Like ``trace_model.read``."""
+        key = repr((job.model, job.seed, job.train.precision, job.parallel.deferred_init))
+        return self._reads.setdefault(key, ReadOnce(self._own))(job, build)
+
+    def followed(self, key: Any, job: Job, follow: Callable[[], Followed]) -> Followed:
+        """The result of ``follow``; ``key``: what it depends on besides the settings that are added here.
+
+        Operators over device matrices and full compiler graphs are not cached: they need the traced model
+        itself.
+        """
+        if over_device_matrix(job) or job.train.compile is not None:
+            return follow()
+        asked = (job.model, job.seed, job.train.precision, job.parallel.operators, job.parallel.recompute)
+        key = (asked, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key)
+        key = repr((*key, planned_kind()))
+        if key not in self._followed:
+            self._followed[key] = follow()
+        return self._followed[key]

@@ -11,13 +11,12 @@ from typing import Any
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError, printable
 from launcher.errors import said as told
+from launcher.optional import kubernetes
 from launcher.plan.values.text import bytes_text, scaled, seconds_text
-from launcher.run.cluster_jobs.k8s import write
-from launcher.run.cluster_jobs.slurm import array_file, cluster
-from launcher.runtime import console_log, folder
-from launcher.runtime.lock import at_work
-from launcher.untrusted.files import RefusedFile, opened, parsed, read_json, stands
-from launcher.untrusted.links import LINK
+from launcher.run import slurm, slurm_files
+from launcher.runtime import log, run_folder
+from launcher.runtime.run_folder import at_work
+from launcher.untrusted.files import LINK, RefusedFile, opened, parsed, read_json, stands
 
 FIGURES = ("loss", "step", "steps", "step_ms", "tokens_per_s")
 LAST = 1 << 20
@@ -35,9 +34,9 @@ def carry_out(words: Sequence[str]) -> int:
         text = f"{name}: takes one run folder, as launcher {name} runs/NAME/0001"
         raise RequestError((Problem("", text, "", tuple(words)),))
     run = Path(rest[0])
-    said = folder.read_status(run)
+    said = run_folder.read_status(run)
     if said is None:
-        text = f"{name} {run}: is no folder of a run: there is no {folder.STATUS}"
+        text = f"{name} {run}: is no folder of a run: there is no {run_folder.STATUS}"
         raise RequestError((Problem("", text, "", tuple(words)),))
     lines = {"status": _status, "logs": _logs, "cancel": _cancel}[name](run, said)
     say("\n".join(lines))
@@ -46,7 +45,7 @@ def carry_out(words: Sequence[str]) -> int:
 
 def progress(run: Path) -> Iterator[str]:
     """The state of a run and its training progress; nothing if the folder is not that of a run."""
-    said = folder.read_status(run)
+    said = run_folder.read_status(run)
     if said is None:
         return
     state = str(said.get("status"))
@@ -67,7 +66,7 @@ def _loss(row: Mapping[str, Any]) -> str:
 
 def cancellable(run: Path) -> str | None:
     """The number of the run's Slurm job, if it has not ended."""
-    said = folder.read_status(run)
+    said = run_folder.read_status(run)
     return _job(run, said) if said is not None and said.get("status") in ALIVE else None
 
 
@@ -89,7 +88,7 @@ def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
     Slurm's log of the job takes precedence if it exists: it has the output of all nodes.
     """
-    path, number = run / console_log.NAME, _job(run, said)
+    path, number = run / log.NAME, _job(run, said)
     if number is not None and (stands(of_job := run / f"slurm-{number}.log") or not stands(path)):
         path = of_job
     try:
@@ -135,7 +134,7 @@ def _cancel(run: Path, said: dict[str, Any]) -> Iterator[str]:
             raise RunError(f"{run}: it is a job of Kubernetes: {_ends(manifest)} ends it, and it saves")
         cure = f"{who}: end that process, and it saves" if who else "it was killed"
         raise RunError(f"{run}: it is no job of Slurm, and {cure}")
-    cluster.ask(["scancel", number])
+    slurm.ask(["scancel", number])
     yield f"job {number} of Slurm is cancelled; where it was training it saves, and the same command goes on"
 
 
@@ -149,7 +148,7 @@ def _job(run: Path, said: dict[str, Any]) -> str | None:
 def _of_array(run: Path) -> str | None:
     """The job number of a sweep's cell that has not begun."""
     try:
-        numbers = read_json(run.absolute().parent / array_file.NUMBERS)
+        numbers = read_json(run.absolute().parent / slurm_files.NUMBERS)
     except (OSError, ValueError):
         return None
     number = numbers.get(run.absolute().name) if isinstance(numbers, dict) else None
@@ -158,22 +157,22 @@ def _of_array(run: Path) -> str | None:
 
 def _manifest(run: Path) -> Path | None:
     """The manifest of a job of Kubernetes or SkyPilot, which the user who applied it can query."""
-    return next((run / name for name in (write.JOB, write.SKY) if (run / name).exists()), None)
+    return next((run / name for name in (kubernetes.JOB, kubernetes.SKY) if (run / name).exists()), None)
 
 
 def _asks(manifest: Path) -> str:
-    return "sky jobs queue" if manifest.name == write.SKY else f"kubectl get -f {manifest}"
+    return "sky jobs queue" if manifest.name == kubernetes.SKY else f"kubectl get -f {manifest}"
 
 
 def _ends(manifest: Path) -> str:
-    return "sky jobs cancel" if manifest.name == write.SKY else f"kubectl delete -f {manifest}"
+    return "sky jobs cancel" if manifest.name == kubernetes.SKY else f"kubectl delete -f {manifest}"
 
 
 def _asked(number: str) -> str:
     if shutil.which("squeue") is None:
         return "there is no squeue on this machine to ask"
     try:
-        found = cluster.ask(["squeue", "--noheader", f"--jobs={number}", f"--format={SLURM_SAYS}"]).strip()
+        found = slurm.ask(["squeue", "--noheader", f"--jobs={number}", f"--format={SLURM_SAYS}"]).strip()
     except RunError:  # Slurm forgets jobs some minutes after their end
         found = ""
     return found or "is not in its queue any more"

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest, Depth, depth
-from launcher.job.cures.placeholder_values import placeholder
-from launcher.job.cures.placement import pasted, swept, whole_override
-from launcher.job.cures.safety import kept, settings
-from launcher.job.cures.validation_errors import MORE, counted
+from launcher.job.config_files import ConfigFiles
+from launcher.job.cures.paste import kept, pasted, settings, swept, whole_override
+from launcher.job.cures.validation_errors import MORE, counted, placeholder
 from launcher.job.cures.validation_errors import SHOWN as SHOWN_KEYS
-from launcher.job.overrides.grammar import shell
-from launcher.job.yaml.config_files import ConfigFiles
-from launcher.job.yaml.origins import Origins
+from launcher.job.origins import Origins
+from launcher.job.overrides import shell
 
 ROUNDS = 6
 MOST = 40

@@ -14,17 +14,17 @@ from launcher.checkpoint.store import latest, step_folder
 from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
+from launcher.plan.settings.checkpoint import trust
 from launcher.plan.step_order import Phase
-from launcher.plan.values.trust import trust
 from launcher.plan.verbs import starts, verb
 from launcher.run.launch import Start
-from launcher.runtime import gc_thresholds
+from launcher.runtime import machine
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
 from launcher.steps import module, on_files
 
 if TYPE_CHECKING:
-    from launcher.run.outer_ranks.leader import Others
+    from launcher.run.external_ranks.leader import Others
     from launcher.runtime.cluster.world import World
     from launcher.steps.on_ranks import RankSteps
 
@@ -95,11 +95,11 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         todo = replace(todo, drill=run.plan.drill, undisturbed=_undisturbed(run, todo))
 
     if run.start.mode == "external":
-        gc_thresholds.as_usual()
+        machine.as_usual()
         return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
     if run.start.mode == "spawn":
         return _spawned(run, todo, hear)
-    gc_thresholds.as_usual()
+    machine.as_usual()
     return _inproc(run, partial(on_ranks.work, todo=todo), hear)
 
 
@@ -156,7 +156,7 @@ def _spawned(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 
 def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
-    from launcher.run.outer_ranks.leader import Order
+    from launcher.run.external_ranks.leader import Order
 
     assert run.others is not None
     launch = run.job.launch
@@ -174,7 +174,7 @@ def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 def _tried(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     """Runs a trial in children of the ranks of an outer launcher."""
-    from launcher.run.outer_ranks.trial import Trial
+    from launcher.run.external_ranks.dry_run import Trial
 
     assert run.others is not None
     launch = run.job.launch
@@ -194,7 +194,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     from launcher.runtime.cluster.world import World, backend_of, connect, never, place
-    from launcher.runtime.preemption import heard
+    from launcher.runtime.signals import heard
 
     # a world of one rank
     launch, start = run.job.launch, run.start

@@ -10,8 +10,8 @@ from typing import Literal
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel
-from launcher.plan.partition.sizes import Note
-from launcher.plan.refusals import drill
+from launcher.plan import drill
+from launcher.plan.sizes import Note
 from launcher.plan.values.text import many
 from launcher.runtime.cluster.launch_env import place
 
@@ -223,7 +223,7 @@ def command(words: Sequence[str], env: Mapping[str, str] = os.environ) -> list[s
 def port_is_free(job: Job, start: Start) -> None:
     """Raises ``RequestError`` if our port is taken, before a run folder is created."""
     if start.mode == "spawn" and job.launch.port is not None:
-        from launcher.runtime.processes.rendezvous import rendezvous
+        from launcher.runtime.cluster.rendezvous import rendezvous
 
         with rendezvous(job.launch.port):
             return

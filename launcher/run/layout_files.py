@@ -10,22 +10,17 @@ import xxhash
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy, stages
 from launcher.checkpoint.layout.strategy_file import text
-from launcher.checkpoint.mindspore.formats import GroupFile, merged_file, stage_files
-from launcher.checkpoint.mindspore.formats.group_file import text as group_text
-from launcher.checkpoint.mindspore.formats.operator_json import text as node_text
-from launcher.checkpoint.mindspore.formats.strategy_files import text as strategy_text
-from launcher.checkpoint.mindspore.operator_strategies import of_flow, of_sharding
-from launcher.checkpoint.tensorfile.durable import write_bytes
-from launcher.checkpoint.tensorfile.keys import is_place, load_key
+from launcher.checkpoint.tensorfile.disk import write_bytes
+from launcher.checkpoint.tensorfile.encryption import is_place, load_key
 from launcher.errors import Problem
+from launcher.job.schema.base import RUN, place
 from launcher.job.schema.job import Job
-from launcher.job.schema.run_paths import RUN, place
-from launcher.plan.operators import operator_file
-from launcher.plan.partition import rank_groups
-from launcher.plan.partition.stages import covers
+from launcher.optional import matrices, mindspore
+from launcher.plan.cut.stages import covers
 from launcher.plan.plan import Plan
-from launcher.plan.sharding import operator_rows
-from launcher.runtime import folder
+from launcher.plan.settings import layout_files
+from launcher.plan.tensor_parallel import files
+from launcher.runtime import run_folder
 
 
 def unwritable(job: Job) -> list[Problem]:
@@ -35,7 +30,9 @@ def unwritable(job: Job) -> list[Problem]:
     dump = job.parallel.local_norm.dump
     problems += _twice([*_named(job), *([("parallel.local_norm.dump", dump)] if dump is not None else [])])
     if dump is not None and not dump.startswith(RUN):
-        problems.append(folder.check_writable(Path(dump), "parallel.local_norm.dump", "the folder of norms"))
+        problems.append(
+            run_folder.check_writable(Path(dump), "parallel.local_norm.dump", "the folder of norms")
+        )
     if (place := job.checkpoint.encrypt) is not None and is_place(place):
         problems.append(_no_key(place))
     return [p for p in problems if p is not None]
@@ -52,7 +49,7 @@ def _no_key(place: str) -> Problem | None:
 def _unwritable(key: str, path: Path) -> Problem | None:
     if path.is_dir():
         return Problem(key, f"{path}: is a folder, not a file")
-    return folder.check_writable(path.parent, key, "the folder of this file")
+    return run_folder.check_writable(path.parent, key, "the folder of this file")
 
 
 def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:
@@ -109,8 +106,8 @@ def _mindspores(path: str) -> bool:
 def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
     """The layouts of one stage, or of all stages."""
     if _mindspores(path):
-        file = merged_file(strategy) if stage is None else stage_files(strategy)[stage]
-        return strategy_text(file, "protobuf")
+        file = mindspore.merged_file(strategy) if stage is None else mindspore.stage_files(strategy)[stage]
+        return mindspore.strategy_text(file, "protobuf")
     if stage is None:
         return text(strategy, tuple(range(strategy.stages))).encode()
     held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
@@ -122,32 +119,34 @@ def _operators(plan: Plan, path: str) -> bytes:
     tp = plan.sizes.grid["tp"]
     if plan.sharding is not None:
         if path.endswith(MINDSPORES_JSON):
-            return node_text(of_sharding(plan.sharding, lambda stage: plan.sizes.places[stage]))
-        return operator_rows.as_json(plan.sharding).encode()
+            return mindspore.node_text(
+                mindspore.of_sharding(plan.sharding, lambda stage: plan.sizes.places[stage])
+            )
+        return matrices.operators_json(plan.sharding).encode()
     if not path.endswith(MINDSPORES_JSON):
-        return operator_file.as_json(plan.operators, tp).encode()
+        return files.as_json(plan.operators, tp).encode()
 
     def stage_of(module: str) -> int:
         inside = (s.index for s in plan.stages if any(covers(m, module) for m in s.modules))
         return plan.sizes.places[next(inside, 0)]
 
-    return node_text(of_flow(plan.operators, plan.sizes.replicas, tp, stage_of))
+    return mindspore.node_text(mindspore.of_flow(plan.operators, plan.sizes.replicas, tp, stage_of))
 
 
 def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:
     if _mindspores(path):
-        return group_text(_groups(plan, rank))
-    return rank_groups.as_json(plan.sizes.grid, plan.ties, plan.params).encode()
+        return mindspore.groups_text(_groups(plan, rank))
+    return layout_files.as_json(plan.sizes.grid, plan.ties, plan.params).encode()
 
 
-def _groups(plan: Plan, rank: int | None) -> GroupFile:
+def _groups(plan: Plan, rank: int | None) -> mindspore.GroupFile:
     """The groups of ``rank``, or of all ranks, with the ranks that it, or rank 0, can restore from."""
-    groups = rank_groups.groups(plan.sizes.grid, plan.ties)
+    groups = layout_files.groups(plan.sizes.grid, plan.ties)
     found = (ranks for group in groups for ranks in group.ranks if len(ranks) > 1)
     named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in found}
     mine = {name: ranks for name, ranks in named.items() if rank is None or rank in ranks}
-    alike = rank_groups.alike(plan.sizes.grid, plan.params)
-    return GroupFile(mine, next(same for same in alike if (rank or 0) in same))
+    alike = layout_files.alike(plan.sizes.grid, plan.params)
+    return mindspore.GroupFile(mine, next(same for same in alike if (rank or 0) in same))
 
 
 def _write(path: str, run: Path, content: bytes) -> None:

@@ -12,16 +12,16 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan import recompute_auto
 from launcher.plan.capacity import HEAP, KEY, Fit, Free, LighterLayout, fit, least, lighter, refused
-from launcher.plan.cost.device_memory import KEY as ROOM
-from launcher.plan.cost.device_memory import tightest
-from launcher.plan.cost.memory import StateSize
+from launcher.plan.memory.device_memory import KEY as ROOM
+from launcher.plan.memory.device_memory import tightest
+from launcher.plan.memory.memory import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.settings import recompute
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from launcher.run.launch import Start, mode, outer_size
-from launcher.runtime import free_memory
+from launcher.runtime import machine
 from launcher.runtime.cluster.launch_env import place
 
 
@@ -33,7 +33,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
     if job.launch.check_memory:
         refuse(_roomy(job, plan))
     ranks = local_ranks(job, plan)
-    free = free_memory.free(len(ranks), start.device) if ranks else None
+    free = machine.free(len(ranks), start.device) if ranks else None
     found = None if free is None else _fit(job, plan, ranks, free)
     if free is None or found is None:
         return start
@@ -52,7 +52,7 @@ def told(job: Job) -> Job:
     from launcher.runtime import device as devices
 
     kind = devices.accelerator()
-    free = free_memory.free(1, kind) if kind is not None and devices.count(kind) else None
+    free = machine.free(1, kind) if kind is not None and devices.count(kind) else None
     if free is None or not free.devices:
         return job
     cluster = job.cluster.model_copy(update={"memory_gb": free.devices[0] / GB})
@@ -88,7 +88,7 @@ def shortage(job: Job, plan: Plan) -> str | None:
     if not job.launch.check_memory or job.launch.device not in ("cpu", "auto"):
         return None
     ranks = local_ranks(job, plan)
-    free = free_memory.ram() if ranks else None
+    free = machine.ram() if ranks else None
     if free is None:
         return None
     found = _fit(job, plan, ranks, free)

@@ -10,33 +10,32 @@ from launcher.data.checks import absent
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
-from launcher.plan.partition.sizes import Note
+from launcher.optional import metric_loggers
 from launcher.plan.plan import Plan
+from launcher.plan.sizes import Note
 from launcher.plan.verbs import output, verb, writes
-from launcher.run import launch, layout_files, resume, status
-from launcher.run.cluster_jobs import handover
-from launcher.run.report.loggers import start
+from launcher.run import hand_over, launch, layout_files, resume, status
 from launcher.run.settle import Settled, home
-from launcher.runtime import folder
+from launcher.runtime import run_folder
 from launcher.steps import module
-from launcher.steps.files.checks import FileChecks
+from launcher.steps.file_checks import FileChecks
 
 
 def before_plan(run: Settled) -> list[Problem]:
     """Problems of a request besides its settings that can be found without a plan."""
     job = run.job
     key, where = home(job)
-    writable = folder.check_writable(where, key)
+    writable = run_folder.check_writable(where, key)
     return [
         *([writable] if writable else []),
         *launch.refused(job, run.outer),
-        *handover.refused(job, run.outer),
+        *hand_over.refused(job, run.outer),
         *resume.named(job, run.overrides, run.done),
         *_step_problems(run),
         *(absent(job.data) if _reads(job) else []),
         *layout_files.unwritable(job),
         *_cache(job),
-        *(start.refused(job) if job.logger.services else []),
+        *(metric_loggers.refused(job) if job.logger.services else []),
         *_of_others(run),
     ]
 
@@ -61,7 +60,7 @@ def _cache(job: Job) -> list[Problem]:
         return []
     if isinstance(data, Text) and data.tokenizer == "bytes":
         return []
-    problem = folder.check_writable(Path(data.cache), "data.cache", "the tokens of data.path")
+    problem = run_folder.check_writable(Path(data.cache), "data.cache", "the tokens of data.path")
     return [problem] if problem else []
 
 

@@ -1,28 +1,160 @@
-"""Finds the checkpoint to resume from, and checks it: changes are refused, accepted or noted."""
+"""The checkpoint that a run goes on from."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.checkpoint.layout.derived import of_plan, taken
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
-from launcher.errors import Problem, RequestError, refuse
+from launcher.data.checks import with_data_read
+from launcher.errors import Problem, RequestError, printable, refuse
+from launcher.job.schema import redact
 from launcher.job.schema.components import Optim, Target
 from launcher.job.schema.job import Job
-from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon, any_momentum
-from launcher.plan.partition.sizes import Note
+from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.optim import (
+    SGD,
+    Adafactor,
+    AdamW,
+    Constant,
+    CosineRestarts,
+    Lion,
+    Momentum,
+    Muon,
+    any_momentum,
+)
+from launcher.optim.schedule import factor
+from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, differences
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import AVERAGE
-from launcher.plan.values.optimizer_traits import OptimizerTraits
-from launcher.plan.values.trust import trust
+from launcher.plan.settings.checkpoint import AVERAGE, trust
+from launcher.plan.sizes import Note
+from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.verbs import goes_on, loads, of_best, starts, verb
-from launcher.run.changes import changes, sets, unknown
-from launcher.runtime.lock import at_work
+from launcher.runtime.run_folder import at_work
+
+ACCEPT = "checkpoint.accept_changes"
+LONGEST = 60
+
+
+def unknown(job: Job) -> Iterator[Problem]:
+    """Names in ``accept_changes`` that are no setting."""
+    from launcher.job.schema import keys as schema_keys
+
+    known = [
+        *schema_keys.everywhere(),
+        *(f"{s}.{name}" for s in CHOSEN for name in _arguments(getattr(job, s))),
+    ]
+    for key in job.checkpoint.accept_changes:
+        if key not in known:
+            meant = nearest(key, known)
+            said = did_you_mean(meant)
+            right = [meant if k == key else k for k in job.checkpoint.accept_changes]
+            cure = _pasted(ACCEPT, right) if meant else ""
+            yield Problem(ACCEPT, f"there is no setting {key!r}{said}", cure)
+
+
+def _arguments(settings: Any) -> Collection[str]:
+    return ("_target_", *settings.arguments) if isinstance(settings, Target) else ()
+
+
+def changes(
+    checkpoint: Checkpoint, job: Job, plan: Plan, overrides: Sequence[str], misfit: bool
+) -> tuple[list[Problem], list[Note]]:
+    """Refused changes, and notes for the plan. ``misfit``: the weights do not fit the model."""
+    saved, done = checkpoint.state.get("settings"), int(checkpoint.state["step"])
+    if saved is None:
+        text = "the checkpoint is too old to say how it was trained, so nothing is compared"
+        return [], [Note("checkpoint", f"{checkpoint.folder}: {text}")]
+    try:
+        found = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
+    except ValueError as error:
+        return [Problem("", f"{checkpoint.folder}: {error}")], []
+
+    # changes that matter to trained weights and are not accepted
+    accepted = job.checkpoint.accept_changes
+    refused = [d for d in found if d.why and done and not _covered(d.key, accepted)]
+    keep = [d.key for d in refused if not _back(d, saved, job) or sets(overrides, d.key)]
+    every = _pasted(ACCEPT, [*accepted, *keep])
+
+    # the cures: accept intended changes, revert the others
+    problems = []
+    for d in refused:
+        own = _pasted(ACCEPT, [*accepted, d.key])
+        fixed = misfit and d.key.partition(".")[0] in ("model", "train")
+        text = f"{_said(d.new)}: {checkpoint.folder} was trained with {_said(d.old)}: {d.why}"
+        if d.key in keep:
+            problems.append(Problem(d.key, text, "" if fixed else every))
+        else:
+            also = "" if fixed else f"; {own} lets it change"
+            problems.append(Problem(d.key, f"{text}{also}", _back(d, saved, job)))
+    return problems, [_note(d, checkpoint.folder.name, done, job) for d in found if d not in refused]
+
+
+def sets(overrides: Sequence[str], key: str) -> bool:
+    """Whether one of ``overrides`` sets ``key``, or a part or section of it."""
+    words = (o.partition("=")[0].lstrip("+~") for o in overrides)
+    return any(_covered(key, [word]) or _covered(word, [key]) for word in words)
+
+
+def _covered(key: str, keys: Collection[str]) -> bool:
+    return any(key == k or key.startswith(f"{k}.") for k in keys)
+
+
+def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
+    """The override that restores the old value, if there is one."""
+    section, _, last = d.key.partition(".")
+    if d.key in CHOSEN or last in ("name", "_target_"):
+        whole = {k.partition(".")[2]: v for k, v in saved.items() if k.startswith(f"{section}.")}
+        return _pasted(section, whole) if whole else ""
+    if d.key in DERIVED:
+        now = job.model_dump(mode="json")["parallel"]
+        for name in d.key.split(".")[1:]:
+            now = now[name]
+        return _pasted(d.key, saved[d.key]) if saved.get(d.key, now) != now else ""
+    return "" if d.old == UNSET else _pasted(d.key, d.old)
+
+
+def _pasted(key: str, value: Any) -> str:
+    """An override; "" if it would contain a hidden secret."""
+    from launcher.job.overrides import paste  # imports Hydra, which joining ranks do not need
+
+    return "" if redact.HIDDEN in json.dumps(value) else paste(key, value)
+
+
+def _said(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = printable(text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+
+
+def _note(d: Difference, name: str, done: int, job: Job) -> Note:
+    told = f"{_said(d.old)} -> {_said(d.new)}: since {name}"
+    if d.key == "train.steps":
+        return Note(d.key, f"{told}{_curve(d, done, job)}")
+    if d.why and done:
+        return Note(d.key, f"{told}, as checkpoint.accept_changes says: {d.why}")
+    return Note(d.key, told if done else f"{told}, which nothing had been trained for")
+
+
+def _curve(d: Difference, done: int, job: Job) -> str:
+    """The effect of a changed number of steps on a schedule that spans all of them."""
+    schedule = job.schedule
+    if isinstance(schedule, Constant | CosineRestarts | Target):  # independent of the number of steps
+        return ""
+    if not isinstance(d.old, int) or done >= d.new:
+        return ""
+    new, old = (factor(schedule, done, total) for total in (d.new, d.old))
+    text = f"; schedule={schedule.name} depends on the total number of steps, so the curve changes"
+    rates = f": step {done + 1} is at {new:.3g} of optim.lr, on the curve so far it is at {old:.3g}"
+    return text if new == old else f"{text}{rates}"
+
 
 RESUME, ENCRYPT, ACCEPT = "checkpoint.resume", "checkpoint.encrypt", "checkpoint.accept_changes"
 
@@ -128,7 +260,7 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
         return
 
     # imports Hydra, which joining ranks do not need
-    from launcher.job.overrides.grammar import paste, shell
+    from launcher.job.overrides import paste, shell
 
     path, place = found
     accepted = paste(ACCEPT, [*job.checkpoint.accept_changes, ENCRYPT])

@@ -11,15 +11,15 @@ from launcher.checkpoint.store import latest
 from launcher.errors import refuse
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
-from launcher.plan.partition.sizes import Note
-from launcher.plan.values.trust import trust
+from launcher.plan.settings.checkpoint import trust
+from launcher.plan.sizes import Note
 from launcher.plan.verbs import CHECKPOINT, needs, verb
 from launcher.planner.plan_job import settled
 from launcher.run import launch, memory_check, resume, status
-from launcher.runtime import folder
+from launcher.runtime import run_folder
 
 if TYPE_CHECKING:
-    from launcher.run.outer_ranks.leader import Others
+    from launcher.run.external_ranks.leader import Others
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,6 @@ def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
     if job.run_dir is None:
         return ()
     key, where = home(job)
-    unwritable = folder.check_writable(where, key)
-    refuse([p for p in [folder.check_entries(where)] if p])
+    unwritable = run_folder.check_writable(where, key)
+    refuse([p for p in [run_folder.check_entries(where)] if p])
     return () if unwritable else status.done(job.run_dir, overrides, config, job.checkpoint.resume == "never")

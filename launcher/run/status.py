@@ -14,7 +14,7 @@ from weakref import finalize
 
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import dump
-from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import said
 from launcher.job import targets
 from launcher.job.schema import redact
@@ -22,12 +22,11 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.plan.to_json import as_json
-from launcher.run.report.plan_pictures import pictures
-from launcher.runtime import code_versions, folder
+from launcher.run.plan_pictures import pictures
+from launcher.runtime import code_versions, run_folder
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted
-from launcher.untrusted.files import read_text
-from launcher.untrusted.links import open_folder
+from launcher.untrusted.files import open_folder, read_text
 
 _log = logging.getLogger(__name__)
 
@@ -57,12 +56,12 @@ class RunStatus:
         """Writes the status; while the run is running, reserves space for the next one."""
         job = launch_env.job()
         outer = {"job": job} if job else {}
-        folder.write_status(
+        run_folder.write_status(
             self.run, self._opened, status=status, **more, metrics=self.results, seconds=self.seconds,
             steps=self.steps, overrides=self.overrides, plan="plan.json", **outer,
         )  # fmt: skip
         if status == "running":
-            folder.reserve_status(self.run, self._opened)
+            run_folder.reserve_status(self.run, self._opened)
 
     def add(self, steps: tuple[str, ...], results: dict[str, Any]) -> None:
         self.steps += steps
@@ -90,7 +89,7 @@ class RunStatus:
 def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunStatus:
     """The record of ``run``; a second start with the same configuration continues after the done steps."""
     record = RunStatus(run, tuple(map(redact.text, overrides)))
-    said = folder.read_status(run)
+    said = run_folder.read_status(run)
     record.before = None if said is None else said.get("status")
     if anew or said is None or config_of(run) != config:
         return record
@@ -105,7 +104,7 @@ def begun(home: Path, config: str) -> Path | None:
         return None
     numbered = (p for p in home.iterdir() if p.name.isdecimal())
     for run in sorted(numbered, key=lambda p: int(p.name), reverse=True):
-        if config_of(run) == config and (folder.read_status(run) or {}).get("job") == job:
+        if config_of(run) == config and (run_folder.read_status(run) or {}).get("job") == job:
             return run
     return None
 
@@ -152,7 +151,7 @@ def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool
     for file in stale:
         file.unlink()
 
-    folder.write_command(run, [redact.text(word) for word in command])
+    run_folder.write_command(run, [redact.text(word) for word in command])
     files = {
         "config.yaml": config,
         "plan.txt": text(plan) + "\n",

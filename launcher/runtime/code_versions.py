@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
+from launcher.checkpoint.tensorfile.disk import parsed, read_bytes
 from launcher.untrusted.files import TEXT
 
 NAME = "versions.json"

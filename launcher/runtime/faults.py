@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from launcher.checkpoint.tensorfile.disk_space import unwritten
-from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.checkpoint.tensorfile.disk import unwritten, write_text
 from launcher.errors import INTERRUPTED, REQUEUE, RunError
 from launcher.runtime.cluster import flight_recorder
-from launcher.untrusted.links import open_below
+from launcher.untrusted.files import open_below
 
 _log = logging.getLogger(__name__)
 

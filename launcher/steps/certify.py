@@ -14,35 +14,32 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from launcher.checkpoint.export import export
-from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema import steps
 from launcher.job.schema.job import Job
-from launcher.parallel.deferred_init import fill, plain_build, record
-from launcher.parallel.dispatch.modes import is_dropout
-from launcher.parallel.trace.model_facts import default_dtype, dtype_of
+from launcher.parallel.deferred_init import fill, record
+from launcher.parallel.dispatch.modes import default_dtype, is_dropout
+from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
 from launcher.plan.plan import Plan
 from launcher.plan.settings.device_matrix import over_slices
 from launcher.plan.values.facts import DTYPE
 from launcher.planner.plan_job import builder, plan_job
-from launcher.runtime.cluster.value_collectives import broadcast, gather, gather_tensors
+from launcher.runtime.cluster.messages import broadcast, gather, gather_tensors
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import forked_streams
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.batches import Feed, Indices
 from launcher.runtime.training.session import Session
-from launcher.steps import train
-from launcher.steps.certification.certificate import Certificate, as_json, verdict
-from launcher.steps.certification.comparison import Judge
-from launcher.steps.certification.gather_full import Piece, gathered, pieces
+from launcher.steps import build_session, train
+from launcher.steps.certification.compare import Certificate, Judge, Piece, as_json, gathered, pieces, verdict
 from launcher.steps.certification.oracle.equal_draws import EqualDraws
 from launcher.steps.certification.oracle.samples import First, Narrow, Samples, held_out
-from launcher.steps.model import build_session
-from launcher.steps.model.shared_construction import Drawings
+from launcher.steps.shared_construction import Drawings
 
 FILE = "certificate.json"
 FOLDER = "certify"
@@ -169,7 +166,7 @@ def _constructed(s: Setup) -> Mapping[str, Tensor]:
     build, seed = builder(s.job), s.plan.seed
     with s.drawn.as_first(s.job), default_dtype(dtype_of(DTYPE[s.plan.precision])):
         if s.plan.deferred:
-            return plain_build.plain_tensors(build, seed)
+            return fill.plain_tensors(build, seed)
         return fill.tensors(record.build_in_memory(build, seed))
 
 

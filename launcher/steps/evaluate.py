@@ -9,9 +9,8 @@ from launcher.job.schema.steps import Evaluate
 from launcher.plan.settings.checkpoint import AVERAGED
 from launcher.runtime.training import loop
 from launcher.runtime.training.session import Session
-from launcher.steps import export, transform
-from launcher.steps.files.run_files import RunFiles
-from launcher.steps.model import single_process
+from launcher.steps import export, single_process, transform
+from launcher.steps.file_checks import RunFiles
 
 
 def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:

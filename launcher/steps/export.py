@@ -1,15 +1,30 @@
-"""``export``: writes a checkpoint's full tensors as a file or a Hugging Face folder, and verifies it."""
+"""steps=[export]: writes a checkpoint for other programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from launcher.checkpoint.atomic_folder import check_apart
 from launcher.checkpoint.export import check_file, export
-from launcher.checkpoint.foreign.adapters import (
+from launcher.checkpoint.foreign.hugging_face import (
+    CONFIG,
+    Pieces,
+    check_beside,
+    check_folder,
+    model_type,
+    named_dtype,
+    read_hf,
+    size_in_bytes,
+    split,
+    to_theirs,
+    write_hf,
+    written,
+)
+from launcher.checkpoint.foreign.lora_adapters import (
     WEIGHTS,
     Adapters,
     bases,
@@ -18,38 +33,130 @@ from launcher.checkpoint.foreign.adapters import (
     ours,
     write_peft,
 )
-from launcher.checkpoint.foreign.experts import Pieces, split
-from launcher.checkpoint.foreign.hf_write import (
-    check_beside,
-    check_folder,
-    size_in_bytes,
-    to_theirs,
-    write_hf,
-)
-from launcher.checkpoint.foreign.rename import renamed
-from launcher.checkpoint.foreign.rename_tables import from_ours
+from launcher.checkpoint.foreign.names import from_ours, renamed
+from launcher.checkpoint.full_tensors import WIDTHS
 from launcher.checkpoint.layout.derived import of_plan, sources, taken
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match, single
-from launcher.checkpoint.manifest_mac import unvouched
+from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint, read_rank
+from launcher.checkpoint.store import check_apart
 from launcher.checkpoint.transform import Report
 from launcher.errors import Problem, RunError
-from launcher.job.schema.components import HuggingFace
+from launcher.job.schema.components import Chat, HuggingFace, Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import AVERAGED
-from launcher.plan.values.facts import COMPUTE, DTYPE, HALF
+from launcher.plan.settings.checkpoint import AVERAGED, Trust
+from launcher.plan.values.facts import COMPUTE, DTYPE, HALF, TensorSpec
 from launcher.plan.values.text import bytes_text, listed, many
-from launcher.plan.values.trust import Trust
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
-from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.hf_folder import dtype_of, opens_by_itself, settled, split_as, texts, told
-from launcher.steps.files.run_files import RunFiles
+from launcher.steps.file_checks import FileChecks, RunFiles
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+GENERATION = ("generation_config.json",)
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""The file names that transformers reads; other files of a folder are not copied."""
+
+
+def settled(step: Export, job: Job) -> Export:
+    """``step`` with defaults filled in: a transformers model is exported as a folder like its own."""
+    if not isinstance(job.model, HuggingFace):
+        return step
+    path = Path(job.model.path)
+    new: dict[str, Any] = {"format": step.format or "hf"}
+    if new["format"] == "hf" and step.names is None:
+        new["names"] = _names(path, weights=job.model.weights)
+    if new["format"] == "hf" and not step.beside:
+        new["beside"] = (*_there(path, GENERATION), *_tokenizer(path, job))
+    return step.model_copy(update=new)
+
+
+def _there(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(folder / name) for name in names if (folder / name).is_file())
+
+
+def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
+    """The tokenizer files that the run has read text with; for data of tokens those of the model."""
+    if not isinstance(job.data, Text | Chat):
+        return _there(path, TOKENIZER)
+    if job.data.tokenizer_file is None:
+        return ()  # bytes, or bpe of the text: transformers reads neither
+    used = Path(job.data.tokenizer_file)
+    if used.name != "tokenizer.json" or (used.is_file() and used.parent.samefile(path)):
+        return _there(path, TOKENIZER)
+    return _there(used.parent, TOKENIZER)
+
+
+def _names(path: Path, *, weights: bool) -> Mapping[str, str] | None:
+    """The names of tensors in the model's folder."""
+    try:
+        return written(model_type(path), read_hf(path).specs if weights else ())
+    except (ValueError, OSError):  # reported for model.path
+        return None
+
+
+def told(step: Export, job: Job) -> tuple[str, ...]:
+    """Names of the files that are generated rather than copied."""
+    copied = any(Path(p).name == CONFIG for p in step.beside)
+    own = isinstance(job.model, HuggingFace) and step.format == "hf"
+    return (CONFIG,) if own and not copied else ()
+
+
+def split_as(step: Export, job: Job) -> object:
+    """The type of model whose folders store experts separately; ``None`` if the user names the tensors."""
+    own = isinstance(job.model, HuggingFace) and step.format == "hf" and step.names is None
+    return model_type(Path(job.model.path)) if own and isinstance(job.model, HuggingFace) else None
+
+
+def opens_by_itself(step: Export, job: Job) -> HuggingFace | None:
+    """The model that transformers should open from the export; ``None`` if it need not open it.
+
+    ``step`` is the request's: with the user's own tensor names it is unknown who reads them.
+    """
+    separate = job.model.lora is not None and step.lora == "separate"
+    full = settled(step, job)
+    if not isinstance(job.model, HuggingFace) or separate or full.format != "hf" or step.names is not None:
+        return None
+    return job.model
+
+
+def dtype_of(step: Export, job: Job) -> Callable[[str, str], str]:
+    """Returns the function from a tensor's name in the folder and its dtype to the dtype to write.
+
+    ``steps.export.dtype`` decides; otherwise a transformers model gets the dtype of the tensor of that name
+    in its folder, or the one that the folder's config names.
+    """
+    specs: Mapping[str, TensorSpec] = {}
+    usual = None if step.dtype is None else COMPUTE[step.dtype]
+    if usual is None and isinstance(job.model, HuggingFace) and step.format == "hf":
+        path = Path(job.model.path)
+        with suppress(ValueError, OSError):  # a folder with only a config
+            specs = read_hf(path).specs
+        common = Counter(spec.dtype for spec in specs.values() if spec.dtype in WIDTHS).most_common(1)
+        usual = named_dtype(path) or next((name for name, _ in common), None)
+
+    def new(name: str, dtype: str) -> str:
+        known = specs[name].dtype if name in specs else usual
+        return known if dtype in WIDTHS and known in WIDTHS else dtype
+
+    return new
+
+
+def texts(step: Export, job: Job, kept: str) -> dict[str, str]:
+    """Files to generate: the config of the model as trained; ``kept``: the dtype of the run's weights."""
+    if not isinstance(job.model, HuggingFace) or not told(step, job):
+        return {}
+    from launcher.models.hugging_face import config_text
+
+    return {CONFIG: config_text(job.model, dtype_of(step, job)("", kept))}
+
 
 SUMS = ("float32", "float64")
 """Dtypes in which adapters are added to weights."""
@@ -138,16 +245,16 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
 
 def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
     """Writes the export; returns the loss of what was written, if it is checked."""
-    asked, step, path = step, settled(step, run.job), written(run)
+    asked, step, path = step, settled(step, run.job), export_folder(run)
     path.parent.mkdir(parents=True, exist_ok=True)
     figures: dict[str, float] = {}
     lines: list[str] = []
 
     def judge(new: Path) -> None:
         if itself := opens_by_itself(asked, run.job):
-            from launcher.steps.model import opened_folder
+            from launcher.steps import build_session
 
-            opened_folder.check_settings(itself, new)
+            build_session.check_settings(itself, new)
         if step.check:
             figures.update(_compared(step, run, new, itself, say=lines.append))
 
@@ -169,13 +276,13 @@ def _compared(
     ``itself``: the model that transformers must get when it opens the folder. Raises ``RunError`` if a
     difference is too large.
     """
-    from launcher.steps.model import opened_folder, single_process
+    from launcher.steps import build_session, single_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     there = read(run, new)
     made = single_process.of(_exported_job(step, job), there)
     if itself is not None:
-        opened_folder.check_logits(made, itself, job, new)
+        build_session.check_logits(made, itself, job, new)
     trained = {} if _merged(step, job) else _trained(step, run)
     if dtypes := _check_rounding(trained, there):
         # the run's loss is that of the weights before rounding
@@ -194,7 +301,7 @@ def _compared(
     gap = abs(loss - was)
     allowed = _tolerance(step, run.job) * terms
     if not gap <= allowed:
-        text = f"export: {written(run)} would have validation loss {loss:.8f}, the run had {was:.8f}"
+        text = f"export: {export_folder(run)} would have validation loss {loss:.8f}, the run had {was:.8f}"
         raise RunError(f"{text}: {gap:.1e} apart, allowed {allowed:.0e} (steps.export.tolerance)")
     say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
     return {"exported_loss": loss, "export_gap": gap}
@@ -239,7 +346,7 @@ def _tolerance(step: Export, job: Job) -> float:
     return max(ROUNDING.get(name, EXACT) for name in (COMPUTE[job.train.precision], written))
 
 
-def written(run: RunFiles) -> Path:
+def export_folder(run: RunFiles) -> Path:
     """The path that this step writes to; each step has its own."""
     step, other = _step(run), run.suffix(EXPORTED)
     if step.path:
@@ -300,12 +407,12 @@ def _apart(step: Export, job: Job) -> bool:
 
 def exported(run: RunFiles) -> nn.Module:
     """The model that the last earlier ``export`` has written, in one process."""
-    from launcher.steps.model import single_process
+    from launcher.steps import single_process
 
     made = run.maker(EXPORTED)
     assert made is not None, "the planner wants an export before what reads one"
     at = replace(run, name=made[0])
-    return single_process.of(_exported_job(_step(at), run.job), read(at, written(at)))
+    return single_process.of(_exported_job(_step(at), run.job), read(at, export_folder(at)))
 
 
 def _exported_job(step: Export, job: Job) -> Job:

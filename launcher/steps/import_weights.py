@@ -6,25 +6,21 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.checkpoint.foreign.cast import Cast, differing, exact
-from launcher.checkpoint.foreign.import_tensors import import_whole
 from launcher.checkpoint.foreign.mismatches import strange
-from launcher.checkpoint.foreign.read import form_of, outline, read_incoming
-from launcher.checkpoint.foreign.rename import renamed
-from launcher.checkpoint.foreign.rename_tables import to_ours
-from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
+from launcher.checkpoint.foreign.names import renamed, to_ours
+from launcher.checkpoint.foreign.read import form_of, import_whole, outline, read_incoming
+from launcher.checkpoint.full_tensors import Cast, FullTensors, RenamedTensors, differing, exact
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
-from launcher.checkpoint.mindspore.strategy_input import open_strategy
 from launcher.checkpoint.store import latest, point, step_folder
-from launcher.data.fallback import with_data_read
+from launcher.data.checks import with_data_read
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Import
+from launcher.optional import mindspore
 from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import bytes_text, many
-from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.run_files import RunFiles
+from launcher.steps.file_checks import FileChecks, RunFiles
 
 
 def check(step: Import, at: FileChecks) -> list[Problem]:
@@ -33,7 +29,7 @@ def check(step: Import, at: FileChecks) -> list[Problem]:
     if at.here(step.src):
         problems += at.problems("src", lambda: form_of(Path(step.src)))
     if at.here(step.strategy):
-        problems += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
+        problems += at.problems("strategy", lambda: mindspore.open_strategy("strategy", step.strategy))
     if not problems and at.here(step.src) and not at.later(strategy):
         problems = at.problems("src", lambda: outline(Path(step.src), strategy))
     return problems

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.checkpoint.inspect import inspect
-from launcher.checkpoint.manifest_mac import unvouched
+from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import open_checkpoint
+from launcher.checkpoint.verify import inspect
 from launcher.errors import Problem
 from launcher.job.schema.steps import Inspect
-from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.run_files import RunFiles
+from launcher.steps.file_checks import FileChecks, RunFiles
 
 
 def check(step: Inspect, at: FileChecks) -> list[Problem]:

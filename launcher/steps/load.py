@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.checkpoint.manifest_mac import unvouched
+from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.store import latest
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Load
@@ -12,7 +12,7 @@ from launcher.plan.values.text import bytes_text
 from launcher.plan.verbs import of_best
 from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session
-from launcher.steps.files.run_files import best
+from launcher.steps.file_checks import best
 
 
 def run_on_ranks(step: Load, session: Session, job: Job) -> str:

@@ -10,7 +10,7 @@ from launcher.errors import RunError, said
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.steps import module
-from launcher.steps.files.run_files import RunFiles
+from launcher.steps.file_checks import RunFiles
 
 
 def run(

@@ -8,23 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.manifest_mac import unvouched
+from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.store import TRAINING, latest
 from launcher.job.schema.components import HuggingFace
 from launcher.job.schema.job import Job
+from launcher.optional import drill
 from launcher.plan.certify_copy import Copy
+from launcher.plan.drill import Fault
 from launcher.plan.plan import Plan
-from launcher.plan.values.drill import Fault
 from launcher.plan.verbs import loads
 from launcher.runtime.cluster.world import World, deterministic
-from launcher.runtime.drill.rank_drill import RankDrill
 from launcher.runtime.training import save, state
+from launcher.runtime.training.monitored_metrics import forget_absent
 from launcher.runtime.training.session import Session
-from launcher.runtime.training.watched_metrics import forget_absent
-from launcher.steps import module
-from launcher.steps.model import build_session, folder_weights, out_of_memory
-from launcher.steps.model.restart_source import newest_whole
-from launcher.steps.model.shared_construction import Drawings
+from launcher.steps import build_session, module, out_of_memory
+from launcher.steps.build_session import newest_whole
+from launcher.steps.shared_construction import Drawings
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:
     live = build_session.build(world, todo.job, todo.plan, todo.folder, drawn=drawn)
     resume = _again(live, todo) if world.attempt else todo.resume
     if todo.drill is not None:
-        live.drill = RankDrill(todo.drill, world, todo.folder, live.trust)
+        live.drill = drill.RankDrill(todo.drill, world, todo.folder, live.trust)
     if resume is not None:
         saved = state.load(live, resume)
         live.results |= saved.get("results", {})
@@ -134,7 +133,7 @@ def _session(world: World, todo: RankSteps, drawn: Drawings) -> Session:
             done, doubt = f"{live.step} of {todo.plan.sizes.steps} steps", unvouched(resume, live.trust)
             live.emit({"text": f"going on from {resume.name}, after {done}{doubt}"})
     elif isinstance(todo.job.model, HuggingFace) and todo.job.model.weights:
-        folder_weights.read(live, todo.job.model)
+        build_session.read(live, todo.job.model)
     live.on_stop = partial(_rescued, live, todo.job, live.step)
     return live
 

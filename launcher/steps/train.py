@@ -12,9 +12,9 @@ from launcher.job.schema.steps import Train
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factors
 from launcher.runtime.training import loop
+from launcher.runtime.training.monitored_metrics import Watched
 from launcher.runtime.training.profiler import FOLDER, ProfileWindow
 from launcher.runtime.training.session import Session
-from launcher.runtime.training.watched_metrics import Watched
 
 
 def run_on_ranks(step: Train, session: Session, job: Job) -> str:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.checkpoint.atomic_folder import check_destination
-from launcher.checkpoint.layout.derived import followed, of_plan, target_strategy
-from launcher.checkpoint.layout.strategy import Strategy, match
-from launcher.checkpoint.manifest_mac import unvouched
-from launcher.checkpoint.mindspore.rank_conversion import Layouts
-from launcher.checkpoint.mindspore.strategy_input import StrategyInput, of_whole, open_strategy, whole_specs
-from launcher.checkpoint.read import Reader, open_checkpoint
-from launcher.checkpoint.transform import Report, check_places, is_checkpoint, transform
-from launcher.checkpoint.transform_foreign import (
+from launcher.checkpoint.foreign.transform import (
     RankFormat,
     aimed,
     check_free_for_ranks,
@@ -23,15 +15,20 @@ from launcher.checkpoint.transform_foreign import (
     to_rank_files,
     writer,
 )
-from launcher.checkpoint.transform_plan import plan_transform
+from launcher.checkpoint.layout.derived import followed, of_plan, target_strategy
+from launcher.checkpoint.layout.strategy import Strategy, match
+from launcher.checkpoint.manifest import unvouched
+from launcher.checkpoint.read import Reader, open_checkpoint
+from launcher.checkpoint.store import check_destination
+from launcher.checkpoint.transform import Report, check_places, is_checkpoint, plan_transform, transform
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Transform
+from launcher.optional import mindspore
 from launcher.plan.plan import Plan
+from launcher.plan.settings.checkpoint import ANYONE, Trust
 from launcher.plan.values.text import bytes_text, many
-from launcher.plan.values.trust import ANYONE, Trust
 from launcher.plan.verbs import TRANSFORMED, of_best
-from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.run_files import RunFiles
+from launcher.steps.file_checks import FileChecks, RunFiles
 
 PREFIX = "checkpoint_"
 """The default prefix of rank file names."""
@@ -62,9 +59,11 @@ def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
         src = Path(step.src)
         problems += at.problems("src", lambda: check_source(step, src, at.trust))
     if at.here(step.strategy):
-        problems += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
+        problems += at.problems("strategy", lambda: mindspore.open_strategy("strategy", step.strategy))
     if at.here(step.src_strategy):
-        problems += at.problems("src_strategy", lambda: open_strategy("src_strategy", step.src_strategy))
+        problems += at.problems(
+            "src_strategy", lambda: mindspore.open_strategy("src_strategy", step.src_strategy)
+        )
     return problems
 
 
@@ -125,10 +124,10 @@ def target(step: Transform, src: Strategy) -> Strategy:
     """The requested layout: a strategy file's, which must fit the tensors of ``src``, or one in words."""
     if step.strategy is None:
         return _in_words(step, src)
-    found = open_strategy("steps.transform.strategy", step.strategy)
+    found = mindspore.open_strategy("steps.transform.strategy", step.strategy)
     assert found is not None
     try:
-        to = followed(of_whole(found, whole_specs(src)), src)
+        to = followed(mindspore.of_whole(found, mindspore.whole_specs(src)), src)
         match(src, to)
     except ValueError as error:
         raise ValueError(f"{step.strategy}: {error}") from error
@@ -209,12 +208,12 @@ def _ours(step: Transform, src: Path, trust: Trust) -> Strategy:
     return strategy
 
 
-def _to(step: Transform, src: Path) -> StrategyInput | Layouts:
+def _to(step: Transform, src: Path) -> mindspore.StrategyInput | mindspore.Layouts:
     """A MindSpore file unchanged, as the source determines whether it is of one stage or of all.
 
     Any other layout is derived from the source.
     """
-    found = open_strategy("strategy", step.strategy)
+    found = mindspore.open_strategy("strategy", step.strategy)
     if found is None or not is_foreign(src, step.src_strategy):
         return lambda strategy: target(step, strategy)
     return found

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.checkpoint.manifest import read_manifest
-from launcher.checkpoint.manifest_mac import opened, unvouched
+from launcher.checkpoint.manifest import opened, read_manifest, unvouched
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify
 from launcher.errors import Problem
 from launcher.job.schema.steps import Verify
+from launcher.plan.settings.checkpoint import Trust
 from launcher.plan.values.text import bytes_text, many
-from launcher.plan.values.trust import Trust
-from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.run_files import RunFiles
+from launcher.steps.file_checks import FileChecks, RunFiles
 
 
 def check(step: Verify, at: FileChecks) -> list[Problem]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from launcher.checkpoint import export, read_full
-from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.safetensors import Blob
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, save, small, strategies, tensors, write_file
 

@@ -10,8 +10,7 @@ import xxhash
 from launcher.checkpoint import Entry, Strategy, commit, partial
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.manifest import stamp, text_record
-from launcher.checkpoint.tensorfile.header import arrange
-from launcher.checkpoint.tensorfile.safetensors import CHUNK, FileRecord
+from launcher.checkpoint.tensorfile.safetensors import CHUNK, FileRecord, arrange
 from launcher.checkpoint.write import RankRecord
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

@@ -14,7 +14,7 @@ import pytest
 from launcher.checkpoint import Blob, commit, latest, open_checkpoint, partial, read_extra, step_folder, write_rank
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.manifest import parse_manifest
-from launcher.checkpoint.tensorfile.json_file import LONGEST
+from launcher.checkpoint.tensorfile.disk import LONGEST
 from launcher.untrusted.files import RefusedFile
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import edit, filled, held, small

@@ -22,12 +22,10 @@ from launcher.checkpoint import (
     verify,
 )
 from launcher.checkpoint import write_rank as write
-from launcher.checkpoint.latest_file import identity
-from launcher.checkpoint.manifest import read_manifest, write_manifest
-from launcher.checkpoint.manifest_mac import authentic, unvouched
-from launcher.checkpoint.tensorfile.encryption import key_id
-from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS
-from launcher.plan.values.trust import Trust
+from launcher.checkpoint.manifest import authentic, read_manifest, unvouched, write_manifest
+from launcher.checkpoint.store import identity
+from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, key_id
+from launcher.plan.settings.checkpoint import Trust
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import edit, filled, held, save, small
 

@@ -24,7 +24,7 @@ from launcher.checkpoint import (
     verify,
     write_rank,
 )
-from launcher.checkpoint.tensorfile import durable
+from launcher.checkpoint.tensorfile import disk as durable
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.dying import killed, moments
@@ -145,7 +145,7 @@ def files_of_step(found: dict[str, bytes], step: int) -> dict[str, bytes]:
 def test_where_folders_cannot_be_swapped_the_old_one_is_whole_beside_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.checkpoint.tensorfile.durable._swapped", lambda a, b: False)
+    monkeypatch.setattr("launcher.checkpoint.tensorfile.disk._swapped", lambda a, b: False)
     src, dst = tmp_path / "src" / "a", tmp_path / "out" / "b"
     save(src, small(), filled(small(), 1), {"step": 1})
     transform(src, dst, small())

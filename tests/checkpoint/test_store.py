@@ -17,7 +17,7 @@ from launcher.checkpoint import (
     verify,
     write_rank,
 )
-from launcher.checkpoint.tensorfile.durable import publish
+from launcher.checkpoint.tensorfile.disk import publish
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, held, save, small
 
@@ -105,7 +105,7 @@ def test_where_folders_cannot_be_swapped_the_old_one_steps_aside(
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    monkeypatch.setattr("launcher.checkpoint.tensorfile.durable._swapped", lambda a, b: False)
+    monkeypatch.setattr("launcher.checkpoint.tensorfile.disk._swapped", lambda a, b: False)
     publish(tmp_path / "new", tmp_path / "old")
     assert files(tmp_path) == {"old/new": b""}
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Strategy, open_checkpoint, read_rank, single, target_strategy, transform, verify
-from launcher.checkpoint.tensorfile.disk_space import Unwritten
+from launcher.checkpoint.tensorfile.disk import Unwritten
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, save, small, strategies, tensors
 
@@ -131,7 +131,7 @@ def test_a_full_disk_leaves_nothing_behind(src: Path, tmp_path: Path, monkeypatc
         return write(fd, data, at)
 
     monkeypatch.setattr(os, "pwrite", full)
-    monkeypatch.setattr("launcher.checkpoint.tensorfile.disk_space.free", lambda path: 100)
+    monkeypatch.setattr("launcher.checkpoint.tensorfile.disk.free", lambda path: 100)
     path = tmp_path / "b.partial" / "rank_0" / "model.safetensors"
     size = (src / "rank_0" / "model.safetensors").stat().st_size
     text = f"{path}: No space left on device: the file needs {size} bytes, 100 are free"

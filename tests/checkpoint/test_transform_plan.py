@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Entry, Strategy, plan_transform, single, target_strategy, transform
-from launcher.checkpoint.transform_plan import Source, sources
+from launcher.checkpoint.transform import Source, sources
 from launcher.checkpoint.write import saved_boxes
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

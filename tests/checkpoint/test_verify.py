@@ -8,8 +8,7 @@ import xxhash
 
 from launcher.checkpoint import export, open_checkpoint, read_extra, read_rank, single, transform, verify
 from launcher.checkpoint.store import commit, partial
-from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.tensorfile.header import read_header
+from launcher.checkpoint.tensorfile.safetensors import Blob, read_header
 from launcher.checkpoint.write import write_rank
 from tests.checkpoint.saving import edit, filled, save, small
 

@@ -7,9 +7,8 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 import pytest
 
-from launcher.data.checks import check
-from launcher.data.fallback import resolve
-from launcher.data.files import mnist5k
+from launcher.data import mnist5k
+from launcher.data.checks import check, resolve
 from launcher.data.open import open_data
 from launcher.errors import RequestError
 from launcher.job.schema.components import Cifar10, Idx, Mnist5k, RandomTokens, Text

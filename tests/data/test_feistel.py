@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.data import shuffle
-from launcher.data.feistel import permuted
-from launcher.data.shuffle import SORTED, batch_indices
+from launcher.data.shuffle import SORTED, batch_indices, permuted
 
 seeds = st.integers(0, 2**70)
 ORDER = [96157809869, 775998624787, 84159821417, 424667160424, 793301776577, 671781382006]

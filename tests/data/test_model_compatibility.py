@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.data.model_compatibility import check_fit
+from launcher.data.spec import check_fit
 from launcher.job.schema.components import (
     AutoParallelMLP,
     Cifar10,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from launcher.data.packing.row_windows import Windows
 from launcher.data.source import entropy
+from launcher.data.tokens.windows import Windows
 
 
 def test_entropy_is_that_of_the_targets():

@@ -84,7 +84,7 @@ def test_a_class_that_is_no_source_is_refused():
 def test_what_the_planner_asks_needs_no_torch():
     code = (
         "import sys\n"
-        "import launcher.data.model_compatibility, launcher.data.shuffle, launcher.data.checks\n"
+        "import launcher.data.spec, launcher.data.shuffle, launcher.data.checks\n"
         "import launcher.models.defaults, launcher.optim.schedule\n"
         "from launcher.job.schema.components import Mnist5k, Text\n"
         "from launcher.data.spec import input_specs\n"

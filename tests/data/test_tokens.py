@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data.packing.row_windows import Windows
+from launcher.data.tokens.windows import Windows
 
 
 @given(st.integers(0, 60), st.integers(1, 9))

@@ -89,12 +89,12 @@ def pause_until(done: Iterator[bool] | Sequence[bool], seconds: float) -> bool:
 def imported() -> None:
     """Import all that a run needs, once: what is ``forked`` has it."""
     import launcher.__main__
-    import launcher.run.outer_ranks.leader
+    import launcher.run.external_ranks.leader
     import launcher.runtime.processes.start
     import launcher.steps.certify
-    import launcher.steps.inference.sample
-    import launcher.steps.model.single_process
-    import launcher.steps.on_ranks  # noqa: F401
+    import launcher.steps.on_ranks
+    import launcher.steps.sample
+    import launcher.steps.single_process  # noqa: F401
 
 
 @contextmanager

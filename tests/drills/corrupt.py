@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.checkpoint import latest, open_checkpoint, read_extra
 from launcher.errors import RequestError
-from launcher.runtime.folder import read_status
+from launcher.runtime.run_folder import read_status
 from tests.drills import Tally, launched, wait
 
 TIMES = 6000

@@ -14,22 +14,20 @@ from torch import Tensor
 from torch.func import functional_call
 
 from launcher.job.schema.job import Job
-from launcher.objective.cross_entropy import cross_entropy
-from launcher.objective.losses import ClassLoss
-from launcher.parallel import mesh
-from launcher.parallel.norms import grad_norm
+from launcher.objective.losses import ClassLoss, cross_entropy
+from launcher.parallel import grad_norm, mesh
 from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
-from launcher.plan.partition.params import wide
+from launcher.plan.cut.params import wide
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.session import Session
-from launcher.steps.certification.gather_full import pieces
-from launcher.steps.model import build_session
-from launcher.steps.model.shared_construction import draw
+from launcher.steps import build_session
+from launcher.steps.certification.compare import pieces
+from launcher.steps.shared_construction import draw
 from tests.parity import Outcome, Step, batch, place, plain
 
 

@@ -13,7 +13,7 @@ import torch
 
 from launcher.job.schema.job import Job, Train
 from launcher.planner.plan_job import plan_job
-from launcher.runtime.training.device_peaks import peak_flops
+from launcher.runtime.training.throughput import peak_flops
 from tests.gpu import rank_work
 from tests.gpu.on_device import DEVICES, ONLY_GPU, ranks
 from tests.parity import Outcome, Step, assert_same, job, outcome

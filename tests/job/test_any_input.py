@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from launcher.job.compose import BadRequest, compose
 from launcher.job.cures.report import render
-from launcher.job.schema import schema_keys
+from launcher.job.schema import keys
 
-KEYS = sorted(
-    {*schema_keys.everywhere(), "parallel.pipeline.stage_config.layers.0", "parallel.operators.a.in", "x.y", ""}
-)
+KEYS = sorted({*keys.everywhere(), "parallel.pipeline.stage_config.layers.0", "parallel.operators.a.in", "x.y", ""})
 WORDS = "abc,1,-1,0,null,[],{},true,1.5,nan,'',${seed},${nope},${x,???,[null],a=b,é,-,lm,glob(*),{name: lm},{1: 2}"
 override = st.builds(
     lambda plus, key, cut, equals, value: plus + key[: len(key) - cut] + equals + value,

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import BEGIN, OF_A_RUN, main
+from launcher.job import completion
 from launcher.job.args import FLAGS, SHELLS
-from launcher.job.completion import words
-from launcher.job.completion.scripts import script
-from launcher.job.schema import schema_keys
-from launcher.job.yaml.config_files import ConfigFiles
+from launcher.job.completion import script
+from launcher.job.config_files import ConfigFiles
+from launcher.job.schema import keys as schema_keys
 from tests.test_surface import keys
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def lines(command: list[str], cwd: Path) -> list[str]:
 
 def test_every_key_is_offered_and_none_that_is_not_there() -> None:
     there = {re.sub(r"\[\w+\]", "", key) for key, _ in keys()} | {"sweep_dir"}
-    offered = words.keys(words.values())
+    offered = completion.keys(completion.named_values())
     assert there - {word[:-1] for word in offered} == set()
     leaves = {word[:-1] for word in offered if word.endswith("=")} - set(ConfigFiles().groups())
     assert leaves - there == set()
@@ -156,9 +156,9 @@ def test_every_key_is_offered_and_none_that_is_not_there() -> None:
 
 def test_every_value_is_one_that_its_key_takes() -> None:
     groups = ConfigFiles().groups()
-    for key, values in words.values().items():
+    for key, values in completion.named_values().items():
         options = ConfigFiles().options(key) if key in groups else ()
-        notes = [note for name, note in words.noted() if name == key]
+        notes = [note for name, note in completion.noted() if name == key]
         wrong = [
             v for v in values if v not in options and not any(schema_keys.accepts(note, as_typed(v)) for note in notes)
         ]
@@ -166,7 +166,7 @@ def test_every_value_is_one_that_its_key_takes() -> None:
 
 
 def as_typed(word: str) -> object:
-    from launcher.job.overrides.grammar import parse
+    from launcher.job.overrides import parse
 
     return parse(f"x={word}").value()
 

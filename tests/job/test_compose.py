@@ -11,9 +11,9 @@ from hydra.core.global_hydra import GlobalHydra
 from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.compose import BadRequest, compose
+from launcher.job.config_files import CONF, RECIPES
 from launcher.job.cures.report import as_yaml, render
-from launcher.job.schema.loggers import Logger, Trackio, Wandb
-from launcher.job.yaml.shipped import CONF, RECIPES
+from launcher.job.schema.logger import Logger, Trackio, Wandb
 
 
 def where(request, key):
@@ -209,7 +209,7 @@ def test_a_problem_found_later_is_printed_with_the_same_origins():
 
 def test_a_value_nobody_set_is_a_default():
     from launcher.errors import Problem
-    from launcher.job.yaml.origins import Origins
+    from launcher.job.origins import Origins
 
     text = render([Problem("train.precision", "fp32: too precise")], Origins({}, {"train": {"precision": "fp32"}}))
     assert text.endswith("  train.precision = fp32: too precise\n    set in: default")

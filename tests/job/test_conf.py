@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from launcher.job.compose import compose
-from launcher.job.schema import schema_keys
+from launcher.job.config_files import CONF, RECIPES, ConfigFiles
+from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.job import Job
-from launcher.job.yaml.config_files import ConfigFiles
-from launcher.job.yaml.shipped import CONF, RECIPES
 
 CONFIGS = ConfigFiles()
 OPTIONS = [f"{g}={o}" for g in CONFIGS.groups() if g != "steps" for o in CONFIGS.options(g)]

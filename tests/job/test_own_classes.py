@@ -155,7 +155,7 @@ def test_allowing_the_launcher_itself_opens_nothing():
 
 
 def test_those_that_are_listed_can_be_built():
-    block = {"_target_": "launcher.models.lm.SwiGLU", "dim": 4, "hidden": 8, "std": 0.02}
+    block = {"_target_": "launcher.models.language_model.SwiGLU", "dim": 4, "hidden": 8, "std": 0.02}
     net = build({"_target_": "torch.nn.Sequential", "_args_": [block]}, ("torch",), nn.Module)
     assert net(torch.ones(1, 4)).shape == (1, 4)
 
@@ -172,18 +172,18 @@ train: {{steps: 2, batch_size: 4}}
 GADGETS = {
     "code": """
 callbacks:
-  - _target_: launcher.run.report.loggers.own_logger.OwnLogger
+  - _target_: launcher.extras.loggers.sinks.OwnLogger
     allow: [subprocess]
     key: k._target_
     target:
-      _target_: launcher.plan.operators.strategy.FromFile
+      _target_: launcher.plan.tensor_parallel.reader.FromFile
       setting: s
       path: p
       values: [["_target_", "subprocess.Popen"], ["args", ["sh", "-c", "id > precious.txt"]]]
 """,
     "an emptied file": """
 callbacks:
-  - _target_: launcher.run.report.loggers.mlflow.MLflowLogger
+  - _target_: launcher.extras.loggers.sinks.MLflowLogger
     asked: {_target_: launcher.runtime.log.LogFile, filename: precious.txt, mode: w}
     title: t
     state: {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import RequestError
+from launcher.job.config_files import ConfigFiles
 from launcher.job.sweep_grid import Cell, Interval, axes, grid, repeated, values
-from launcher.job.yaml.config_files import ConfigFiles
 
 
 def cells(overrides: list[str], configs: ConfigFiles) -> tuple[Cell, ...]:

@@ -12,8 +12,8 @@ from launcher.job.schema.components import Target
 from launcher.job.targets import build, locate
 
 OURS = (
-    "of the launcher's own classes only launcher.models.lm.Attention and launcher.models.lm.SwiGLU may be named here; "
-    "a class of yours may derive from it"
+    "of the launcher's own classes only launcher.models.language_model.Attention and "
+    "launcher.models.language_model.SwiGLU may be named here; a class of yours may derive from it"
 )
 REJECTED = {
     "torch.load": "torch.load: is not a Module class",
@@ -37,9 +37,9 @@ REJECTED = {
     "open": "open: should be the dotted path of a class, as package.module.Class",
     "torch.nn.Linear()": "torch.nn.Linear(): should be the dotted path of a class, as package.module.Class",
     "launcher.nothing.Net": f"launcher.nothing.Net: {OURS}",
-    "launcher.models.lm.Decoder": f"launcher.models.lm.Decoder: {OURS}",
-    "launcher.models.lm.nn.Linear": f"launcher.models.lm.nn.Linear: {OURS}",
-    "launcher.models.lm": f"launcher.models.lm: {OURS}",
+    "launcher.models.language_model.Decoder": f"launcher.models.language_model.Decoder: {OURS}",
+    "launcher.models.language_model.nn.Linear": f"launcher.models.language_model.nn.Linear: {OURS}",
+    "launcher.models.language_model": f"launcher.models.language_model: {OURS}",
     "launcher": "launcher: should be the dotted path of a class, as package.module.Class",
 }
 

@@ -10,9 +10,9 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.compose import Request, compose
-from launcher.job.cures.placement import pasted
-from launcher.job.overrides.grammar import paste
-from launcher.job.schema import schema_keys
+from launcher.job.cures.paste import pasted
+from launcher.job.overrides import paste
+from launcher.job.schema import keys
 from launcher.job.schema.search import AXES
 
 AUTO = "auto"
@@ -93,10 +93,10 @@ def takes_words_and_keys() -> Iterator[str]:
     """By the schema; ``parallel`` and keys that a search leaves open take ``auto`` as well."""
     yield "parallel"
     yield "parallel.grid"
-    for key, note in schema_keys.noted():
-        group = schema_keys.settings(note, {}) is not None or schema_keys.accepts(note, {})
-        words = [*schema_keys.literals(note), "some/file.json", AUTO, True]
-        if group and (key in AXES or any(schema_keys.accepts(note, word) for word in words)):
+    for key, note in keys.noted():
+        group = keys.settings(note, {}) is not None or keys.accepts(note, {})
+        words = [*keys.literals(note), "some/file.json", AUTO, True]
+        if group and (key in AXES or any(keys.accepts(note, word) for word in words)):
             yield key
 
 

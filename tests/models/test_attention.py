@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from launcher.models import attention as module
-from launcher.models.attention import attention, grouped_heads
+from launcher.models import language_model as module
+from launcher.models.language_model import attention, grouped_heads
 
 
 def inputs(device: str = "cpu", dtype: torch.dtype = torch.float64, head: int = 8) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.job.schema.components import AutoParallelMLP, LanguageModel, Model, ResNet, TiedPair
 from launcher.models.build import build_model
-from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import cross_entropy
 
 LM: dict[str, Any] = {"name": "lm", "vocab_size": 17, "dim": 16, "layers": 2, "heads": 4, "kv_heads": 2}
 MODELS: dict[str, Model] = {

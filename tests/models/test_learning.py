@@ -8,9 +8,9 @@ import torch
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
 from launcher.job.schema.components import AutoParallelMLP, LanguageModel, Mnist5k, ResNet, Text, TiedPair
-from launcher.job.schema.optimizers import AdamW, Momentum
+from launcher.job.schema.optim import AdamW, Momentum
 from launcher.models.build import build_model
-from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import cross_entropy
 from launcher.optim.build import build_optimizer
 from tests.optim.grouped import grouped
 

@@ -8,8 +8,7 @@ from torch import fx
 
 from launcher.job.schema.components import LanguageModel
 from launcher.models.build import build_model
-from launcher.models.init import STD
-from launcher.models.lm import Attention
+from launcher.models.language_model import STD, Attention
 
 
 def lm(**changes):

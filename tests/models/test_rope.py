@@ -11,9 +11,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.job.schema.components import LanguageModel
-from launcher.models import rope
-from launcher.models.lm import Decoder
-from launcher.models.rope import angles, rotate
+from launcher.models import language_model
+from launcher.models.language_model import Decoder, angles, rotate
 
 
 @pytest.mark.parametrize(("dtype", "kept", "error"), [("float64", "float64", 1e-12), ("float32", "float32", 4e-8),
@@ -51,9 +50,9 @@ def decoder(**changed) -> Decoder:
 @pytest.fixture
 def tables():
     """How many have been made, and how often one was read again."""
-    rope._table.cache_clear()
-    yield lambda: (rope._table.cache_info().misses, rope._table.cache_info().hits)
-    rope._table.cache_clear()
+    language_model._table.cache_clear()
+    yield lambda: (language_model._table.cache_info().misses, language_model._table.cache_info().hits)
+    language_model._table.cache_clear()
 
 
 def test_all_layers_and_steps_read_one_table(tables):
@@ -66,8 +65,8 @@ def test_all_layers_and_steps_read_one_table(tables):
 def test_the_table_has_the_bits_that_are_worked_out_where_it_is_used(tables):
     sizes = (3, 700, 16, 10000.0)
     for dtype in (torch.float32, torch.float64):
-        kept = rope._table(*sizes, dtype=dtype, device=torch.device("cpu"))
-        again = rope._worked_out(*sizes, dtype=dtype, device=torch.device("cpu"))
+        kept = language_model._table(*sizes, dtype=dtype, device=torch.device("cpu"))
+        again = language_model._worked_out(*sizes, dtype=dtype, device=torch.device("cpu"))
         assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
 
 
@@ -81,7 +80,7 @@ def test_what_is_followed_is_not_kept(tables):
     torch.func.functional_call(model, dict(model.named_parameters()), (tokens,)).sum()
     with torch.device("cpu"):  # somebody watches functions
         model(tokens)
-    torch.func.vmap(lambda t: rope.angles(4, 8, 1e4, t)[0])(torch.zeros(3, 2))
+    torch.func.vmap(lambda t: language_model.angles(4, 8, 1e4, t)[0])(torch.zeros(3, 2))
     assert tables() == (1, 2)  # functional_call is a plain call
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from launcher.job.schema.steps import Certify
 from launcher.objective.losses import ClassLoss, ElementLoss
-from launcher.objective.own import OwnLoss
+from launcher.objective.user_defined import OwnLoss
 from tests.objective.test_parity import HEAD, HOLED, OWN, VALUES
 from tests.steps.certified import REPLICAS, SHARDED, certificate
 from tests.tiers import some

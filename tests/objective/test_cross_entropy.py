@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import cross_entropy
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)], ids=["classes", "tokens"])

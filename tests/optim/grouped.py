@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from torch import nn
 
 from launcher.job.schema.components import Optim
-from launcher.optim.groups import Grouped
-from launcher.plan.partition.param_groups import param_groups
-from launcher.plan.partition.params import Placed
+from launcher.optim.build import Grouped
+from launcher.plan.cut.param_groups import param_groups
+from launcher.plan.cut.params import Placed
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

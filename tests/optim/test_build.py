@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.errors import RequestError
 from launcher.job.schema.components import Optim, Target
-from launcher.job.schema.optimizers import SGD, AdamW, Lion, Momentum
+from launcher.job.schema.optim import SGD, AdamW, Lion, Momentum
 from launcher.optim.build import build_optimizer, scale_lr
 from launcher.runtime.cluster.world import World
 from tests.optim.grouped import grouped

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.job.schema.optimizers import Lion
+from launcher.job.schema.optim import Lion
 from launcher.optim.build import build_optimizer
 from tests.optim.grouped import grouped
 

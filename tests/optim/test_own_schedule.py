@@ -10,10 +10,10 @@ import pytest
 from launcher.errors import Problem, RequestError, RunError
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
-from launcher.optim import own_schedule
+from launcher.optim import schedule as own_schedule
 from launcher.optim.schedule import factors
 from launcher.planner.plan_job import plan_job
-from launcher.planner.traces import Traces
+from launcher.planner.trace_model import Traces
 from tests.parity import job
 
 OURS = "tests.optim.own_schedules."

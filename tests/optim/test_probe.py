@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from launcher.job.schema.components import Target
-from launcher.optim import probe as probing
+from launcher.optim import dry_run as probing
 from launcher.optim.build import build_own
-from launcher.optim.trial import small
-from launcher.plan.values.optimizer_traits import OptimizerTraits
+from launcher.optim.dry_run import small
+from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
 

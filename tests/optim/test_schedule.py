@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from launcher.errors import RequestError
-from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
+from launcher.job.schema.optim import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
 from launcher.optim.schedule import factor
 
 warmups = st.integers(0, 12)

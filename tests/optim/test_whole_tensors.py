@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from launcher.job.schema.components import Optim
 from launcher.job.schema.job import Job
-from launcher.job.schema.optimizers import Adafactor, Muon
+from launcher.job.schema.optim import Adafactor, Muon
 from launcher.optim import adafactor
 from launcher.optim.build import build_optimizer
-from launcher.plan.partition.param_groups import param_groups
+from launcher.plan.cut.param_groups import param_groups
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.steps.certification.gather_full import Piece, error
+from launcher.steps.certification.compare import Piece, error
 from tests.optim.grouped import grouped, tensor
 from tests.parity import LM, TOKENS, accumulate, batch, job, plain, rank_train, whole
 from tests.ranks import on_ranks

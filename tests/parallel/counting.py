@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from launcher.parallel.norms import grad_norm
+from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.testing.collective_counter import Collectives
+from launcher.testing.meters import Collectives
 from tests.parity import build, step
 from tests.ranks import on_ranks
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from launcher.parallel.api import Net
-from launcher.parallel.local import local
+from launcher.parallel.mesh import local
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from tests.parity import job

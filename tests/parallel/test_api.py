@@ -9,13 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launcher.objective.cross_entropy import cross_entropy
-from launcher.objective.losses import ClassLoss
+from launcher.objective.losses import ClassLoss, cross_entropy
 from launcher.parallel import parallelize, sync_pipeline_shared_parameters
 from launcher.planner.plan_job import builder
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
-from launcher.steps.certification.gather_full import gathered, pieces
+from launcher.steps.certification.compare import gathered, pieces
 from tests.parallel.laid_out import SHARDED, TIED, Around, plans, spoil
 from tests.parity import alone, batch, error, place
 from tests.ranks import on_ranks

@@ -16,11 +16,12 @@ from launcher.checkpoint import build_searched_strategy
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
-from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
 from launcher.errors import RunError
+from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.parallel import broadcast as sending
 from launcher.parallel import parallelize, parameter_broadcast
-from launcher.parallel.local import local
+from launcher.parallel.mesh import local
 from launcher.plan.plan import Plan
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from launcher.parallel.local import flags
+from launcher.parallel.mesh import flags
 
 CPU = torch.device("cpu")
 

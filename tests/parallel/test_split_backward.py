@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from launcher.job.schema.job import Job
-from launcher.parallel.local import local
+from launcher.parallel.mesh import local
 from launcher.plan import show
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.testing.collective_counter import Collectives
+from launcher.testing.meters import Collectives
 from tests.parity import assert_parity, build, job, own, step, together
 from tests.ranks import on_ranks
 from tests.tiers import exhaustive, some, some_of

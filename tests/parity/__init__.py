@@ -12,20 +12,19 @@ from torch import Tensor, nn
 from launcher.job.schema.job import Job
 from launcher.objective.build import build_loss
 from launcher.optim.build import build_optimizer
-from launcher.optim.whole_tensors import pieces_of
-from launcher.parallel import mesh
+from launcher.optim.sharded import pieces_of
+from launcher.parallel import grad_norm, mesh
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.norms import grad_norm
 from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan.partition.stage_config import flatten
+from launcher.plan.cut.stage_config import flatten
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import builder, inputs, plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
-from launcher.steps.certification.gather_full import Piece, error, pieces
-from launcher.steps.certification.gather_full import whole as joined
+from launcher.steps.certification.compare import Piece, error, pieces
+from launcher.steps.certification.compare import whole as joined
 from tests.optim.grouped import grouped
 from tests.parity.reference import Outcome, accumulate, plain
 from tests.ranks import DRAWN, on_ranks

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from launcher.job.schema.job import Job
-from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import cross_entropy
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.trace.model_facts import default_dtype, dtype_of
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import DTYPE, IGNORED
 from launcher.planner.plan_job import builder

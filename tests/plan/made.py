@@ -10,9 +10,9 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
+from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
-from launcher.plan.settings.pipeline_stage_config import Asked
-from launcher.plan.traced_model import TracedModel
+from launcher.plan.settings.stage_config import Asked
 from launcher.plan.values.facts import Graph, Node, Param, Skeleton, TensorSpec
 
 

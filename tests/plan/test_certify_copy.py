@@ -5,9 +5,9 @@ import pytest
 from launcher.job.schema.components import apart
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import copies, notes, reduced
-from launcher.plan.partition.sizes import Sizes
 from launcher.plan.plan import ask
 from launcher.plan.settings.grid import sizes
+from launcher.plan.sizes import Sizes
 from tests.plan.made import job
 
 LM = ("model=lm_tiny", "model.layers=6", "train.batch_size=64")

@@ -12,7 +12,7 @@ from launcher.plan.to_json import as_json
 from launcher.planner import equal_layers
 from launcher.planner.equal_layers import DEEP, Unlike, shallow
 from launcher.planner.plan_job import plan_job
-from launcher.planner.traces import Traces
+from launcher.planner.trace_model import Traces
 
 DEPTH = DEEP + 3
 FOUR = ("parallel.pipeline.stages=2", "launch.nproc=4", "parallel.pipeline.micro_batch_num=4")

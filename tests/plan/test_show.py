@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.show import LEAST, SHORT, short, text
+from launcher.plan.sizes import Note
 from launcher.plan.values.facts import Graph, Skeleton
-from launcher.plan.values.recomputed import Recomputed
+from launcher.plan.values.setting import Recomputed
 from tests.plan.made import chain, graph, job, planned, skeleton
 
 ONE = graph("x: input x", "model: module . < x", "output: output output < model")

@@ -7,7 +7,7 @@ from typing import Any
 from launcher.job.compose import compose
 from launcher.plan.to_json import as_json
 from launcher.planner.plan_job import plan_job
-from launcher.planner.traces import Traces
+from launcher.planner.trace_model import Traces
 from tests.parity import job, own
 
 MEGATRON = compose(["operators=megatron"]).job.parallel.operators

@@ -13,21 +13,21 @@ from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.job.compose import compose
 from launcher.job.schema.components import HuggingFace
-from launcher.optional_packages import install_command
+from launcher.optional import install_command
 from launcher.plan.values.facts import TensorSpec
-from launcher.planner import model_folder, model_operators
+from launcher.planner import hugging_face, resolve
 from launcher.planner.plan_job import plan_job
 
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is says the machine; here only folders are looked at."""
-    monkeypatch.setattr(model_folder, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(hugging_face, "find_spec", lambda name: ModuleSpec(name, None))
 
 
 def problems(folder: Path, *words: str) -> list[str]:
     typed = ["recipe=lm_single", "model=hf", f"model.path={folder}", "data=random_tokens", "data.vocab_size=64", *words]
-    return [str(p) for p in model_folder.check(compose([*typed, "steps=[train]"]).job, 64, 64)]
+    return [str(p) for p in hugging_face.check(compose([*typed, "steps=[train]"]).job, 64, 64)]
 
 
 def folder(path: Path, config: object = None) -> Path:
@@ -96,7 +96,7 @@ def test_the_plan_says_that_no_loss_of_routers_is_trained(
     config = SimpleNamespace(router_aux_loss_coef=coefficient)
     monkeypatch.setattr("launcher.models.hugging_face.config_of", lambda settings: config)
     words = ["recipe=lm_single", "model=hf", f"model.path={folder(tmp_path / 'm')}", "model.weights=false"]
-    found = [str(n) for n in model_operators.untrained(compose([*words, "data=random_tokens", "steps=[train]"]).job)]
+    found = [str(n) for n in resolve.untrained(compose([*words, "data=random_tokens", "steps=[train]"]).job)]
     text = "model router_aux_loss_coef 0.1 of its config has no effect: no loss of routers is trained"
     assert found == ([text] if told else [])
 
@@ -119,7 +119,7 @@ def test_weights_that_are_cut_short(tmp_path: Path) -> None:
 
 
 def test_transformers_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_folder, "find_spec", lambda name: None)
+    monkeypatch.setattr(hugging_face, "find_spec", lambda name: None)
     text = f"model: hf: transformers is not installed: {install_command('hf')}"
     assert problems(folder(tmp_path / "m")) == [text]
 
@@ -183,7 +183,7 @@ def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
             bytes(specs[n].nbytes - 1) + bytes([last if n == names[1] else 0])
         )), {})  # fmt: skip
         job = asked.model_copy(update={"model": HuggingFace(name="hf", path=str(there))})
-        return [str(p) for p in model_folder.misfits(job, plan)]
+        return [str(p) for p in hugging_face.misfits(job, plan)]
 
     assert found(0) == []
     text = f"{names[0]} and {names[1]} are one tensor of the model, and the folder has different values under them"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.errors import RunError
-from launcher.planner.search.workers import Workers
+from launcher.extras.layout_search.workers import Workers
 
 
 def test_one_that_has_ended_is_a_line():

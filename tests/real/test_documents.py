@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from launcher.__main__ import main
-from launcher.data.token_files.write import TokenWriter
-from launcher.planner.model_folder import APART
+from launcher.data.tokens.formats import TokenWriter
+from launcher.planner.hugging_face import APART
 
 pytestmark = pytest.mark.skipif(
     find_spec("transformers") is None, reason="not installed: transformers; make test-real installs it"

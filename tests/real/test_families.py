@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.checkpoint.foreign.hf_read import read_hf
+from launcher.checkpoint.foreign.hugging_face import read_hf
 from tests.real import family_table
 
 pytestmark = pytest.mark.skipif(

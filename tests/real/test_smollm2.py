@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from launcher.__main__ import main
-from launcher.checkpoint.foreign.hf_write import write_hf
-from launcher.checkpoint.foreign.rename_tables import TO_LLAMA
+from launcher.checkpoint.foreign.hugging_face import write_hf
+from launcher.checkpoint.foreign.names import TO_LLAMA
 from launcher.data import smollm2
 from launcher.data.open import open_data
 from launcher.job.compose import compose
-from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import cross_entropy
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import state
-from launcher.steps.model import build_session
+from launcher.steps import build_session
 from tests.ranks import on_ranks
 
 MISSING = [name for name in smollm2.PACKAGES if find_spec(name) is None]

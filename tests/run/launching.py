@@ -17,7 +17,7 @@ from subprocess import PIPE
 from typing import Any
 
 from launcher.__main__ import main
-from launcher.runtime.folder import read_status, write_status
+from launcher.runtime.run_folder import read_status, write_status
 from tests.forked import python
 
 ROOT = Path(__file__).parents[2]

@@ -11,12 +11,12 @@ import pytest
 from torch.distributed import HashStore
 
 from launcher.errors import RunError
-from launcher.run.outer_ranks.trial import LAST_WORD_S
-from launcher.runtime.cluster import outer_rendezvous
+from launcher.run.external_ranks.dry_run import LAST_WORD_S
+from launcher.runtime.cluster import rendezvous
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.signed_messages import CAUSE, Messages, Secret
+from launcher.runtime.cluster.messages import CAUSE, Messages, Secret
 from launcher.runtime.cluster.world import World
-from launcher.runtime.processes.blame import _silent
+from launcher.runtime.processes.hang import _silent
 from tests.ports import free_port
 from tests.run.launching import TINY, checkpoints, reached, status, until
 from tests.run.tasks import tasks
@@ -44,10 +44,10 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
 
 
 def test_who_is_waited_for_is_said_once_after_a_while(monkeypatch):
-    monkeypatch.setattr(outer_rendezvous, "SAY_S", 0.05)
+    monkeypatch.setattr(rendezvous, "SAY_S", 0.05)
     store, said = Messages(HashStore(), Secret(b"k")), []
     store.set("here2", "")
-    assert outer_rendezvous.await_ranks(store, "here", [1, 2, 3], 0.3, said.append, "must come") == [1, 3]
+    assert rendezvous.await_ranks(store, "here", [1, 2, 3], 0.3, said.append, "must come") == [1, 3]
     assert said == ["waiting for ranks 1, 3, which must come"]
 
 
@@ -70,13 +70,13 @@ def test_a_rank_that_cannot_find_rank_0_says_where_it_has_looked(host, here, why
 
 def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
     """It was before its ranks were started: they do not wait as long as for rank 0."""
-    monkeypatch.setattr(outer_rendezvous, "AGENT_S", 0.1)
-    monkeypatch.setattr(outer_rendezvous, "SAY_S", 0.1)
+    monkeypatch.setattr(rendezvous, "AGENT_S", 0.1)
+    monkeypatch.setattr(rendezvous, "SAY_S", 0.1)
     at = Place(0, 2, 0, 1, 0, "127.0.0.1", 9, hosted=True)
     said: list[str] = []
     text = "rank 0 on a: what has started the ranks has not answered at 127.0.0.1:9 within 0.1 s: Connection refused; "
     with pytest.raises(RunError, match=f"^{text}MASTER_ADDR and MASTER_PORT say where it is$"):
-        outer_rendezvous.open_store(at, lambda: 3600.0, said.append, where="a")
+        rendezvous.open_store(at, lambda: 3600.0, said.append, where="a")
     assert said == ["rank 0 on a waits for what has started the ranks at 127.0.0.1:9: Connection refused"]
 
 
@@ -98,11 +98,11 @@ def test_ranks_with_other_secrets_end_at_once(tmp_path):
 def test_who_waits_for_a_rank_that_has_refused_a_message_is_told_so():
     store = Messages(HashStore(), Secret(b"k"))
     Messages(store._store, Secret(b"other")).refuse(2)
-    with pytest.raises(outer_rendezvous.Refused) as caught:
-        outer_rendezvous.await_ranks(store, "heard0.", [1, 2], 60, print, "must answer")
+    with pytest.raises(rendezvous.Refused) as caught:
+        rendezvous.await_ranks(store, "heard0.", [1, 2], 60, print, "must answer")
     text = "rank 2 has refused a message in the store of this job, which is not signed with its secret"
     assert str(caught.value) == f"{text}: {CAUSE}"
-    assert outer_rendezvous.await_ranks(store, "heard0.", [1], 0.1, print, "must answer") == [1]
+    assert rendezvous.await_ranks(store, "heard0.", [1], 0.1, print, "must answer") == [1]
 
 
 def test_a_port_that_is_taken_is_said_by_rank_0(tmp_path):

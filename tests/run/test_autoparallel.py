@@ -10,19 +10,21 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.checkpoint import merge_pipeline_strategies
-from launcher.checkpoint.layout.canonical import meaning
 from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.strategy import meaning
 from launcher.checkpoint.layout.strategy_file import load
-from launcher.checkpoint.mindspore.formats import group_file, read_strategy, to_strategy
 from launcher.errors import RequestError
+from launcher.extras.mindspore import strategy_file
+from launcher.extras.mindspore.strategy_file import read_strategy
+from launcher.extras.mindspore.to_ours import to_strategy
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.plan.operators import operator_file
-from launcher.plan.partition import rank_groups
 from launcher.plan.plan import Plan
+from launcher.plan.settings import layout_files as rank_groups
+from launcher.plan.tensor_parallel import files
 from launcher.planner.plan_job import plan_job
 from launcher.run import layout_files
-from launcher.runtime.training.metrics import read
+from launcher.runtime.training.metrics_file import read
 from tests.run.launching import losses, status
 
 WORDS = ("recipe=mlp_autoparallel", "steps=[train]", "train.steps=2", "checkpoint.every=2")
@@ -52,7 +54,7 @@ def test_its_files_are_in_the_run_folder_and_hold_the_next_run(first: Path, tmp_
     assert {p.name for p in first.iterdir()} >= ASKED
     plan = plan_job(compose(WORDS).job)
     assert load(first / "params.json") == of_plan(plan)
-    assert (first / "operators.json").read_text() == operator_file.as_json(plan.operators, plan.sizes.grid["tp"])
+    assert (first / "operators.json").read_text() == files.as_json(plan.operators, plan.sizes.grid["tp"])
     assert (first / "groups.json").read_text() == rank_groups.as_json(plan.sizes.grid, plan.ties, plan.params)
     assert [[(row["step"], row.keys()) for row in rank] for rank in norms(first)] == [
         [(n, {"step", "norm"}) for n in (1, 2)]
@@ -113,7 +115,7 @@ def test_its_files_may_be_mindspores_one_a_rank(tmp_path: Path) -> None:
     back = to_strategy(read_strategy(tmp_path / "merged.ckpt"), specs)
     assert {n: meaning(e.layout) for n, e in back.entries.items()} == {p.name: meaning(p.layout) for p in plan.params}
     for rank in range(4):
-        found = group_file.read(tmp_path / f"comm_group_{rank}.ckpt")
+        found = strategy_file.read(tmp_path / f"comm_group_{rank}.ckpt")
         groups = rank_groups.groups(plan.sizes.grid, plan.ties)
         want = {ranks for group in groups for ranks in group.ranks if rank in ranks}
         assert set(found.groups.values()) == want
@@ -123,7 +125,7 @@ def test_its_files_may_be_mindspores_one_a_rank(tmp_path: Path) -> None:
 def test_one_file_for_all_ranks_holds_the_next_run_too(tmp_path: Path) -> None:
     save = [f"parallel.param_strategy.save={tmp_path}/p.ckpt", f"parallel.group_file={tmp_path}/g.ckpt"]
     _, plan = written(tmp_path, *save)
-    assert set(group_file.read(tmp_path / "g.ckpt").groups.values()) == {
+    assert set(strategy_file.read(tmp_path / "g.ckpt").groups.values()) == {
         r for g in rank_groups.groups(plan.sizes.grid, plan.ties) for r in g.ranks
     }
     load_it = f"parallel.param_strategy.load={tmp_path}/p.ckpt"

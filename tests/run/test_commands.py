@@ -12,9 +12,8 @@ import pytest
 
 from launcher.__main__ import OF_A_RUN, main
 from launcher.job.compose import compose
-from launcher.run.run_job import run_job
-from launcher.runtime.folder import write_status
-from launcher.runtime.lock import locked
+from launcher.run.run import run_job
+from launcher.runtime.run_folder import locked, write_status
 from tests.run.launching import TINY, child, reached, run, say, shape, started, until
 
 

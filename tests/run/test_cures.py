@@ -10,7 +10,7 @@ import pytest
 from launcher.__main__ import look
 from launcher.errors import RequestError
 from launcher.job.compose import BadRequest, compose
-from launcher.job.cures.placement import pasted
+from launcher.job.cures.paste import pasted
 from launcher.run.cures import examine
 
 BASE = ("recipe=lm_single", "data=random_tokens", "data.vocab_size=64", "steps=[train]")

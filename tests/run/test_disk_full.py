@@ -18,10 +18,10 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.checkpoint import latest, verify
-from launcher.checkpoint.tensorfile.disk_space import Unwritten
+from launcher.checkpoint.tensorfile.disk import Unwritten
 from launcher.checkpoint.write import RankWriter
-from launcher.runtime import folder, log
-from launcher.runtime.training.metrics import Metrics, read
+from launcher.runtime import log, run_folder
+from launcher.runtime.training.metrics_file import Metrics, read
 from tests.drills.disk_full import disk, leave
 from tests.run.launching import ROOT, TINY, checkpoints, losses, metrics, run, status, steps, tensors
 from tests.tiers import exhaustive
@@ -205,16 +205,16 @@ def test_a_limit_of_file_size_is_told_too(tmp_path: Path, limit: None, capsys: p
 
 
 def test_the_status_has_room_on_a_full_disk_and_leaves_nothing_beside_it(small: Path) -> None:
-    folder.write_status(small, status="running")
-    folder.reserve_status(small)
+    run_folder.write_status(small, status="running")
+    run_folder.reserve_status(small)
     leave(small, 0)
     error = "x" * 9000
-    folder.write_status(small, status="failed", error=error)
-    assert folder.read_status(small) == {"status": "failed", "error": error}
+    run_folder.write_status(small, status="failed", error=error)
+    assert run_folder.read_status(small) == {"status": "failed", "error": error}
     assert {p.name for p in small.iterdir()} == {"status.json", "ballast"}
     leave(small, 0)
     with pytest.raises(OSError, match=FULL):
-        folder.write_status(small, status="failed", error="x" * 90000)
+        run_folder.write_status(small, status="failed", error="x" * 90000)
     assert json.loads((small / "status.json").read_text())["error"] == error
     assert {p.name for p in small.iterdir()} == {"status.json", "ballast"}
 

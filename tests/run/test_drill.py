@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from launcher.errors import RunError
-from launcher.plan.values.drill import Fault
-from launcher.plan.values.trust import ANYONE
-from launcher.run.report import drill_report
+from launcher.extras.drill import report
+from launcher.plan.drill import Fault
+from launcher.plan.settings.checkpoint import ANYONE
 from tests.run.launching import TINY, checkpoints, metrics, run, status, steps, tensors, torchrun
 
 SAVING = ("checkpoint.every=2", "launch.max_restarts=1")
@@ -122,7 +122,7 @@ def test_a_drill_of_another_training_is_not_identical(tmp_path):
     fault = Fault("kill_rank", (1,), 4)
     lines: list[str] = []
     with pytest.raises(RunError) as error:
-        drill_report.finish(tmp_path / "run", tmp_path / "other", fault, ANYONE, lines.append, True)
+        report.finish(tmp_path / "run", tmp_path / "other", fault, ANYONE, lines.append, True)
     first = "step-000006/rank_0/model.safetensors: embed.weight"
     assert str(error.value) == (
         f"drill of kill_rank of rank 1 in step 4: the weights are not those of the undisturbed run: {first}"
@@ -134,7 +134,7 @@ def test_a_drill_that_comes_to_nothing_fails(tmp_path):
     folder = run(tmp_path / "run", steps=3)
     lines: list[str] = []
     with pytest.raises(RunError) as error:
-        drill_report.finish(folder, folder, Fault("kill_rank", (1,), 4), ANYONE, lines.append, True)
+        report.finish(folder, folder, Fault("kill_rank", (1,), 4), ANYONE, lines.append, True)
     assert str(error.value) == "drill: kill_rank of rank 1 in step 4 has not happened: training ended before it"
     assert lines == []
 

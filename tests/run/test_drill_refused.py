@@ -7,7 +7,7 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.cures.report import as_yaml
-from launcher.run.run_job import rehearse
+from launcher.run.run import rehearse
 from tests.run.launching import TINY, run
 
 KILL = "debug.drill={kill_rank: {rank: 1, step: 4}}"

@@ -10,7 +10,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
-from launcher.optional_packages import install_command
+from launcher.optional import install_command
 from tests.checkpoint.saving import filled, save, small
 from tests.run.launching import BATCH, TINY, losses, run, say, shape
 
@@ -68,7 +68,7 @@ def test_a_key_in_the_configuration_is_refused_and_not_shown(tmp_path, capsys):
 def test_without_cryptography_the_command_to_install_it_is_told(tmp_path, capsys, monkeypatch):
     before = importlib.util.find_spec
     monkeypatch.setattr(
-        "launcher.checkpoint.tensorfile.keys.find_spec", lambda n: None if n == "cryptography" else before(n)
+        "launcher.checkpoint.tensorfile.encryption.find_spec", lambda n: None if n == "cryptography" else before(n)
     )
     install = install_command("crypto")
     told = f"encrypted checkpoints need the package cryptography, which is not installed: {install}"

@@ -14,7 +14,7 @@ from launcher.__main__ import main
 from launcher.checkpoint import store
 from launcher.checkpoint.store import complete
 from launcher.checkpoint.write import RankWriter
-from launcher.parallel.norms.grad_norm import Norm
+from launcher.parallel.grad_norm import Norm
 from launcher.runtime.training.session import Session
 from tests.run.launching import (
     TINY,

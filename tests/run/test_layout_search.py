@@ -9,10 +9,10 @@ import yaml
 
 from launcher.__main__ import main
 from launcher.errors import RequestError
+from launcher.extras.layout_search import choose
 from launcher.job.compose import compose
 from launcher.job.schema.search import Search
-from launcher.run.recipe_of_job import text
-from launcher.run.search import layout_search
+from launcher.run.frozen_request import recipe_text
 from tests.run.launching import TINY, losses, run, shape, steps
 
 OPEN = ("parallel=auto", "parallel.hsdp=[null,{shard_size: 2}]", "cluster=here", "launch.nproc=2")
@@ -38,7 +38,7 @@ def test_what_show_search_writes_is_a_recipe_that_runs_and_is_certified(tmp_path
 
     written = Path("plan/best.yaml").read_text()
     job = compose(["recipe=plan/best.yaml"]).job
-    assert text(job, ()) == written[written.index("defaults:") :]
+    assert recipe_text(job, ()) == written[written.index("defaults:") :]
     assert job.search == Search()
     assert main(["recipe=plan/best.yaml", "run_dir=best", "logger=plain"]) == 0
     assert "certify: holds: " in capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_a_search_with_nothing_left_open_is_refused(capsys: pytest.CaptureFixtur
         "  show = search: nothing is left open: set keys below parallel to auto or to lists; parallel=auto opens all "
         "of them\n    set by: show=search (command line)\n    try:    show=search parallel=auto\n"
     ) in capsys.readouterr().err
-    layout_search.check(compose([*asked, "parallel=auto"]).job)
+    choose.check(compose([*asked, "parallel=auto"]).job)
 
 
 def test_a_search_replaces_no_file_of_another_recipe(
@@ -89,7 +89,7 @@ def test_a_search_replaces_no_cluster_of_another_recipe(tmp_path: Path) -> None:
     best = f"search.best={tmp_path}/best.yaml"
     job = compose([*SOME, "show=search", "parallel.pipeline.stages=[1,2]", best, "search.measure=2"]).job
     with pytest.raises(RequestError) as caught:
-        layout_search.check(job)
+        choose.check(job)
     assert [str(p) for p in caught.value.problems] == [
         f"search.best: {tmp_path}/cluster.yaml: a search for another has written it; this one is for lm_single "
         f"(try: search.best={tmp_path}/lm_single/best.yaml)"

@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from launcher.__main__ import main
+from launcher.extras.loggers import process as logger_process
+from launcher.extras.loggers import process as start
 from launcher.job.compose import compose
-from launcher.optional_packages import install_command
-from launcher.run.report.loggers import logger_process, start
+from launcher.optional import install_command
 from tests.run.launching import ROOT, TINY, metrics, run, shape, status
 
 ALLOW = "security.allow=[tests,nonesuch]"

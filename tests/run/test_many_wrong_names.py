@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 from launcher.__main__ import main
 from launcher.checkpoint.foreign import read
 from launcher.errors import Problem
+from launcher.job import overrides
 from launcher.job.cures.validation_errors import counted, shown
-from launcher.job.overrides import grammar
 from launcher.plan.settings import transformer_opt
 
 MANY = 2_000
@@ -99,7 +99,7 @@ def test_the_key_of_several_problems_is_the_one_above_them() -> None:
 
 def test_a_long_list_is_shown_by_its_start_without_writing_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     words: list[str] = []
-    monkeypatch.setattr(grammar, "_word", lambda text: words.append(text) or text)
+    monkeypatch.setattr(overrides, "_word", lambda text: words.append(text) or text)
     assert shown(["a"] * 9_000, "metrics") == "[" + "a," * 28 + "..."
     assert len(words) == 60
 

@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
+from launcher.extras.calibration.refit import changed, number
+from launcher.extras.layout_search.evaluate import Finalist
+from launcher.extras.layout_search.measure import (
+    MeasuredCluster,
+    MeasuredLayout,
+    file,
+    measured_cluster,
+    note,
+    refitted,
+    table,
+)
+from launcher.extras.layout_search.search import search
+from launcher.extras.layout_search.show import Ranking, took
 from launcher.job.compose import compose
-from launcher.plan.prediction.calibration.cluster_file import number
-from launcher.plan.prediction.calibration.refit import changed
-from launcher.plan.prediction.speeds import speeds_of
-from launcher.planner.search.ranking import Ranking
-from launcher.planner.search.search import search
-from launcher.planner.search.settle import Finalist
-from launcher.planner.search.show_ranking import took
-from launcher.run.search.measure_layouts import MeasuredLayout
-from launcher.run.search.measured_cluster import MeasuredCluster, file, measured_cluster, note, refitted, table
+from launcher.plan.time.speeds import speeds_of
 from tests.plan.prediction.two_cores import TWO_CORES
 
 ASKED = (

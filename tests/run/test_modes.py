@@ -13,7 +13,7 @@ from launcher import run_job
 from launcher.__main__ import main
 from launcher.job.compose import compose
 from launcher.run.launch import start
-from launcher.runtime.lock import locked
+from launcher.runtime.run_folder import locked
 from launcher.runtime.training import loop
 from tests.run.launching import ROOT, TINY, events, losses, metrics, run, shape, status, steps, tensors
 

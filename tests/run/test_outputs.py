@@ -9,14 +9,15 @@ import pytest
 
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import load, text
-from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
 from launcher.errors import RequestError
+from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.job.compose import compose
-from launcher.plan.partition.rank_groups import as_json
 from launcher.plan.plan import Plan
+from launcher.plan.settings.layout_files import as_json
 from launcher.planner.plan_job import plan_job
 from launcher.run import layout_files
-from launcher.runtime.training.metrics import read
+from launcher.runtime.training.metrics_file import read
 from tests.run.launching import TINY, run, status
 from tests.tiers import some
 

@@ -10,7 +10,7 @@ from launcher.job.compose import compose
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import seconds_text
 from launcher.planner.plan_job import plan_job
-from launcher.run.report.plan_pictures import PIPELINE, pictures
+from launcher.run.plan_pictures import PIPELINE, pictures
 from tests.parity import job
 from tests.plan.prediction.test_prediction import FAST
 

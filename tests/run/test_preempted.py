@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from launcher.__main__ import main
-from launcher.parallel.norms.grad_norm import Norm
+from launcher.parallel.grad_norm import Norm
 from launcher.run import execute
 from launcher.run import status as run_status
-from launcher.runtime.folder import read_status
+from launcher.runtime.run_folder import read_status
 from launcher.runtime.training import save
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps import on_ranks
@@ -199,7 +199,7 @@ def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_
 
 
 def test_a_signal_while_the_run_is_planned_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("launcher.run.run_job.plan_checked", lambda _: signal.raise_signal(signal.SIGUSR1))
+    monkeypatch.setattr("launcher.run.run.plan_checked", lambda _: signal.raise_signal(signal.SIGUSR1))
     assert main([*TINY, f"run_dir={tmp_path}/run", "train.steps=5"]) == 75
     assert capsys.readouterr().err == "preempted by SIGUSR1\n"
     assert not (tmp_path / "run").exists()

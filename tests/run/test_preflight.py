@@ -12,14 +12,14 @@ import pytest
 from launcher.job.compose import compose
 from launcher.planner import plan_job
 from launcher.planner.plan_job import before_torch
-from launcher.run import preflight, run_job
+from launcher.run import preflight, run
 from launcher.run.settle import settle
 from tests.run.launching import TINY, shape
 
 
 def test_a_run_settles_checks_and_reads_its_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
-    for home, name in ((plan_job, "inlined"), (plan_job, "ask"), (run_job, "settle"), (run_job, "before_torch")):
+    for home, name in ((plan_job, "inlined"), (plan_job, "ask"), (run, "settle"), (run, "before_torch")):
         real = getattr(home, name)
 
         def counted(*args: Any, real: Any = real, name: str = name) -> Any:
@@ -30,7 +30,7 @@ def test_a_run_settles_checks_and_reads_its_files_once(tmp_path: Path, monkeypat
     switches = tmp_path / "speed_up.json"
     switches.write_text(json.dumps({}))
     words = [*TINY, f"run_dir={tmp_path}/run", f"parallel.transformer_opt={switches}", *shape()]
-    run_job.rehearse(compose(words))
+    run.rehearse(compose(words))
     assert seen == {"inlined": 1, "ask": 1, "settle": 1, "before_torch": 1}
 
 

@@ -15,9 +15,8 @@ import pytest
 from PIL import Image
 
 from launcher.__main__ import main
-from launcher.run.report.chart import chart
-from launcher.run.report.curve import MOST, Curve
-from launcher.run.report.report import EVERY_S, NAME, Report
+from launcher.extras.report.chart import MOST, Curve, chart
+from launcher.extras.report.page import EVERY_S, NAME, Report
 from tests.run.launching import TINY, losses, run, shape
 
 SVG = "{http://www.w3.org/2000/svg}"

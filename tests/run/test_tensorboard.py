@@ -12,9 +12,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launcher.__main__ import main
-from launcher.optional_packages import install_command
-from launcher.run.report.loggers import start
-from launcher.run.report.loggers.tensorboard import FOLDER, TensorBoard
+from launcher.extras.loggers import process
+from launcher.extras.loggers.sinks import FOLDER, TensorBoard
+from launcher.optional import install_command
 from tests.run.launching import TINY, metrics, run, shape
 
 
@@ -100,7 +100,7 @@ def test_a_package_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = util.find_spec
-    monkeypatch.setattr(start, "find_spec", lambda name: None if name == "tensorboard" else real(name))
+    monkeypatch.setattr(process, "find_spec", lambda name: None if name == "tensorboard" else real(name))
     assert main([*TINY, *WORDS, f"run_dir={tmp_path}/run", "train.steps=1"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"

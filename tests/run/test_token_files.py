@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from launcher.__main__ import main
-from launcher.data.token_files.write import TokenWriter
+from launcher.data.tokens.formats import TokenWriter
 from tests.data.token_bytes import little
 from tests.run.launching import losses, metrics, shape, tensors
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.extras.loggers import process
+from launcher.extras.loggers.process import PACKAGES
+from launcher.extras.loggers.sinks import figures, flat
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.run.report.loggers import logger_process, start
-from launcher.run.report.loggers.metric_names import figures, flat
-from launcher.run.report.loggers.start import PACKAGES
 from tests.run.launching import TINY, metrics, run, shape
 from tests.run.read_back import read
 
@@ -77,7 +77,7 @@ def test_config_and_plan_are_logged_once(went_on: Path, name: str) -> None:
 
 def started(folder: Path, name: str, before: int = 0) -> Any:
     job: Job = compose([*TINY, f"logger={name}"]).job
-    (one,) = start.begun(job, folder, before)
+    (one,) = process.begun(job, folder, before)
     return one
 
 
@@ -87,7 +87,7 @@ def fed(folder: Path, name: str, *rows: tuple[int, float]) -> None:
     one = started(folder, name)
     for step, loss in rows:
         one.feed(json.dumps({"step": step, "steps": 9, "loss": loss}).encode(), step)
-    logger_process.end([one], "done", 300)
+    process.end([one], "done", 300)
 
 
 AGAIN = [(1, 1.0), (2, 2.0), (3, 3.0), (2, 20.0), (4, 40.0)]

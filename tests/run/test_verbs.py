@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 from launcher import run_job
 from launcher.__main__ import main
 from launcher.checkpoint import read_full, read_hf, transform_checkpoints
-from launcher.checkpoint.foreign.rename import renamed
-from launcher.checkpoint.foreign.rename_tables import TO_LLAMA
+from launcher.checkpoint.foreign.names import TO_LLAMA, renamed
 from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.mindspore.formats import form_of, merged_file, read_strategy, write_ckpt, write_strategy
 from launcher.checkpoint.read import open_checkpoint
+from launcher.extras.mindspore.ckpt import write_ckpt
+from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.strategy_file import form_of, read_strategy, write_strategy
 from launcher.job.compose import compose
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from tests.checkpoint.saving import held

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.runtime.cluster.launch_env import place
-from launcher.runtime.cluster.outer_rendezvous import open_store
+from launcher.runtime.cluster.rendezvous import open_store
 from launcher.runtime.cluster.world import among, connect
 
 at = place()

@@ -7,8 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from launcher.plan.prediction.calibration.timed import Block, Collective
-from launcher.runtime.calibration.sample import Sample, one_round, prepared
+from launcher.extras.calibration.constants import Block, Collective
+from launcher.extras.calibration.kernels import Sample, one_round, prepared
 from launcher.runtime.cluster.world import World
 from tests.ranks import here
 

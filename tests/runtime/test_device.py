@@ -16,9 +16,9 @@ NAMED = ("cuda", "nccl")
 MAY_NAME = {
     "launcher.runtime.device": "it knows devices",
     "launcher.job.schema.job": "words that launch.device, launch.backend and train.compile.mode are known to take",
-    "launcher.job.overrides.intended_value": "what people call a GPU",
+    "launcher.job.intended_value": "what people call a GPU",
     "launcher.plan.settings.compile": "torch's name of a mode of compilation, which records CUDA graphs",
-    "launcher.models.attention": "which kernels of attention read groups of heads",
+    "launcher.models.language_model": "which kernels of attention read groups of heads",
     "launcher.planner.device_kernels": "whose kernels a plan counts",
     "launcher.runtime.faults": "texts of NCCL's own errors",
     "launcher.runtime.cluster.flight_recorder": "variables and files of NCCL's watchdog",
@@ -26,7 +26,7 @@ MAY_NAME = {
     "launcher.runtime.cluster.world": "torch's name of a default timeout",
     "launcher.runtime.torch_private.selftest": "torch's name of a default timeout",
     "launcher.runtime.cluster.network": "NCCL's variable for the interface",
-    "launcher.run.outer_ranks.joining": "NCCL's variable for the interface",
+    "launcher.run.external_ranks.joining": "NCCL's variable for the interface",
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.plan.capacity import Free
-from launcher.runtime.free_memory import free, ram
+from launcher.runtime.machine import free, ram
 
 MB = 1 << 20
 

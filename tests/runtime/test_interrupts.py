@@ -10,7 +10,7 @@ import pytest
 WAITING = """
 import os, signal, threading, time
 from launcher.runtime.faults import Interrupted
-from launcher.runtime.interrupts import deafen, stoppable
+from launcher.runtime.signals import deafen, stoppable
 
 threading.Thread(target=time.sleep, args=(0.5,)).start()  # the system may choose it
 try:

@@ -10,12 +10,11 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint import store
 from launcher.errors import RequestError, RunError
-from launcher.runtime import folder
-from launcher.runtime.lock import locked
+from launcher.runtime import run_folder
 from launcher.runtime.log import LogFile
-from launcher.runtime.training.metrics import Metrics
-from launcher.untrusted.files import RefusedFile
-from launcher.untrusted.links import links, open_below
+from launcher.runtime.run_folder import locked
+from launcher.runtime.training.metrics_file import Metrics
+from launcher.untrusted.files import RefusedFile, links, open_below
 
 PRECIOUS = b"precious text of the user\n"
 
@@ -62,8 +61,8 @@ def lock(run):
 
 WRITES = {
     ".lock": lock,
-    ".status.json": lambda run: folder.write_status(run, state="running"),
-    "command.txt": lambda run: folder.write_command(run, ["launcher"]),
+    ".status.json": lambda run: run_folder.write_status(run, state="running"),
+    "command.txt": lambda run: run_folder.write_command(run, ["launcher"]),
     "metrics.jsonl": lambda run: Metrics(run / "metrics.jsonl"),
     "rank0.log": lambda run: LogFile(run / "rank0.log"),
 }
@@ -74,20 +73,20 @@ def test_what_a_run_writes_goes_through_no_link(run, precious, name, write):
     (run / name).symlink_to(precious)
     with pytest.raises((RefusedFile, RequestError), match="a link, which is not followed"):
         write(run)
-    folder.reserve_status(run)  # says nothing, and writes nothing elsewhere
+    run_folder.reserve_status(run)  # says nothing, and writes nothing elsewhere
     assert precious.read_bytes() == PRECIOUS
 
 
 @pytest.mark.parametrize(
     "name",
-    [*folder.FILES, *folder.FOLDERS, "logs/rank1.log", "checkpoints/step-000001",
+    [*run_folder.FILES, *run_folder.FOLDERS, "logs/rank1.log", "checkpoints/step-000001",
      "checkpoints/step-000001/manifest.json",
      "errors/rank0.json", "checkpoints/step-000001.trash", "checkpoints/step-000009.partial"],
 )  # fmt: skip
 def test_a_link_anywhere_is_refused_before_anything_starts(run, precious, name):
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / name).symlink_to(precious)
-    found = folder.check_entries(run)
+    found = run_folder.check_entries(run)
     assert found is not None
     assert (found.key, found.text) == (
         "run_dir",
@@ -100,7 +99,7 @@ def test_links_of_other_libraries_are_theirs(run, precious):
     (run / "loggers/wandb").mkdir(parents=True)
     (run / "loggers/wandb/latest-run").symlink_to(precious)
     (run / "mine").symlink_to(precious)
-    assert folder.check_entries(run) is None
+    assert run_folder.check_entries(run) is None
     theirs = [run / "mine", run / "loggers/wandb/latest-run"]
     assert [*links(run)] in (theirs, theirs[::-1])
 
@@ -129,9 +128,9 @@ def test_a_command_says_so_in_a_line(run, precious, capsys, name):
 
 
 def test_a_folder_that_was_renamed_is_not_the_one_that_took_its_place(run):
-    began = folder.identity(run)
-    folder.still_there(run, began)
+    began = run_folder.identity(run)
+    run_folder.still_there(run, began)
     run.rename(run.parent / "moved")
     run.mkdir()
     with pytest.raises(RunError, match="was deleted or moved during the run"):
-        folder.still_there(run, began)
+        run_folder.still_there(run, began)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from launcher.errors import RequestError
-from launcher.runtime.lock import locked
+from launcher.runtime.run_folder import locked
 
 
 def test_a_lock_waits_for_ranks_whose_launcher_is_dead(tmp_path):

@@ -9,7 +9,7 @@ import statistics
 import pytest
 import torch
 
-from launcher.runtime import malloc
+from launcher.runtime import machine
 from launcher.runtime.cluster.world import World
 from tests.ranks import here
 
@@ -37,11 +37,11 @@ def new_pages(world: World) -> float:
 
 
 def test_steps_take_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in malloc.TOLD:
+    for name in machine.TOLD:
         monkeypatch.delenv(name, raising=False)
     assert max(here(new_pages, 2)) < PAGES / 10
 
 
-@pytest.mark.parametrize("name", malloc.TOLD)
+@pytest.mark.parametrize("name", machine.TOLD)
 def test_what_users_say_of_it_stands(name: str) -> None:
-    assert not malloc.keep({name: "4096"})
+    assert not machine.keep({name: "4096"})

@@ -8,18 +8,18 @@ import sys
 
 import pytest
 
-from launcher.runtime import preemption
+from launcher.runtime import signals
 from launcher.runtime.faults import Preempted
-from launcher.runtime.preemption import StopFlag
+from launcher.runtime.signals import StopFlag
 
 
 def test_a_signal_that_comes_again_at_once_was_sent_once(monkeypatch):
     now = [10.0]
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
     flag = StopFlag()
     assert flag() == 0
     flag.note(signal.SIGTERM)
-    now[0] += preemption.ONCE_S
+    now[0] += signals.ONCE_S
     flag.note(signal.SIGTERM)
     assert (flag(), flag.insisted) == (signal.SIGTERM, False)
     now[0] += 0.1
@@ -42,7 +42,7 @@ def test_the_exit_code_says_whether_to_try_again(signum, code):
 WAITING = """
 import os, signal, sys, threading, time
 from launcher.runtime.faults import Interrupted
-from launcher.runtime.preemption import heard
+from launcher.runtime.signals import heard
 
 def send():
     for signum in (signal.SIGTERM, signal.SIGUSR1):

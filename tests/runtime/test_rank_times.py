@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.runtime.cluster.world import World
-from launcher.runtime.rank_times import RankTimes, figures
-from launcher.runtime.torch_private import waits
+from launcher.runtime.torch_private import selftest
+from launcher.runtime.training.throughput import RankTimes, rank_figures
 from tests.ranks import here
 
 SLOW_S = 0.2
@@ -44,7 +44,7 @@ def test_the_rank_that_others_wait_for_is_the_slow_one():
     for slow in (0, 1):
         seen, same = here(partial(_step, slow=slow), 2)
         assert seen == same
-        told = figures(seen)
+        told = rank_figures(seen)
         assert (told["worst_rank"], told["step_ms_worst"]) == (slow, seen[slow])
         assert seen[slow] >= slow_ms > 2 * seen[1 - slow]
 
@@ -57,7 +57,7 @@ def test_a_step_that_nobody_began_is_none():
 
 def _beside(world: World) -> float:
     """The other thread waits; this one does not."""
-    waits.seconds()
+    selftest.seconds()
     group = dist.new_group()
     x = torch.ones(1)
 
@@ -66,11 +66,11 @@ def _beside(world: World) -> float:
             time.sleep(SLOW_S)
         dist.all_reduce(x, group=group)
 
-    before = waits.seconds()
+    before = selftest.seconds()
     thread = Thread(target=all_of_it)
     thread.start()
     thread.join()
-    return waits.seconds() - before
+    return selftest.seconds() - before
 
 
 def test_what_another_thread_waits_is_not_taken_from_a_step():

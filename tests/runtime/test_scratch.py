@@ -15,12 +15,12 @@ import pytest
 import torch.distributed as dist
 
 from launcher.runtime.cluster.world import World
-from launcher.runtime.scratch import scratch, sweep
+from launcher.runtime.run_folder import scratch, sweep
 from tests.ranks import on_ranks
 
 OWNER = """
 import sys, time
-from launcher.runtime.scratch import scratch
+from launcher.runtime.run_folder import scratch
 with scratch() as folder:
     (folder / "store").touch()
     print(folder, flush=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.extras.layout_search.candidates import impossible, space
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.planner.search.candidates import impossible, space
 
 HERE = ("recipe=lm_single", "cluster=h100_sxm", "launch.nproc=4", "train.batch_size=16")
 

@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 
 from launcher.errors import RequestError
+from launcher.extras.layout_search.candidates import Layout, space
+from launcher.extras.layout_search.evaluate import Change
+from launcher.extras.layout_search.search import search
+from launcher.extras.layout_search.show import Ranking, notes, nothing, text
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel
-from launcher.plan.cost.device_memory import tightest
+from launcher.plan.memory.device_memory import tightest
 from launcher.planner.plan_job import plan_job
-from launcher.planner.search.candidates import space
-from launcher.planner.search.layout import Layout
-from launcher.planner.search.ranking import Ranking
-from launcher.planner.search.search import search
-from launcher.planner.search.show_ranking import notes, nothing, text
-from launcher.planner.search.single_change import Change
-from launcher.planner.traces import Traces
+from launcher.planner.trace_model import Traces
 
 HERE = ("recipe=lm_single", "cluster=h100_sxm", "launch.nproc=4", "train.batch_size=16")
 GB = 1 << 30

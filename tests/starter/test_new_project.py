@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.starter import new_project
+from launcher.extras.starter import new_project
 from tests.pages import shell
 from tests.run.launching import losses, status
 

@@ -11,8 +11,7 @@ from launcher.errors import Problem
 from launcher.job.schema.base import Settings
 from launcher.job.schema.job import Job
 from launcher.plan.verbs import CHECKPOINT, Verb, Where
-from launcher.steps.files.checks import FileChecks
-from launcher.steps.files.run_files import RunFiles
+from launcher.steps.file_checks import FileChecks, RunFiles
 
 if TYPE_CHECKING:
     from launcher.runtime.training.session import Session

@@ -12,13 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from launcher.parallel import parallel_model
-from launcher.parallel.deferred_init import fill, plain_build, record, replay
+from launcher.parallel import grad_norm, parallel_model, replicas, stages
+from launcher.parallel.deferred_init import fill, record, replay
 from launcher.parallel.dispatch.modes import Modes
-from launcher.parallel.norms import grad_norm
-from launcher.parallel.replicas import fuse, tie
-from launcher.parallel.stages import split
-from launcher.plan.refusals import model_effects
+from launcher.plan.refusals import model as model_effects
 from launcher.runtime.training import batches, loop, pipeline, state
 from launcher.steps import certify
 from launcher.steps.certification.oracle import model as reference
@@ -44,7 +41,7 @@ def draws_of_its_own(patch: Patch) -> None:
 def replayed_by_strides(patch: Patch) -> None:
     """A view is taken where the recording says, wherever the numbers are; and no plan looks."""
     patch.setattr(replay, "_laid_out", lambda t, recorded: t)
-    patch.setattr(plain_build, "differing", lambda *_: "")
+    patch.setattr(fill, "differing", lambda *_: "")
 
 
 def never_in_training(patch: Patch) -> None:
@@ -126,19 +123,19 @@ def buffers_not_loaded(patch: Patch) -> None:
 
 
 def tie_without_gradient(patch: Patch) -> None:
-    patch.setattr(tie.Tied, "reduce", lambda self: None)
+    patch.setattr(replicas.Tied, "reduce", lambda self: None)
 
 
 def mean_for_sum(patch: Patch) -> None:
     """Gradients of replicas are averaged, although each is a share of the sum."""
-    real = fuse.total
+    real = replicas.total
 
     def wrong(tensors: Any, group: Any, dtype: Any = None) -> None:
         real(tensors, group, dtype)
         for t in tensors:
             t.grad /= torch.distributed.get_world_size(group)
 
-    patch.setattr(fuse, "total", wrong)
+    patch.setattr(replicas, "total", wrong)
 
 
 def asleep_after_a_validation(patch: Patch) -> None:
@@ -172,8 +169,8 @@ def last_sample_left_out(patch: Patch) -> None:
 
 
 def sent_in_fewer_bits(patch: Patch) -> None:
-    def wrong(part: Any, plan: Any, meshes: Any) -> list[fuse.Bucketed]:
-        return [fuse.Bucketed(b.tensors, b.group, torch.float32) for b in fuse.fuse(part, plan, meshes)]
+    def wrong(part: Any, plan: Any, meshes: Any) -> list[replicas.Bucketed]:
+        return [replicas.Bucketed(b.tensors, b.group, torch.float32) for b in replicas.fuse(part, plan, meshes)]
 
     patch.setattr(parallel_model, "fuse", wrong)
 
@@ -189,7 +186,7 @@ def mean_of_means(patch: Patch) -> None:
 
 def cut_from_its_past(patch: Patch) -> None:
     """What goes from one stage to the next takes no gradient back."""
-    patch.setattr(split, "boundary", lambda t, trains: t.detach().clone().requires_grad_(trains))
+    patch.setattr(stages, "boundary", lambda t, trains: t.detach().clone().requires_grad_(trains))
 
 
 def bias_not_trained(patch: Patch) -> None:

@@ -17,12 +17,12 @@ from launcher.data import source
 from launcher.job.schema.components import Schedule
 from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
-from launcher.parallel import parallel_model
+from launcher.parallel import grad_norm, parallel_model
+from launcher.parallel import replicas as fuse
+from launcher.parallel import replicas as tie
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.norms import grad_norm
-from launcher.parallel.replicas import fuse, tie
+from launcher.runtime.training import averaging, pipeline, state
 from launcher.runtime.training import batches as feed
-from launcher.runtime.training import ema, pipeline, state
 from launcher.steps import train
 from tests.steps.certified import ALL, REPLICAS, SHARDED, STAGES, TWO, certificate, of
 from tests.tiers import some
@@ -274,13 +274,13 @@ TIED = {"pipeline": {"stages": 2, "scheduler": "zero_bubble_v"}, "hsdp": {"shard
 
 
 def average_a_step_late(patch: Patch) -> None:
-    real = ema.WeightAverage.follow
-    patch.setattr(ema.WeightAverage, "follow", lambda self, step: real(self, step + 1))
+    real = averaging.WeightAverage.follow
+    patch.setattr(averaging.WeightAverage, "follow", lambda self, step: real(self, step + 1))
 
 
 def average_of_gathered_weights_lost(patch: Patch) -> None:
     """A swap that the gathered weights of a step before do not hear of."""
-    patch.setattr(ema.WeightAverage, "_swap", lambda self: None)
+    patch.setattr(averaging.WeightAverage, "_swap", lambda self: None)
 
 
 def average_not_loaded(patch: Patch) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
+from launcher.extras.sweep.run_sweep import sweep
 from launcher.job.args import parse
-from launcher.runtime.lock import locked
-from launcher.sweep import sweep
+from launcher.runtime.run_folder import locked
 from tests.sweep.test_settings import LINE
 
 # A cell that keeps the contract of a run. It says when it was at work, and its loss after each step is its lr.
@@ -65,7 +65,7 @@ def order(seed: int) -> list[str]:
     from optuna import create_study, samplers
     from optuna.distributions import CategoricalDistribution
 
-    from launcher.sweep.optuna_sampler import STREAMS
+    from launcher.extras.sweep.optuna_sampler import STREAMS
 
     study, found = create_study(), []
     for number in range(60):

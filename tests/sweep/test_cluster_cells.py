@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.runtime.folder import write_status
+from launcher.runtime.run_folder import write_status
 from tests.run.launching import status
 from tests.sweep.test_settings import LINE
 

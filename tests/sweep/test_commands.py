@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.runtime.folder import write_status
-from launcher.sweep import folder
+from launcher.extras.sweep import folder
+from launcher.runtime.run_folder import write_status
 
 ROW = {"step": 5, "steps": 10, "loss": 2.5, "tokens_per_s": 2000.0, "step_ms": 40.0}
 TORN = '{"step": 6, "los'

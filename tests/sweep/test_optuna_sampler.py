@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("optuna", reason="optuna is not installed")
 
+from launcher.extras.sweep import folder
+from launcher.extras.sweep.cell_process import CellResult
+from launcher.extras.sweep.optuna_sampler import OptunaSampler
+from launcher.extras.sweep.requests import Checked, composed
+from launcher.extras.sweep.sampler import Reports
 from launcher.job.args import parse
-from launcher.sweep import folder
-from launcher.sweep.cell_process import CellResult
-from launcher.sweep.optuna_sampler import OptunaSampler
-from launcher.sweep.requests import Checked, composed
-from launcher.sweep.sampler import Reports
 from tests.sweep.test_settings import LINE
 
 LR = "optim.lr=tag(log,interval(1e-4,1))"

@@ -19,10 +19,10 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.errors import RequestError
+from launcher.extras.sweep.run_sweep import sweep
 from launcher.job.args import Args
-from launcher.job.yaml.config_files import ConfigFiles
-from launcher.runtime.lock import locked
-from launcher.sweep import sweep
+from launcher.job.config_files import ConfigFiles
+from launcher.runtime.run_folder import locked
 from tests.tiers import exhaustive
 
 # A cell that keeps the contract of a run: status.json in run_dir, done or failed; seed=1 dies, seed=2 fails in words.
@@ -227,7 +227,7 @@ def test_a_sweep_that_is_killed_takes_its_cell_along(tmp_path, command):
 
 
 def test_a_cell_that_is_still_at_work_is_left_alone(tmp_path, command, monkeypatch):
-    monkeypatch.setattr("launcher.sweep.cell_process.SAVE_S", 0.1)
+    monkeypatch.setattr("launcher.extras.sweep.cell_process.SAVE_S", 0.1)
     cell = tmp_path / "grid/0-0"
     cell.mkdir(parents=True)
     (cell / "status.json").write_text('{"status": "running"}')

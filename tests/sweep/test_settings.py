@@ -7,7 +7,7 @@ import re
 import pytest
 
 from launcher.__main__ import main
-from launcher.optional_packages import install_command
+from launcher.optional import install_command
 
 LINE = (
     "-m", "recipe=lm_single", "model=lm_tiny", "model.dim=16", "data=random_tokens", "data.vocab_size=64",
@@ -162,7 +162,7 @@ def test_what_is_wrong_in_other_cells_is_said_too(capsys):
 
 
 def test_without_optuna_there_are_grids_only(monkeypatch, capsys):
-    monkeypatch.setattr("launcher.sweep.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("launcher.extras.sweep.requests.find_spec", lambda name: None)
     assert main([*LINE, "optim.lr=1,2", "sweep.sampler=tpe", "sweep.cells=2"]) == 2
     assert capsys.readouterr().err == (
         f"""error: 1 problem in this request; nothing was started

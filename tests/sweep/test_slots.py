@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.sweep.forecast import Forecast
-from launcher.sweep.slots import Machine, Slot, Slots, machine
+from launcher.extras.sweep.cells import Machine, Slot, Slots, machine
+from launcher.extras.sweep.forecast import Forecast
 
 ONE = Forecast(
     ranks=1, nodes=1, threads=1, device="cpu", resident=10, memory=1, bubble=0.0, seconds=None, mfu=None, samples=1,

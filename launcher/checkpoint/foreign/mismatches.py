@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 
-from launcher.checkpoint.foreign.cast import castable
-from launcher.checkpoint.foreign.rename import Renamed, attempted, both
-from launcher.checkpoint.foreign.rename_tables import FROM_LLAMA, NameTable, to_ours
+from launcher.checkpoint.foreign.names import FROM_LLAMA, NameTable, Renamed, attempted, both, to_ours
+from launcher.checkpoint.full_tensors import castable
 from launcher.checkpoint.layout.strategy import Strategy
-from launcher.checkpoint.tensorfile.blob import described
+from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.errors import Problem, printable
 from launcher.plan.values.facts import TensorSpec
 

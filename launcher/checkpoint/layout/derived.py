@@ -12,7 +12,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.settings.steps import unmergeable
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.optimizer_state import factor
+from launcher.plan.values.optimizer import factor
 
 LARGE = 64 * 1024  # bytes; the default of parallel.hsdp.threshold
 REPLICAS = ("dp_replicate", "dp_shard")

@@ -1,14 +1,101 @@
-"""The shard of a tensor that each rank saves, and the shards that a box is read from."""
+"""Boxes of shards: who saves which, and which overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise, product
 from math import prod
 
-from launcher.checkpoint.layout.bounds import first, geometry
+import numpy as np
+import numpy.typing as npt
+
+from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class DimBounds:
+    """The non-empty parts of one dim, in order.
+
+    A part has the elements from ``lo`` up to ``hi``; ``rank`` is what it adds to the number of the rank that
+    saves a shard.
+    """
+
+    lo: Ints
+    hi: Ints
+    rank: Ints
+
+    @cached_property
+    def listed(self) -> tuple[list[int], list[int], list[int]]:
+        """The arrays ``lo``, ``hi`` and ``rank`` as lists of Python integers."""
+        return self.lo.tolist(), self.hi.tolist(), self.rank.tolist()
+
+    def overlapping(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
+        """Returns (lo, hi, rank) of the parts that overlap the elements from ``lo`` up to ``hi``."""
+        starts, stops, ranks = self.listed
+        first = max(bisect_right(starts, lo) - 1, 0)
+        last = bisect_right(starts, hi - 1)
+        return [(starts[i], stops[i], ranks[i]) for i in range(first, last) if lo < hi]
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """Maps shards to ranks: the shard at some parts is saved by ``base`` plus the ``rank`` of each part."""
+
+    base: int
+    dims: tuple[DimBounds, ...]
+
+
+@lru_cache(maxsize=8192)
+def geometry(layout: Layout) -> Geometry:
+    strides = _strides(layout.grid)
+    dims = tuple(
+        _cuts(n, tuple((layout.grid[axis], strides[axis]) for axis in axes))
+        for n, axes in zip(layout.shape, layout.split, strict=True)
+    )
+    return Geometry(sum(at * strides[axis] for axis, at in first(layout).items()), dims)
+
+
+def first(layout: Layout) -> dict[str, int]:
+    """Returns the lowest coordinates that hold the tensor, by axis."""
+    at = dict(layout.at)
+    return {axis: min(at.get(axis, (0,))) for axis, _ in layout.grid.axes}
+
+
+def _strides(grid: Grid) -> dict[str, int]:
+    sizes = [n for _, n in reversed(grid.axes)]
+    steps = accumulate([1, *sizes[:-1]], lambda a, b: a * b)
+    return {axis: step for (axis, _), step in zip(reversed(grid.axes), steps, strict=False)}
+
+
+@lru_cache(maxsize=8192)
+def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
+    """Cuts a dim of ``n`` elements as ``Layout.box`` does.
+
+    ``axes`` are (size, stride in ranks), outermost first.
+    """
+    lo = np.array([0])
+    hi = np.array([n])
+    rank = np.array([0])
+    for size, stride in axes:
+        at = np.arange(size)
+        chunk = ((hi - lo + size - 1) // size)[:, None]  # ceil, as torch.chunk
+        starts = lo[:, None] + chunk * at
+        stops = starts + chunk
+
+        # parts past the end are empty
+        ends = hi[:, None]
+        lo = np.minimum(starts, ends).ravel()
+        hi = np.minimum(stops, ends).ravel()
+        rank = (rank[:, None] + stride * at).ravel()
+
+    some = lo < hi
+    return DimBounds(lo[some], hi[some], rank[some])
 
 
 @dataclass(frozen=True)
@@ -98,3 +185,114 @@ def slabs(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
             lo = (*outer, at, *box.lo[dim + 1 :])
             hi = (*(i + 1 for i in outer), min(at + step, box.hi[dim]), *box.hi[dim + 1 :])
             yield Box(lo, hi)
+
+
+@dataclass(frozen=True, eq=False)
+class Overlaps:
+    """One row per pair of ranks: ``elements`` is how many elements their saved shards have in common."""
+
+    src: Ints
+    dst: Ints
+    elements: Ints
+
+
+@lru_cache(maxsize=1024)
+def overlaps(src: Layout, dst: Layout) -> Overlaps:
+    """Returns the overlaps of two layouts of one tensor.
+
+    Dims are cut independently of each other, so overlaps are computed per dim and then multiplied out.
+    """
+    assert src.shape == dst.shape, (src, dst)
+    if 0 in src.shape:  # a tensor without elements is saved once, by one rank
+        ranks = [np.array([layout.grid.rank(**first(layout))]) for layout in (src, dst)]
+        return Overlaps(ranks[0], ranks[1], np.array([0]))
+
+    a = geometry(src)
+    b = geometry(dst)
+    out = Overlaps(np.array([a.base]), np.array([b.base]), np.array([1]))
+    for one, other in zip(a.dims, b.dims, strict=True):
+        out = _times(out, _along(one, other))
+    return out
+
+
+def _along(src: DimBounds, dst: DimBounds) -> Overlaps:
+    """Returns the overlaps along one dim: every interval that neither side cuts further."""
+    starts = np.union1d(src.lo, dst.lo)
+    stops = np.append(starts[1:], src.hi[-1])
+    return Overlaps(_holder(src, starts), _holder(dst, starts), stops - starts)
+
+
+def _holder(cuts: DimBounds, starts: Ints) -> Ints:
+    return cuts.rank[np.searchsorted(cuts.lo, starts, "right") - 1]
+
+
+def _times(a: Overlaps, b: Overlaps) -> Overlaps:
+    return Overlaps(
+        np.add.outer(a.src, b.src).ravel(),
+        np.add.outer(a.dst, b.dst).ravel(),
+        np.multiply.outer(a.elements, b.elements).ravel(),
+    )
+
+
+STEPS = 32
+"""The most visits per piece: a grid takes two per dim, slabs that end at different places any number."""
+
+
+class _Uneven(Exception):
+    pass
+
+
+def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
+    """Returns why ``boxes`` do not tile a tensor of ``shape``; ``None`` if they do.
+
+    >>> untiled((4,), [Box((0,), (2,)), Box((2,), (4,))]), untiled((4,), [Box((0,), (2,)), Box((1,), (3,))])
+    (None, 'its pieces at [0] and [1] overlap')
+    """
+    whole = Box((0,) * len(shape), shape)
+    full = [box for box in boxes if not box.empty]
+    for box in full:
+        if (box & whole) != box:
+            return f"its piece from {list(box.lo)} to {list(box.hi)} lies outside of {list(shape)}"
+
+    try:
+        both = _overlap(full, 0, [STEPS * len(full)])
+    except _Uneven:
+        return f"its {len(full)} pieces are cut too unevenly: no grid looks like this"
+    if both:
+        return f"its pieces at {list(both[0].lo)} and {list(both[1].lo)} overlap"
+
+    # boxes that do not overlap tile the tensor if they have as many elements as it
+    if sum(prod(box.shape) for box in full) != prod(shape):
+        return f"its pieces do not add up to {list(shape)}"
+    return None
+
+
+def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box] | None:
+    """Returns two boxes that share an element, or ``None``.
+
+    The edges along ``dim`` make slabs; within each slab, boxes are compared along the dims after it. ``left``
+    holds how many visits of boxes remain; beyond that ``_Uneven`` is raised.
+    """
+    left[0] -= len(boxes)
+    if len(boxes) < 2:
+        return None
+    if left[0] < 0:
+        raise _Uneven
+    if dim == len(boxes[0].lo):
+        return boxes[0], boxes[1]
+
+    # which boxes start at each edge
+    edges = sorted({edge for box in boxes for edge in (box.lo[dim], box.hi[dim])})
+    starts: dict[int, list[Box]] = {edge: [] for edge in edges}
+    for box in boxes:
+        starts[box.lo[dim]].append(box)
+
+    # the boxes of each slab; if none starts there, all of them were compared in the previous slab
+    open_boxes: list[Box] = []
+    for a, _ in pairwise(edges):
+        open_boxes = [box for box in open_boxes if box.hi[dim] > a] + starts[a]
+        left[0] -= len(open_boxes) // 8  # these visits are cheap
+        found = _overlap(open_boxes, dim + 1, left) if starts[a] else None
+        if found:
+            return found
+    return None

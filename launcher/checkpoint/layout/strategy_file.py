@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.layout.strategy import Entry, Strategy, row, stages
-from launcher.checkpoint.tensorfile.durable import write_text
-from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
+from launcher.checkpoint.tensorfile.disk import parsed, read_bytes, write_text
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from launcher.untrusted.files import brief

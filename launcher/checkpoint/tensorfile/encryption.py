@@ -1,4 +1,4 @@
-"""Encrypted files: AES-256-GCM in blocks that are encrypted independently of each other.
+"""Encrypted blocks of files, and the keys.
 
 A file consists of the head and the blocks. The head is magic, key id, salt, size of the plain text and a tag
 over these. Each block is ``BLOCK`` bytes of plain text (the last one may be shorter), encrypted, and a tag.
@@ -9,16 +9,23 @@ neither can a block of another file.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
+import string
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.checkpoint.tensorfile.disk_space import told
+from launcher.checkpoint.tensorfile.disk import named_errors
+from launcher.optional import install_command
+from launcher.plan.settings.checkpoint import PLACE, place_text
 from launcher.untrusted.files import opened
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 
 MAGIC = b"launchr\x01"
 BLOCK, TAG, ID, SALT, WORD = 1 << 20, 16, 8, 32, 8
@@ -71,7 +78,7 @@ class Encryptor:
 
     def _put(self, data: bytes) -> None:
         view = memoryview(data)
-        with told(self._path, sealed_size(self._size)):
+        with named_errors(self._path, sealed_size(self._size)):
             while view:
                 done = os.pwrite(self._fd, view, self._at)
                 self._at, view = self._at + done, view[done:]
@@ -184,3 +191,67 @@ def derived(key: bytes, salt: bytes, what: bytes, size: int) -> bytes:
 
 def _nonce(number: int) -> bytes:
     return number.to_bytes(12, "big")
+
+
+ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
+"""An environment variable: the place of the key now, if it has moved since the checkpoint was written."""
+SIZE = 32  # bytes of an AES-256 key
+FORMS = "env:NAME (an environment variable) or file:PATH"
+
+
+def is_place(text: str) -> bool:
+    """Whether ``text`` says where a key is: ``env:NAME`` or ``file:PATH``."""
+    return PLACE.fullmatch(text) is not None
+
+
+def load_key(place: str) -> bytes:
+    """Returns the key at ``place``.
+
+    Raises ``ValueError`` if there is no valid key or cryptography is not installed. No message shows a key.
+    """
+    if find_spec("cryptography") is None:
+        raise ValueError(
+            "encrypted checkpoints need the package cryptography, which is not installed: "
+            + install_command("crypto")
+        )
+
+    # read the key's bytes
+    match = PLACE.fullmatch(place)
+    if match is None:
+        raise ValueError(f"the place of a key is {FORMS}")
+    raw = _of_variable(place, match[2]) if match[1] else _of_file(place, Path(match[4]))
+
+    # 32 printable characters are a passphrase, not a key: 32 random bytes are practically never all printable
+    as_it_is = match[3] and len(raw) == SIZE and not set(raw) <= set(string.printable.encode())
+    key = raw if as_it_is else _decoded(raw.strip())
+    if key is None or len(key) != SIZE:
+        raise ValueError(
+            f"{place_text(place)}: no key of AES-256: it has {len(raw)} bytes; wanted are {SIZE} random "
+            "bytes, as 64 hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, as they are"
+        )
+    return key
+
+
+def _of_variable(place: str, name: str) -> bytes:
+    value = os.environ.get(name)
+    if not value:
+        text = "this environment variable is not set; it must hold the key (openssl rand -hex 32)"
+        raise ValueError(f"{place_text(place)}: {text}")
+    return os.fsencode(value)
+
+
+def _of_file(place: str, path: Path) -> bytes:
+    try:
+        with opened(path) as file:
+            return file.read(1024)
+    except OSError as error:
+        raise ValueError(f"{place_text(place)}: the key cannot be read: {error.strerror}") from error
+
+
+def _decoded(text: bytes) -> bytes | None:
+    try:
+        if len(text) == 2 * SIZE:
+            return bytes.fromhex(text.decode("ascii"))
+        return base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return None

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from launcher.checkpoint.tensorfile.blob import Blob, words
 from launcher.checkpoint.tensorfile.encryption import EncryptedFile
-from launcher.checkpoint.tensorfile.header import Slot
-from launcher.checkpoint.tensorfile.safetensors import CHUNK, mapped
+from launcher.checkpoint.tensorfile.safetensors import CHUNK, Blob, Slot, mapped, words
 
 OPEN = 128  # files mapped at once
 OPEN_SEALED = 4  # encrypted files open at once; each keeps a few decrypted blocks in memory

@@ -1,17 +1,31 @@
-"""The labelled tokens of many conversations, concatenated; none is longer than a sample."""
+"""Conversations as labelled tokens: encoded, cached, checked."""
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
 
+import jinja2
 import numpy as np
+import tokenizers
+import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.chat.conversations import BadRow, Row, conversation, rows
-from launcher.data.chat.tokenizer import ChatTokenizer, Labelled
-from launcher.data.files.bad_file import BadFile
+from launcher.data.chat.conversations import BadRow, OtherForm, Row, conversation, files, rows
+from launcher.data.chat.template import CONFIG, TEMPLATE, ChatTokenizer, Labelled, chat_tokenizer
+from launcher.data.file_checks import BadFile
+from launcher.data.prepare import shards
+from launcher.data.prepare.corpus import Position
+from launcher.data.prepare.prepare import content_digest, writing
+from launcher.data.prepare.shards import Progress, Speed
+from launcher.data.prepare.tasks import cores, workers
+from launcher.errors import Problem, RunError, said
 from launcher.job.schema.components import Chat, Paths
 
 SKIP = "data.on_bad=skip leaves out what is bad, and counts it"
@@ -114,3 +128,249 @@ def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None) -> ChatTok
     all_of_them = made(settings, by, rows(settings, paths), counts)
     counts.check()
     return all_of_them
+
+
+ROWS = 256
+"""The maximum number of rows in a task."""
+BYTES = 1 << 20
+"""The bytes of lines at which a task is full; the last line may exceed them."""
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """The tokens made from rows, or why they are ``refused``.
+
+    ``last``: the last row, without its data.
+    """
+
+    made: ChatTokens | None
+    last: Row
+    counts: Counts = field(default_factory=Counts)
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class EncodeRows:
+    """A task that is answered with ``LabelledRows``."""
+
+    settings: Chat
+    rows: tuple[Row, ...]
+
+    def answer(self) -> LabelledRows:
+        counts, last = Counts(), replace(self.rows[-1], data=b"")
+        try:
+            found = made(self.settings, _tokenizer(self.settings), self.rows, counts)
+        except BadFile as error:
+            return LabelledRows(None, last, refused=str(error))
+        return LabelledRows(found, last, counts)
+
+
+@cache
+def _tokenizer(settings: Chat) -> ChatTokenizer:
+    return chat_tokenizer(settings)
+
+
+def tasks(settings: Chat, rows: Iterable[Row]) -> Iterator[EncodeRows]:
+    """Groups ``rows`` into tasks, in order."""
+    some: list[Row] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += len(row.data) if isinstance(row.data, bytes) else 0
+        if len(some) == ROWS or size >= BYTES:
+            yield EncodeRows(settings, tuple(some))
+            some, size = [], 0
+    if some:
+        yield EncodeRows(settings, tuple(some))
+
+
+VERSION = 3
+"""The version of the cached tokens' format."""
+PARTS = {"train": "path", "val": "val"}
+ARRAYS: dict[str, type[np.generic]] = {"tokens": np.uint32, "counted": np.uint8, "ends": np.int64}
+"""The files of a part, and the types of their numbers."""
+
+
+def make(settings: Chat, say: Callable[[str], None], speed: Speed) -> None:
+    """Tokenizes the conversations, unless they are cached.
+
+    Raises ``RunError`` for a file that cannot be read or written.
+    """
+    if settings.cache is None:
+        return
+    final = _folder(settings)
+    if shards.published(final) is not None:
+        return
+    folder = shards.working_folder(final)
+    with writing(folder), shards.locked(folder, say):
+        if shards.published(final) is not None:
+            shards.leave(folder)
+            return
+        shards.empty(folder)
+        try:
+            said = _make(settings, folder, speed)
+        except BadFile as error:
+            raise RunError(f"data.path: {error}") from error
+        say(f"data: {said}, as tokens, once: {final}")
+        shards.publish(folder, final, {"version": VERSION, "conversations": said})
+
+
+def opened(settings: Chat) -> dict[str, ChatTokens] | None:
+    """Returns the cached tokens of each part, mapped into memory; ``None`` if they are not cached."""
+    if settings.cache is None or shards.published(folder := _folder(settings)) is None:
+        return None
+    return {
+        part: ChatTokens(*(np.memmap(_file(folder, part, name), kind, "r") for name, kind in ARRAYS.items()))
+        for part in PARTS
+        if _file(folder, part, "ends").exists()
+    }
+
+
+def _make(settings: Chat, folder: Path, speed: Speed) -> str:
+    """Tokenizes every part into ``folder``; returns a summary for people."""
+    said = []
+    with workers(cores()) as crew:
+        for part, field in PARTS.items():
+            paths = getattr(settings, field)
+            if part == "train" or paths is not None:
+                speed.begin(files(paths), Progress())
+                counts = _write(folder, part, crew.answers(tasks(settings, rows(settings, paths))), speed)
+                said.append(counts.text() + (" held out" if part == "val" else ""))
+    return "; ".join(said)
+
+
+def _write(folder: Path, part: str, answers: Iterable[LabelledRows], speed: Speed) -> Counts:
+    """Writes the answers in the order of the rows, whichever process encoded them. Raises ``BadFile``."""
+    counts, size, before, last = Counts(), 0, 0, Row("", b"")
+    with ExitStack() as stack:
+        out = {name: stack.enter_context(_file(folder, part, name).open("wb")) for name in ARRAYS}
+        for found in answers:
+            if found.made is None:
+                raise BadFile(found.refused)
+            counts.add(found.counts)
+            out["tokens"].write(found.made.tokens.tobytes())
+            out["counted"].write(found.made.counted.tobytes())
+            out["ends"].write((found.made.ends + size).tobytes())
+            size += len(found.made.tokens)
+            before += last.offset if found.last.file != last.file else 0
+            last = found.last
+            at = Position(last.file, last.offset)
+            speed(Progress(at, documents=counts.conversations, tokens=size, nbytes=before + last.offset))
+    counts.check()
+    return counts
+
+
+def _file(folder: Path, part: str, name: str) -> Path:
+    return folder / f"{part}-{name}.bin"
+
+
+def _folder(settings: Chat) -> Path:
+    """The cache folder, named by a digest of everything that the tokens depend on.
+
+    Reads the conversations and the tokenizer's files.
+    """
+    asked = settings.model_dump(include={"seq_len", "too_long", "on_bad", "tokenizer"})
+    held = [] if settings.val is None else files(settings.val)
+    read = [content_digest(file.path) for file in (*files(settings.path), *held)]
+    beside: list[Path] = [Path(settings.template)] if settings.template is not None else []
+    if settings.tokenizer_file is not None:
+        path = Path(settings.tokenizer_file)
+        beside += [path, *(p for p in (path.with_name(CONFIG), path.with_name(TEMPLATE)) if p.is_file())]
+    read += [content_digest(path) for path in beside]
+    made = [VERSION, tokenizers.__version__, jinja2.__version__, asked, len(held), read]
+    assert settings.cache is not None
+    return Path(settings.cache) / xxhash.xxh3_128_hexdigest(json.dumps(made).encode())
+
+
+LOOKED = 50
+"""The number of rows that are checked at the start of each path: a corpus of another form shows it there."""
+
+
+def check_chat(settings: Chat) -> Iterator[Problem]:
+    by = None
+    try:
+        by = chat_tokenizer(settings)
+    except (ValueError, OSError) as error:
+        key = "data.tokenizer_file"
+        if settings.template is not None and settings.template in str(error):
+            key = "data.template"
+        yield Problem(key, said(error))
+    if by is not None and settings.vocab_size is not None and by.size > settings.vocab_size:
+        text = f"{settings.vocab_size}: the tokenizer has {by.size} tokens"
+        yield Problem("data.vocab_size", text, f"data.vocab_size={by.size}")
+    for key, paths in (("data.path", settings.path), ("data.val", settings.val)):
+        if key == "data.path" or paths is not None:
+            yield from _of_path(settings, by, key, paths)
+
+
+def learnt(settings: Chat) -> str:
+    """Describes which text of the first usable row is trained on; empty if no row is usable."""
+    try:
+        by = chat_tokenizer(settings)
+        for row in islice(rows(settings, settings.path), LOOKED):
+            try:
+                return (
+                    f"of {Path(row.place).name} is learnt {by.learnt(*by.labelled(conversation(row.data)))}"
+                )
+            except BadRow:
+                continue
+    except (BadFile, ValueError, OSError):
+        return ""  # the checks of the data report these errors
+    return ""
+
+
+def vocabulary(settings: Chat) -> int | None:
+    """The tokenizer's number of tokens; ``None`` if the tokenizer cannot be read."""
+    try:
+        return chat_tokenizer(settings).size
+    except (ValueError, OSError):
+        return None
+
+
+def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | None) -> Iterator[Problem]:
+    try:
+        found = files(paths)
+        first = list(islice(rows(settings, paths), LOOKED + 1))
+    except BadFile as error:
+        yield Problem(key, str(error))
+        return
+    except OSError as error:
+        yield Problem(key, said(error))
+        return
+    if not first:
+        yield Problem(key, f"{found[0].path}: there is no row in it")
+        return
+    if by is None:
+        return
+    bad = []
+    endless: list[tuple[Row, str]] = []
+    ends = False
+    for row in first[:LOOKED]:
+        try:
+            ids, counted = by.labelled(conversation(row.data))
+            if not counted[1:].any():
+                raise BadRow("the assistant says nothing in it")
+            ends = ends or by.ends_a_turn(ids, counted)
+            endless.append((row, by.learnt(ids, counted)))
+        except BadRow as error:
+            other = isinstance(error, OtherForm)
+            why = error.advice(found[row.file].path) if isinstance(error, OtherForm) else str(error)
+            why = f"{row.place}: {why}"
+            if settings.on_bad == "error":
+                yield Problem(key, why) if other else Problem(key, f"{why}; {SKIP}", "data.on_bad=skip")
+                return
+            bad.append(why)
+            continue
+        if settings.too_long == "error" and len(ids) > settings.seq_len + 1:
+            room = f"data.seq_len={settings.seq_len} has room for {settings.seq_len + 1}"
+            yield Problem(
+                "data.seq_len", f"{row.place}: {len(ids)} tokens, and {room}; {FIT}", "data.too_long=cut"
+            )
+            return
+    if endless and not ends:
+        row, text = endless[0]
+        why = "no turn that is learnt ends with a special token, so the model would never learn to stop"
+        way = "the template has to write one where the assistant's turn ends (within {% generation %})"
+        yield Problem("data.template", f"{why}: of {row.place} is learnt {text}; {way}")
+    if len(bad) == len(first):
+        yield Problem(key, f"none of its rows can be trained on: {bad[0]}")

@@ -6,18 +6,17 @@ import sys
 from collections.abc import Sequence
 
 from launcher.console import say, tell
-from launcher.data.files.bad_file import BadFile
-from launcher.data.prepare.checks import problems
-from launcher.data.prepare.prepare import prepare
-from launcher.data.prepare.speed import Speed
+from launcher.data.file_checks import BadFile
+from launcher.data.prepare.prepare import prepare, problems
+from launcher.data.prepare.shards import Speed
 from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, refuse
 from launcher.job.compose import Request, compose, late
+from launcher.job.config_files import CONF
 from launcher.job.cures.report import render
+from launcher.job.origins import Origins
 from launcher.job.schema.redact import typed
 from launcher.job.schema.steps import Prepare
-from launcher.job.yaml.origins import Origins
-from launcher.job.yaml.shipped import CONF
-from launcher.runtime.stdio import open_missing
+from launcher.runtime.log import open_missing
 
 KEY = "steps.prepare"
 USAGE = "python -m launcher.data.prepare src=FILES dst=FOLDER tokenizer_file=tokenizer.json [key=value ...]"

@@ -11,11 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
-from launcher.data.files.bad_file import BadFile
-from launcher.data.files.signatures import by_start
-from launcher.data.token_files.paths import files
+from launcher.data.file_checks import BadFile, by_start
+from launcher.data.tokens.corpus import files_of
 from launcher.job.schema.components import Paths
-from launcher.optional_packages import install_command
+from launcher.optional import install_command
 from launcher.untrusted.files import opened, read_json
 
 Form = Literal["text", "jsonl", "parquet", "arrow"]
@@ -49,7 +48,7 @@ def named(paths: Paths, form: str) -> list[Path]:
     each = [paths] if isinstance(paths, str) else paths
     listed = [file for path in each for file in _of_datasets(path) or [path]]
     suffixes = SUFFIXES if form == "auto" else ("",)
-    return files(tuple(listed), suffixes)
+    return files_of(tuple(listed), suffixes)
 
 
 def corpus_file(path: Path, form: str) -> CorpusFile:

@@ -1,4 +1,4 @@
-"""Prepares a corpus as a folder of ``.tokens`` files, and resumes after an interrupted start."""
+"""steps=[prepare]: text files to token files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
-from launcher.data.files import bpe
+from launcher.data import text_files
+from launcher.data.file_checks import BadFile
 from launcher.data.prepare import shards
-from launcher.data.prepare.blocks import Block, Position, blocks
-from launcher.data.prepare.corpus_files import LINES, CorpusFile, corpus_file, named
-from launcher.data.prepare.documents import Bad, Kind
-from launcher.data.prepare.encode import Recipe
-from launcher.data.prepare.shards import Progress
-from launcher.data.prepare.speed import Speed
-from launcher.data.prepare.tokenizer_file import Vocabulary, trained_end, vocabulary
-from launcher.data.prepare.worker import Encode, Encoded, Train
-from launcher.data.prepare.workers import Workers, cores, workers
-from launcher.data.token_files.write import TokenWriter
-from launcher.errors import RunError
+from launcher.data.prepare.corpus import Bad, Block, Kind, Position, blocks, documents
+from launcher.data.prepare.corpus_files import LINES, CorpusFile, corpus_file, named, packing_errors, unpacked
+from launcher.data.prepare.encode import NoEnd, Recipe, Vocabulary, trained_end, vocabulary
+from launcher.data.prepare.shards import Progress, Speed
+from launcher.data.prepare.tables import check_column
+from launcher.data.prepare.tasks import Encode, Encoded, Train, Workers, cores, workers
+from launcher.data.tokens.formats import TokenWriter
+from launcher.errors import Problem, RunError, said
 from launcher.job.schema.steps import Prepare
 from launcher.untrusted.files import opened, read_text
 
@@ -189,7 +188,7 @@ def _vocabulary(corpus: Corpus, folder: Path, crew: Workers) -> Vocabulary:
     file = folder / shards.TOKENIZER
     trained = None
     if corpus.settings.tokenizer == "bpe":
-        trained = read_text(file, bpe.LONGEST) if file.is_file() else crew.train(_sample(corpus))
+        trained = read_text(file, text_files.LONGEST) if file.is_file() else crew.train(_sample(corpus))
     made = vocabulary(corpus.settings, trained)
     if made.tokenizer is not None:
         shards.write_text(file, made.tokenizer)
@@ -268,3 +267,107 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         text = f"{error.filename or folder}: cannot be written: {error.strerror or error}"
         raise RunError(f"{text}; the same command continues after the complete files") from error
+
+
+HEAD = 64 << 10  # bytes of a JSON lines file that are checked for bad lines
+
+
+def problems(settings: Prepare, key: str) -> list[Problem]:
+    """Problems with ``settings``, section ``key``. Reads the tokenizer and the start of each file."""
+    return [*_of_files(settings, key), *_of_tokenizer(settings, key), *_of_place(settings, key)]
+
+
+def _of_files(settings: Prepare, key: str) -> Iterator[Problem]:
+    try:
+        paths = named(settings.src, settings.format)
+    except BadFile as error:
+        yield Problem(f"{key}.src", str(error))
+        return
+    except OSError as error:
+        yield Problem(f"{key}.src", said(error))
+        return
+
+    # check each file
+    files: list[CorpusFile] = []
+    for path in paths:
+        try:
+            files.append(corpus_file(path, settings.format))
+        except BadFile as error:
+            yield Problem(f"{key}.src", f"{path}: {error}")
+        except OSError as error:
+            yield Problem(f"{key}.src", said(error))
+    if files and not any(file.size for file in files):
+        yield Problem(f"{key}.src", f"{_named_files(files)}: empty, so there is nothing to make tokens of")
+    for file in files:
+        if file.size:
+            yield from _of_fields(settings, file, key)
+
+
+def _of_fields(settings: Prepare, file: CorpusFile, key: str) -> Iterator[Problem]:
+    try:
+        if file.form in ("parquet", "arrow"):
+            check_column(file, settings.field)
+        elif file.form == "jsonl" and settings.on_bad == "error":
+            yield from _of_first_lines(file, settings.field, key)
+    except BadFile as error:
+        yield Problem(f"{key}.src", f"{file.path}: {error}")
+    except packing_errors() as error:
+        yield Problem(f"{key}.src", f"{file.path}: cannot be unpacked: {error}")
+
+
+def _of_first_lines(file: CorpusFile, field: str, key: str) -> Iterator[Problem]:
+    """Reports the first bad line that ends within ``HEAD`` bytes."""
+    with unpacked(file) as stream:
+        head = stream.read(HEAD)
+    end = len(head) if len(head) < HEAD else head.rfind(b"\n") + 1
+    bad = documents("jsonl", head[:end], field, first=True).bad
+    if bad:
+        yield Problem(f"{key}.src", f"{file.path}:{bad[0].row + 1}: {bad[0].why}", f"{key}.on_bad=skip")
+
+
+def _of_tokenizer(settings: Prepare, key: str) -> Iterator[Problem]:
+    if settings.tokenizer != "file":
+        return
+    try:
+        vocabulary(settings)
+    except NoEnd as error:
+        yield Problem(f"{key}.end_of_document", str(error))
+    except (ValueError, OSError) as error:
+        yield Problem(f"{key}.tokenizer_file", said(error))
+
+
+def _of_place(settings: Prepare, key: str) -> Iterator[Problem]:
+    """Reports a ``dst`` that may not be replaced. Only reading the corpus shows if it was made of that."""
+    dst = Path(settings.dst)
+    if reason := occupied(dst, overwrite=True):
+        yield Problem(f"{key}.dst", f"{reason}; give another folder")
+
+
+def _named_files(files: Sequence[CorpusFile]) -> str:
+    return str(files[0].path) if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
+
+
+UNKNOWN = 257
+"""The vocabulary size if the tokenizer cannot be read; its own check reports why."""
+
+
+def bound(settings: Prepare) -> int:
+    """A bound that every token is below. For BPE that is not trained yet, the upper limit."""
+    return _bound_and_end(settings)[0]
+
+
+def write(path: Path, settings: Prepare, count: int) -> None:
+    """Writes ``count`` tokens, each of which ends a document."""
+    size, end = _bound_and_end(settings)
+    with TokenWriter(path, size, end) as file:
+        file.append(np.full(count, end))
+
+
+def _bound_and_end(settings: Prepare) -> tuple[int, int]:
+    if settings.vocab_size is not None:
+        return settings.vocab_size, settings.vocab_size - 1
+    try:
+        made = vocabulary(settings)
+    except (ValueError, OSError):
+        return UNKNOWN, UNKNOWN - 1
+    return made.size, made.end

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from launcher.data.files.bad_file import BadFile
+from launcher.data.file_checks import BadFile
 from launcher.data.prepare.corpus_files import CorpusFile
 from launcher.untrusted.files import check, opened
 

@@ -15,18 +15,15 @@ import xxhash
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from launcher.data.files import bpe, corpus
+from launcher.data import text_files
 from launcher.data.prepare import shards
-from launcher.data.prepare.blocks import BLOCK, Position
+from launcher.data.prepare.corpus import BLOCK, Position
 from launcher.data.prepare.corpus_files import CorpusFile
 from launcher.data.prepare.encode import Recipe
 from launcher.data.prepare.prepare import content_digest, writing
-from launcher.data.prepare.shards import Progress
-from launcher.data.prepare.speed import Speed
-from launcher.data.prepare.worker import EncodeLines, TrainText
-from launcher.data.prepare.workers import cores, workers
-from launcher.data.token_files.read import mapped, token_file
-from launcher.data.token_files.write import TokenWriter
+from launcher.data.prepare.shards import Progress, Speed
+from launcher.data.prepare.tasks import EncodeLines, TrainText, cores, workers
+from launcher.data.tokens.formats import TokenWriter, mapped, token_file
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 
@@ -87,7 +84,7 @@ def opened(settings: Text) -> TextTokens | None:
     if not _whole(folder):
         return None
     train, val = (mapped(token_file(folder / name, dtype="uint16")) for name in (TRAIN, VAL))
-    return TextTokens(bpe.load(folder / shards.TOKENIZER), train, val)
+    return TextTokens(text_files.load(folder / shards.TOKENIZER), train, val)
 
 
 def _folder(settings: Text) -> Path:
@@ -100,7 +97,7 @@ def _folder(settings: Text) -> Path:
         asked["vocab_size"] = settings.vocab_size
     else:
         asked["tokenizer_file"] = content_digest(Path(settings.tokenizer_file))
-    made = [VERSION, tokenizers.__version__, asked, content_digest(corpus.where(settings))]
+    made = [VERSION, tokenizers.__version__, asked, content_digest(text_files.where(settings))]
     assert settings.cache is not None
     return Path(settings.cache) / xxhash.xxh3_128_hexdigest(json.dumps(made).encode())
 
@@ -110,20 +107,20 @@ def _whole(folder: Path) -> bool:
 
 
 def _make(settings: Text, folder: Path, final: Path, say: Callable[[str], None], speed: Speed) -> None:
-    path = corpus.where(settings)
+    path = text_files.where(settings)
     say(f"data: {path} as tokens, once: {final}")
     shards.empty(folder)
     with workers(cores()) as crew:
         if settings.tokenizer_file is None:
             said = crew.train(TrainText(settings))
         else:
-            said = str(bpe.load(Path(settings.tokenizer_file)).to_str())
+            said = str(text_files.load(Path(settings.tokenizer_file)).to_str())
         shards.write_text(folder / shards.TOKENIZER, said)
         size = 1 + max(Tokenizer.from_str(said).get_vocab(with_added_tokens=True).values())
 
         speed.begin([CorpusFile(path, "text", "", path.stat().st_size)], Progress())
         done = 0
-        for name, part in zip((TRAIN, VAL), corpus.split(settings), strict=True):
+        for name, part in zip((TRAIN, VAL), text_files.split(settings), strict=True):
             with TokenWriter(folder / name, size) as file:
                 for block, got in crew.encode(Recipe(said, end=0, cuts=True), _tasks(part)):
                     file.append(got.tokens)

@@ -1,14 +1,42 @@
-"""Samples of a torch ``IterableDataset``, in its own order."""
+"""Streams of samples from users' data sets."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+
+import numpy as np
+import torch
 
 from launcher.data.shuffle import Indices
 from launcher.data.torch_datasets.items import BadItem, Items, asked
-from launcher.data.torch_datasets.random_state import global_generators
+
+Seed = Callable[..., None]
+
+
+@contextmanager
+def global_generators() -> Iterator[Seed]:
+    """Yields a function that seeds Python, numpy and torch (CPU) by a key; restores their state after it."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield _seed
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def _seed(seed: int, *key: int) -> None:
+    words = np.random.SeedSequence(seed, spawn_key=key).generate_state(2, np.uint32)
+    first, second = words.tolist()
+    random.seed(first << 32 | second)
+    np.random.seed(first)
+    torch.default_generator.manual_seed(first << 31 | second >> 1)  # not those of other devices
+
 
 ENDLESS = 1 << 62
 """The length of a stream without ``__len__``."""
@@ -120,3 +148,29 @@ def _stateful(one: Any) -> bool:
 
 
 _END = object()
+
+
+class MapStyle(Items):
+    """The items ``part`` of ``dataset``; index ``i`` is sample ``i % len`` as it is in epoch ``i // len``.
+
+    What an item draws from the global generators depends only on ``key``, the epoch and the item, not on the
+    process or the order of reading.
+    """
+
+    def __init__(self, dataset: Any, part: Indices, name: str, key: tuple[int, ...]) -> None:
+        super().__init__(name)
+        self.dataset, self.part, self.key = dataset, part, key
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def items(self, indices: Indices) -> list[tuple[int, Any]]:
+        out = []
+        with global_generators() as seed:
+            for i in indices.tolist():
+                epoch, at = divmod(i, len(self.part))
+                number = int(self.part[at])
+                seed(*self.key, epoch, number)
+                item = asked(self.name, f"item {number}", partial(self.dataset.__getitem__, number))
+                out.append((number, item))
+        return out

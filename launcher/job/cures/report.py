@@ -10,8 +10,8 @@ import yaml
 
 from launcher.errors import Problem, printable
 from launcher.job.cures.validation_errors import shown
+from launcher.job.origins import Origins
 from launcher.job.schema import redact
-from launcher.job.yaml.origins import Origins
 
 LONGEST = 300
 

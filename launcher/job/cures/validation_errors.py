@@ -1,4 +1,4 @@
-"""Explains the schema's validation errors in plain words, with the origin of each value and a cure."""
+"""Says schema errors in plain words."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
-from pydantic import ValidationError
+import yaml
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem
-from launcher.job.cures import suggested_override, suggestions
-from launcher.job.cures.synonyms import NOT_NEGATED
-from launcher.job.overrides import intended_value
-from launcher.job.overrides.grammar import paste, shell, written
-from launcher.job.schema import schema_keys
+from launcher.job import intended_value
+from launcher.job.cures import suggestions
+from launcher.job.cures.suggestions import NOT_NEGATED
+from launcher.job.origins import Origins
+from launcher.job.overrides import paste, shell, written
+from launcher.job.schema import keys
+from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.components import Metric
 from launcher.job.schema.job import Job
+from launcher.job.schema.keys import did_you_mean, nearest
 from launcher.job.schema.python_errors import reason
 from launcher.job.schema.redact import HIDDEN, addresses, secret, values
-from launcher.job.schema.similar_names import did_you_mean, nearest
-from launcher.job.yaml.origins import Origins
 
 KINDS = {
     "model": "model", "data": "data set", "loss": "loss", "optim": "optimizer", "schedule": "schedule",
@@ -157,7 +159,7 @@ def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
     note = schema_keys.at(parts, data)
     if isinstance(value, Mapping) or schema_keys.accepts(note, value):
         return paste(key, value)
-    return suggested_override.value(parts, value, data) or paste(key, value)
+    return suggestions.value(parts, value, data) or paste(key, value)
 
 
 def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
@@ -200,12 +202,12 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     # a value of the wrong form, or an item of a list
     why = _reason(detail, schema_keys.literals(schema_keys.at(spot.parts, data)))
     if not spot.items:
-        return Problem(key, f"{shown(bad, key)}: {why}", suggested_override.value(spot.parts, bad, data))
+        return Problem(key, f"{shown(bad, key)}: {why}", suggestions.value(spot.parts, bad, data))
     whole = origins.value(key)
     at = "".join(f"[{i}]" for i in spot.items)
     item = "" if kind == "missing" else f" = {shown(bad, key)}"
     text = f"{shown(whole, key)}: item {at}{item} {why}"
-    return Problem(key, text, suggested_override.value(spot.parts, whole, data))
+    return Problem(key, text, suggestions.value(spot.parts, whole, data))
 
 
 def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
@@ -239,7 +241,7 @@ def _choice(
     reasons = [_reason(d, ()).removeprefix("should be ") for d in details if d["type"] != "literal_error"]
     hint = intended_value.word_of(bad, words) if isinstance(bad, str) else None
     text = f"{shown(bad, key)}: should be {' or '.join([*words, *reasons])}{did_you_mean(hint)}"
-    return Problem(key, text, suggested_override.value(parts, bad, data))
+    return Problem(key, text, suggestions.value(parts, bad, data))
 
 
 def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
@@ -309,7 +311,42 @@ def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any],
     if advice:
         return Problem(key, text, advice[1])
     if named:
-        return Problem(key, text, suggested_override.value(tuple(key.split(".")), origins.value(key), data))
+        return Problem(key, text, suggestions.value(tuple(key.split(".")), origins.value(key), data))
     if isinstance(bad, Mapping):
-        return Problem(key, text, suggested_override.group(spot.parts, bad, data))
-    return Problem(key, text, suggested_override.value(spot.parts, bad, data))
+        return Problem(key, text, suggestions.group(spot.parts, bad, data))
+    return Problem(key, text, suggestions.value(spot.parts, bad, data))
+
+
+def placeholder(key: str, origins: Origins, which: int) -> str | None:
+    """The override that sets ``key`` to its first (``which`` 1: second) valid value; ``None`` without any.
+
+    A problem that occurs with both of them does not depend on the unknown value.
+    """
+    parts = tuple(key.split("."))
+    note = keys.at(parts, origins.data)
+    if note is None or isinstance(origins.value(key), dict):
+        return None
+    good: list[Any] = []
+    for value in _candidates(parts, origins):
+        if value not in good and keys.accepts(note, value):
+            good.append(value)
+    return f"{key}={written(good[min(which, len(good) - 1)])}" if good else None
+
+
+def _plain(text: str) -> Any:
+    """The value of a line of YAML; ``None`` if it is not YAML or a secret, which is stored as ``***``."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+
+
+def _candidates(parts: tuple[str, ...], origins: Origins) -> Iterator[Any]:
+    for place in reversed(origins.all(".".join(parts))[:-1]):
+        if place.value and "${" not in place.value:
+            yield _plain(place.value)
+    field = keys.field_at(parts, origins.data)
+    if field is not None and not field.is_required() and not isinstance(field.default, BaseModel):
+        yield field.get_default(call_default_factory=True, validated_data={})
+    yield from keys.literals(keys.at(parts, origins.data))
+    yield from (8, 0.1, 16, 0.2, True, False, 1, 0.5, None, "text")

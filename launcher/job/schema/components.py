@@ -8,11 +8,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from launcher.job.schema.base import Count, Flag, Fraction, Settings
-from launcher.job.schema.objectives import BCE, MSE, Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
-from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon
-from launcher.job.schema.run_paths import FilePath
-from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts, Linear, Polynomial
+from launcher.job.schema.base import Count, FilePath, Flag, Fraction, Settings
+from launcher.job.schema.objective import BCE, MSE, Accuracy, BitsPerByte, CrossEntropy, Perplexity, TopK
+from launcher.job.schema.optim import (
+    SGD,
+    WSD,
+    Adafactor,
+    AdamW,
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Linear,
+    Lion,
+    Momentum,
+    Muon,
+    Polynomial,
+)
 
 
 class Target(Settings):

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from launcher.job.schema.base import Count, Flag, Index, Settings
-from launcher.job.schema.run_paths import RUN, FilePath, checked, local
+from launcher.job.schema.base import RUN, Count, FilePath, Flag, Index, Settings, checked, local
 
 Scheduler = Literal[
     "gpipe",

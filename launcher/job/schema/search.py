@@ -1,14 +1,13 @@
-"""``search``: settings of ``parallel`` that a search for a layout decides."""
+"""Settings of layout searches and sweeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from launcher.job.schema.base import Count, Index, Settings
-from launcher.job.schema.run_paths import FilePath
+from launcher.job.schema.base import Count, FilePath, Flag, Goal, Index, Settings
 
 AUTO = "auto"
 PARALLEL = "parallel"
@@ -30,7 +29,7 @@ AXES = (
 RECOMPUTE = "parallel.recompute"
 OWN_AUTO = ("parallel.pipeline.scheduler", RECOMPUTE)
 """Keys whose ``auto`` a plan decides itself, unless another key is searched over."""
-GRID = {"pp": "parallel.pipeline.stages", "tp": "parallel.grid.tp", "dp_shard": "parallel.hsdp.shard_size"}
+DEGREES = {"pp": "parallel.pipeline.stages", "tp": "parallel.grid.tp", "dp_shard": "parallel.hsdp.shard_size"}
 """The keys that are searched over if an axis of ``parallel.grid`` is open."""
 
 FUSION, NETWORK = "parallel.comm_fusion", "network"
@@ -99,14 +98,14 @@ def _grid_left_open(parallel: Mapping[str, Any], over: dict[str, Any]) -> dict[s
     out = dict(parallel)
     grid = out.get("grid")
     if grid == AUTO:
-        grid = dict.fromkeys(GRID, AUTO)
+        grid = dict.fromkeys(DEGREES, AUTO)
     if not isinstance(grid, Mapping):
         return out
-    for axis, key in GRID.items():
+    for axis, key in DEGREES.items():
         if axis != "tp" and _open(grid.get(axis)):
             over.setdefault(key, _settled(grid[axis]))
     out["grid"] = {
-        name: None if name in GRID and name != "tp" and _open(n) else n for name, n in grid.items()
+        name: None if name in DEGREES and name != "tp" and _open(n) else n for name, n in grid.items()
     }
     return out
 
@@ -144,3 +143,36 @@ def _drop(data: dict[str, Any], key: str) -> None:
         node[part] = dict(node[part])
         node = node[part]
     del node[name]
+
+
+GRID: Final = "grid"
+
+
+class Sweep(Settings):
+    """Settings of a sweep (``-m``); a single run ignores them.
+
+    ``parallel``: cells at a time; ``auto``: as many as cores or devices, and memory, allow. ``sampler``:
+    ``grid`` runs every combination; the others, which use optuna, propose one cell after another until there
+    are ``cells`` of them or ``minutes`` are over.
+    """
+
+    over: dict[str, str | tuple[Any, ...]] = Field(
+        {}, description="axes: lists of values, or an interval as on the command line, by the key that varies"
+    )
+    parallel: Count | Literal["auto"] = "auto"
+    sampler: Literal["grid", "random", "tpe"] = GRID
+    cells: Count | None = Field(None, description="that a sampler proposes; null: as many as the time allows")
+    minutes: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="after which no cell begins; null: no limit"
+    )
+    seed: Index = Field(0, description="of the sampler")
+    metric: str | None = Field(
+        None, min_length=1, description="null: val_loss, or loss where nothing is validated"
+    )
+    goal: Goal = "min"
+    prune: Literal["asha", "median"] | None = Field(
+        None, description="ends cells whose metric is behind at a validation"
+    )
+    seeds: Count = Field(1, description="runs of each cell, with one seed after another")
+    plan: Flag = Field(False, description="plan all cells, print what is predicted, run none")
+    certify: Flag = Field(False, description="compare the losses of cells that differ in their layout only")

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from launcher.job.schema.base import Count, Flag, Settings
+from launcher.job.schema.base import RUN, Count, FilePath, Flag, Settings, checked
 from launcher.job.schema.cluster import Precision
 from launcher.job.schema.components import Paths
-from launcher.job.schema.run_paths import RUN, FilePath, checked
 
 
 class Train(Settings):

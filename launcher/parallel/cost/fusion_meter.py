@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from launcher.parallel.cost.operations_meter import FLASH, FLASH_BACKWARD, FREE, PRODUCTS, operations_of
+from launcher.parallel.cost.kernels import FLASH, FLASH_BACKWARD, FREE, PRODUCTS, operations_of
 from launcher.parallel.dispatch.containers import tensors
 from launcher.plan.values.operations import Operations
 

@@ -1,17 +1,29 @@
-"""Saved-tensor hooks that can be suspended for torch.func.grad, which refuses to run under any."""
+"""Hooks on tensors that a backward needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import Token
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.autograd import graph
 
-from launcher.parallel.cost.meter_hooks import KEEPING
+KEEPING: ContextVar[Callable[[torch.Tensor], Any] | None] = ContextVar("keeping", default=None)
+"""A callback for each tensor that is kept for a backward without autograd's knowledge."""
+
+Sent = list[tuple[str, int]]
+"""Collectives: a kind, and its bytes."""
+
+AGAIN: ContextVar[Callable[[Callable[[], Sent]], AbstractContextManager[Any]] | None] = ContextVar(
+    "again", default=None
+)
+"""Makes the context that is entered around a recomputed forward; its argument returns what that has sent."""
+
+PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
+"""Whether forwards run as if nothing were recomputed."""
 
 
 class SavedHooks:

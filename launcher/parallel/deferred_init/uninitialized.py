@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from launcher.errors import Problem
-from launcher.parallel.deferred_init.operation_tape import BLANK, ConstantTensor, Tape, name_of
 from launcher.parallel.deferred_init.record import build_in_memory, record
 from launcher.parallel.deferred_init.replay import Log, key, replay
-from launcher.parallel.dispatch.modes import Dispatch
-from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.deferred_init.tape import BLANK, ConstantTensor, Tape, name_of
+from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 
 Build = Callable[[], nn.Module]
 FILLS = (0x41, 0x42)  # as bytes of a float of any width neither tiny nor huge

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from launcher.parallel.dispatch.containers import mapped
-from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.module_globals import contents_put_back, files, put_back
 from launcher.parallel.model_state.python_state import changed, held, library
 

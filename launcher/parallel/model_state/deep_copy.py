@@ -1,4 +1,4 @@
-"""Copies a model with the functions and hooks on its modules, so that the original stays untouched."""
+"""Copies of models that keep their hooks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils import swap_tensors
 
 M = TypeVar("M", bound=nn.Module)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -152,3 +153,23 @@ def _full(cell: CellType) -> bool:
         return cell.cell_contents is not cell
     except ValueError:  # it is filled later
         return False
+
+
+def hooks(p: nn.Parameter) -> bool:
+    """Whether any hook is registered on ``p``."""
+    return bool(p._backward_hooks or p._post_accumulate_grad_hooks)
+
+
+def keep(before: nn.Parameter, now: nn.Parameter) -> None:
+    """Give ``before`` the content of ``now`` and keep its hooks: other code may refer to this very object."""
+    if before is now:
+        return
+    each = list((before._backward_hooks or {}).values())
+    after: list[Any] = list((before._post_accumulate_grad_hooks or {}).values())
+    before._backward_hooks = None
+    before._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+    swap_tensors(before, now)
+    for hook in each:
+        before.register_hook(hook)
+    for hook in after:
+        before.register_post_accumulate_grad_hook(hook)

@@ -1,4 +1,4 @@
-"""Python state of a model as values that can be compared: numbers, containers, arrays, objects."""
+"""State that a model keeps in Python objects: found, named, restored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import OURS, cells
+from launcher.plan.cut.stages import covers
 
 Key = tuple[str, str]
 """An attribute, such as ``b.box``, and the path from there, such as ``.steps[0]``."""
@@ -262,3 +264,90 @@ def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None])
                 del kind.__getattribute__
             else:
                 kind.__getattribute__ = was  # type: ignore[method-assign]
+
+
+def counters(
+    before: PythonState, after: PythonState, leaves: frozenset[str], copies: Iterable[Key]
+) -> list[str]:
+    """Return the attributes in ``leaves`` that a forward changes.
+
+    ``copies`` has those that changed in a leaf's copy. Raises ``RequestError`` for attributes outside of
+    ``leaves``, and for objects that several leaves share.
+    """
+    out: dict[str, None] = {}
+    for key in (*changed(before, after), *copies):
+        # all names of the object, and the leaves that contain them
+        names = after.names(key) if key in after.marks else before.names(key)
+        owners = {n: next((u for u in leaves if covers(u, n)), None) for n in names}
+
+        # there must be exactly one leaf, whose stage sees the change
+        lost = [n for n, leaf in owners.items() if leaf is None]
+        if lost:
+            text = f"the forward changes {lost[0]}, which is on no stage"
+            why = "no other stage and no later step would see it"
+            raise RequestError((Problem("model", f"{text}: {why}; keep it in a module that has a stage"),))
+        if len(set(owners.values())) > 1:
+            text = f"the forward changes {names[0]}, which is also {' and '.join(names[1:])}, in Python"
+            cure = "give each its own, or hand on a tensor"
+            raise RequestError((Problem("model", f"{text}: another stage would not see it; {cure}"),))
+        out |= dict.fromkeys(names)
+    return [*out]
+
+
+@contextmanager
+def untouched(models: Iterable[nn.Module], names: Iterable[str]) -> Iterator[None]:
+    """Restore ``models`` on exit, to the last bit.
+
+    Of the tensors, those of ``names`` that exist are restored. Of all modules, the attributes are restored,
+    and the items of lists, dicts and sets among them, but nothing deeper.
+    """
+    names, models = tuple(names), tuple(models)
+    tensors = [t for model in models for t in _tensors(model, names)]
+    values = [(m, _values(m)) for model in models for m in model.modules()]
+    try:
+        yield
+    finally:
+        for module, before in values:
+            _put_back(module, before)
+        with torch.no_grad():
+            for home, name, t, kept in tensors:
+                home[name] = t
+                t.copy_(kept)
+
+
+def _tensors(
+    model: nn.Module, names: tuple[str, ...]
+) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
+    """Yield the dict that has each tensor, its name there, the tensor and a copy."""
+    for path, module in model.named_modules(remove_duplicate=False) if names else ():
+        for home in (module._parameters, module._buffers):
+            for name, t in home.items():
+                if t is not None and f"{path}.{name}".lstrip(".") in names:
+                    yield home, name, t, t.detach().clone()
+
+
+def _values(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Return the user's attributes of a module, with copies of the containers among them."""
+    return {
+        k: (v, type(v)(v) if type(v) in (list, dict, set) else None)
+        for k, v in vars(module).items()
+        if k not in OURS
+    }
+
+
+def _put_back(module: nn.Module, before: dict[str, tuple[Any, Any]]) -> None:
+    now = vars(module)
+    for k in [k for k in now if k not in OURS and k not in before]:
+        del now[k]
+    for k, (value, inside) in before.items():
+        now[k] = value
+        if inside is not None:
+            _fill(value, inside)
+
+
+def _fill(value: Any, inside: Any) -> None:
+    if isinstance(value, list):
+        value[:] = inside
+    else:
+        value.clear()
+        value.update(inside)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.model_state.deep_copy import HOOKS
-from launcher.parallel.model_state.parameter_hooks import hooks
+from launcher.parallel.model_state.deep_copy import HOOKS, hooks
 
 DEPTH, MOST = 8, 100_000
 OWN = frozenset(vars(nn.Module()))

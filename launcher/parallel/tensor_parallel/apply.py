@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
-from launcher.parallel.local import local
-from launcher.parallel.mesh import Meshes
-from launcher.parallel.stages.split import StagePart
+from launcher.parallel.mesh import Meshes, local
+from launcher.parallel.stages import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand, with_bias
 from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
-from launcher.parallel.trace.param_roles import ADAPTER, adds
-from launcher.plan.operators.resolve import Spread, all_reduced, splits, tp_dim
-from launcher.plan.operators.strategy import Axes
+from launcher.parallel.trace.model_facts import ADAPTER, adds
 from launcher.plan.plan import Plan
+from launcher.plan.tensor_parallel.operators import Spread, all_reduced, splits, tp_dim
+from launcher.plan.tensor_parallel.reader import Axes
 
 
 def spread(model: nn.Module, plan: Plan) -> Axis:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from launcher.errors import RunError
-from launcher.plan.operators.resolve import Comm, Cut, Spread
+from launcher.plan.tensor_parallel.operators import Comm, Cut, Spread
 
 
 class Results:

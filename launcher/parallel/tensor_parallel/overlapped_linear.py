@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
-from launcher.parallel.dispatch.weight_gradient import PLAIN, transformed
+from launcher.parallel.split_backward import PLAIN, transformed
 from launcher.parallel.tensor_parallel.collectives import Entry, Sending
 
 

@@ -17,22 +17,29 @@ import torch
 from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.sequence.carry import Carry, attach
+from launcher.parallel.sequence import Carry, attach
 from launcher.parallel.tensor_parallel import apply
 from launcher.parallel.tensor_parallel.collectives import Axis, bring
-from launcher.parallel.tensor_parallel.cut_run import CutRun, FollowCalls, FollowOps
-from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState
-from launcher.parallel.trace.data_dependent import looking
-from launcher.parallel.trace.fx_glue import RUNNING, refusing
-from launcher.parallel.trace.model_facts import meta
-from launcher.parallel.trace.param_roles import NORMS
+from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutRun, CutState, FollowCalls, FollowOps
+from launcher.parallel.trace.fx_tracer import RUNNING, refusing
+from launcher.parallel.trace.model_facts import NORMS, meta
+from launcher.parallel.trace.watch import looking
 from launcher.parallel.trace.zero_inputs import looks, zeros
-from launcher.plan.operators.resolve import ADAPTED, KEY, Comm, Cut, Flow, Operator, Spread, splits, tp_dim
-from launcher.plan.operators.strategy import axes_text
-from launcher.plan.partition.sequence_chunks import shortened
+from launcher.plan.cut.sequence_chunks import shortened
+from launcher.plan.tensor_parallel.operators import (
+    ADAPTED,
+    KEY,
+    Comm,
+    Cut,
+    Flow,
+    Operator,
+    Spread,
+    splits,
+    tp_dim,
+)
+from launcher.plan.tensor_parallel.reader import axes_text
 from launcher.plan.values.facts import TensorSpec
 
 Lengths = tuple[int, ...]

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from launcher.parallel.dispatch.modes import Dispatch, default_dtype, draws, evaluating
-from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.dispatch.modes import Dispatch, default_dtype, draws, evaluating, tree_leaves
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, put_back
 from launcher.parallel.trace.sample_values import FEW, trying

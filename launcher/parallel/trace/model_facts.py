@@ -1,24 +1,24 @@
-"""Reads a model's facts from a meta-device copy: names, shapes, ties, the graph between its modules."""
+"""Names, ties, roles and graph of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.cost.backward_memory import BackwardMeter, Measured, product
-from launcher.parallel.cost.forward_cost import Meter
+from launcher.parallel.cost.kernels import Meter
+from launcher.parallel.cost.memory import BackwardMeter, Measured, product
 from launcher.parallel.dispatch.containers import NamedFunction, tensors
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.parallel.dispatch.modes import evaluating
-from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.parameter_hooks import hooks
+from launcher.parallel.model_state.deep_copy import copied, hooks
 from launcher.parallel.trace.aliasing import memory, trained
-from launcher.parallel.trace.fx_glue import (
+from launcher.parallel.trace.fx_tracer import (
     NO_COST,
     RUNNING,
     Tracer,
@@ -30,12 +30,11 @@ from launcher.parallel.trace.fx_glue import (
     trace_ours,
 )
 from launcher.parallel.trace.moving_state import moving
-from launcher.parallel.trace.param_roles import kind_of, param_roles
-from launcher.parallel.trace.specs import output_specs, spec, specs
-from launcher.parallel.trace.usage import Watch, watching
+from launcher.parallel.trace.watch import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
-from launcher.plan.partition.stage_config import owner, units
-from launcher.plan.partition.stages import covers
+from launcher.plan.cut.stage_config import owner, units
+from launcher.plan.cut.stages import covers
+from launcher.plan.tensor_parallel.operators import ADAPTED
 from launcher.plan.values.facts import (
     Backward,
     Effects,
@@ -43,11 +42,158 @@ from launcher.plan.values.facts import (
     ModelTraits,
     Node,
     Param,
+    Role,
     Segment,
     Skeleton,
     TensorSpec,
 )
 from launcher.plan.values.operations import Operations, total
+
+ADAPTER = ("lora_A", "lora_B")
+
+
+def param_roles(model: nn.Module) -> dict[int, Role]:
+    """Return the roles of parameters by identity; a tied head is an embedding."""
+    modules = dict(model.named_modules())
+    lists = tuple(f"{n}." for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.ModuleDict))
+    tables = [m for m in modules.values() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    linear = [m for n, m in modules.items() if isinstance(m, nn.Linear) and not n.startswith(lists)]
+    roles: dict[int, Role] = {id(p): "head" for m in linear[-1:] for p in m.parameters(recurse=False)}
+    roles |= {id(p): "embedding" for m in tables for p in m.parameters(recurse=False)}
+    beside = [m._parameters[n] for m in modules.values() if adapted(m) for n in ADAPTER]
+    return roles | {id(p): "adapter" for p in beside}
+
+
+def adapted(module: nn.Module) -> bool:
+    """Whether a module is linear and has an adapter."""
+    return isinstance(module, nn.Linear) and module._parameters.keys() >= {*ADAPTER}
+
+
+def adds(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """Return the function of an adapter of ``model.lora``, or ``None``.
+
+    It takes the input and the adapter's two factors (full or pieces), and returns what the adapter adds. A
+    user-defined class, which may do anything with the factors, has none.
+    """
+    found: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "launcher_lora", None)
+    return found if adapted(module) else None
+
+
+ELEMENTWISE = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
+)  # fmt: skip
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
+def kind_of(module: nn.Module) -> str:
+    """Return the kind of a module that tensor parallelism can split, or "".
+
+    A subclass with another forward has no such kind.
+    """
+    kind = _plain_kind(module)
+    if adapted(module):
+        return ADAPTED if adds(module) else f"{ADAPTED} of its own"
+    if "forward" in vars(module):
+        return f"{kind} with a forward of its own" if kind else ""
+    return f"parametrized {kind}" if kind and parametrize.is_parametrized(module) else kind
+
+
+def _plain_kind(module: nn.Module) -> str:
+    for kind, classes in (("linear", (nn.Linear,)), ("embedding", (nn.Embedding,)), ("norm", NORMS)):
+        if isinstance(module, classes) and type(module).forward in [c.forward for c in classes]:
+            return "" if _limited(module) else kind
+    return "elementwise" if isinstance(module, ELEMENTWISE) else ""
+
+
+def _limited(module: nn.Module) -> bool:
+    """Whether it is a table whose rows, or their gradients, depend on everything that is looked up."""
+    return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)
+
+
+Specs = tuple[TensorSpec, ...] | None
+"""``None`` for a value that is neither a tensor nor several."""
+_MOST = 6
+"""Most entries of a collection in a message."""
+
+
+def spec(t: torch.Tensor) -> TensorSpec:
+    """Return shape and dtype of ``t`` (of the full tensor, for a DTensor)."""
+    return TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
+
+
+def specs(value: Any) -> tuple[Specs, bool]:
+    """Return the specs of a module's or function's result, and whether it is several tensors in one."""
+    if isinstance(value, torch.Tensor):
+        return (spec(value),), False
+    if isinstance(value, tuple | list) and value and all(isinstance(v, torch.Tensor) for v in value):
+        return tuple(map(spec, value)), True
+    return None, False
+
+
+def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
+    """Return the specs of a full model's result, and the key of each if there are several.
+
+    Several tensors must be in a plain tuple, list or dict: a loss would get a named tuple without its names.
+    For a result that no loss can take, the keys are its description, and the Python that takes its first
+    tensor.
+    """
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        found, packed = specs([*value.values()])
+        keys: tuple[str | int, ...] = tuple(value)
+    else:
+        found, packed = specs(value)
+        keys = tuple(range(len(value))) if packed else ()
+        if packed and type(value) not in (tuple, list):
+            found = None
+    if found is None:
+        return None, False, (returned(value), tensor_inside(value))
+    return found, packed, keys if packed else ()
+
+
+def returned(value: Any, deep: int = 3) -> str:
+    """Describe a forward's result, for a message.
+
+    >>> returned((torch.zeros(1), None)), returned({"logits": [torch.zeros(1)], "n": 3})
+    ('(Tensor, None)', "{'logits': [Tensor], 'n': int}")
+    """
+    kind = type(value).__name__
+    if value is None or isinstance(value, torch.Tensor):
+        return "None" if value is None else "Tensor"
+    if not isinstance(value, Mapping | tuple | list) or not deep:
+        return kind
+    pairs = _named(value)
+    inner = [f"{name}{returned(v, deep - 1)}" for name, v in pairs[:_MOST]] + ["..."] * (len(pairs) > _MOST)
+    text = ", ".join(inner)
+    if type(value) is tuple:
+        return f"({text},)" if len(pairs) == 1 else f"({text})"
+    if type(value) in (list, dict):
+        return f"[{text}]" if type(value) is list else f"{{{text}}}"
+    return f"{kind}({text})"
+
+
+def tensor_inside(value: Any) -> str:
+    """Return the Python that takes the first tensor out of a forward's result; "" if it has none."""
+    if isinstance(value, Mapping):
+        places = [(f"[{name!r}]" if type(value) is dict else f".{name}", v) for name, v in value.items()]
+    elif hasattr(value, "_fields"):
+        places = [(f".{name}", getattr(value, name)) for name in value._fields]
+    elif isinstance(value, tuple | list):
+        places = [(f"[{n}]", v) for n, v in enumerate(value)]
+    else:
+        found = vars(value) if hasattr(value, "__dict__") else {}
+        places = [(f".{name}", v) for name, v in found.items()]
+    return next((place for place, v in places if isinstance(v, torch.Tensor)), "")
+
+
+def _named(value: Any) -> list[tuple[str, Any]]:
+    """Return the entries of a collection, each with the text in front of it."""
+    if isinstance(value, Mapping):
+        return [(f"{k!r}: " if type(value) is dict else f"{k}=", v) for k, v in value.items()]
+    if hasattr(value, "_fields"):
+        return [(f"{k}=", getattr(value, k)) for k in value._fields]
+    return [("", v) for v in value]
+
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import mapped, tensors
-from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.backward_state import BACKWARD, FORWARD, entangled
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, put_back, variables

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from launcher.parallel.dispatch.modes import Dispatch
-from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
+from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
 from launcher.plan.values.facts import Lookup
 
 aten = torch.ops.aten

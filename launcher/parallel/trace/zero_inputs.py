@@ -12,14 +12,14 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.errors import RequestError
-from launcher.parallel.cost.forward_cost import Meter
+from launcher.parallel.cost.kernels import Meter
 from launcher.parallel.dispatch.containers import mapped, tensors
-from launcher.parallel.dispatch.pytree import tree_map_only
+from launcher.parallel.dispatch.modes import tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.trace.capture import Uncuttable
+from launcher.parallel.trace.graph_recorder import Uncuttable
 from launcher.parallel.trace.sample_values import FEW, SampleValues, initial, trying
 from launcher.parallel.trace.state_effects import StateEffects
-from launcher.parallel.trace.usage import Watch
+from launcher.parallel.trace.watch import Watch
 
 Made = dict[int, torch.Tensor]
 """Tensors in memory by the ids of the tensors that they stand for."""

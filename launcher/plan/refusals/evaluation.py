@@ -1,4 +1,4 @@
-"""What an evaluation may change in a model: nothing.
+"""Refuses evaluations and outputs that a layout cannot have.
 
 In plain torch, a forward in evaluation mode may change state: a counter of calls, a cache, the statistics of
 a BatchNorm that stays in training mode. Training and checkpoints then continue from that state, which depends
@@ -10,14 +10,14 @@ would depend on the batches too, so such a model is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export
-from launcher.plan.partition.sizes import Note
-from launcher.plan.values.facts import Change, Graph, Skeleton
-from launcher.plan.values.text import listed
+from launcher.plan.sizes import Note
+from launcher.plan.values.facts import Change, Graph, Skeleton, TensorSpec
+from launcher.plan.values.text import listed, many
 from launcher.plan.verbs import evaluates
 
 
@@ -38,7 +38,7 @@ def _unsteady(skeleton: Skeleton, graph: Graph) -> Iterator[Change]:
     return (c for c in graph.effects.evaluated if not c.once and (c.read or weights & {*c.names}))
 
 
-def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+def evaluation_problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     """Yields what the loss of an evaluation would depend on besides the weights, if the request evaluates."""
     who = asked(job)
     for c in _unsteady(skeleton, graph) if who else ():
@@ -72,3 +72,31 @@ def notes(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
         text = f"a forward in evaluation mode changes {listed(names)}: {them} restored after each evaluation"
         out.append(Note("model", text))
     return out
+
+
+def shared(graph: Graph, more: Sequence[TensorSpec] | None, samples: int) -> Iterator[Problem]:
+    """Yields a problem for each output whose dim 0 is not the samples.
+
+    A loss of the user's that takes such a tensor would depend on how a batch is cut into micro batches.
+
+    Args:
+        graph: a forward of ``samples`` samples.
+        more: the outputs of a forward of one sample more, if there was one.
+        samples: the number of samples in ``graph``.
+    """
+    last = graph.nodes[-1]
+    for n, made in enumerate(last.out or ()):
+        name = f"{last.keys[n]!r} of " if last.keys else ""
+        text = f"{name}what its forward returns is {_shape(made)} for {many(samples, 'sample')}"
+        if more is not None and len(more) == len(last.out or ()):
+            if more[n].shape == (samples + 1, *made.shape[1:]) and made.shape[:1] == (samples,):
+                continue
+            text += f" and {_shape(more[n])} for {samples + 1}"
+        elif made.shape[:1] == (samples,):
+            continue
+        why = "the loss is summed over samples, across all micro batches"
+        yield Problem("model", f"{text}; {why}: return one or more numbers for each sample along dim 0")
+
+
+def _shape(made: TensorSpec) -> str:
+    return f"({', '.join(map(str, made.shape))}{',' * (len(made.shape) == 1)})"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import Effects
 from launcher.plan.values.text import listed
 

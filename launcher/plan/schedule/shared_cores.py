@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from launcher.plan.schedule.actions import Action, Schedule
+from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, Event, Timeline, needs, result, simulate
 
 CLOSE = 1e-12

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
 
-from launcher.plan.schedule import axis
-from launcher.plan.schedule.actions import Kind
+from launcher.plan.schedule import lanes as axis
 from launcher.plan.schedule.lanes import Lane, Stretch
+from launcher.plan.schedule.schedules import Kind
 from launcher.plan.schedule.simulate import Event, Timeline
 from launcher.plan.values.text import many, seconds_text
 

@@ -9,8 +9,8 @@ from itertools import product
 from operator import attrgetter
 from typing import Any
 
-from launcher.plan.schedule.actions import Action
 from launcher.plan.schedule.lanes import Lane, Stretch, messages
+from launcher.plan.schedule.schedules import Action
 from launcher.plan.schedule.simulate import Event, Timeline
 from launcher.plan.schedule.svg import MANY, NAMES, svg
 

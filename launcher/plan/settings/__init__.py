@@ -1,9 +1,9 @@
 """What becomes of each setting: applied, satisfied, degraded, or refused with the reason.
 
-Each module here, or in the folders ``files`` and ``numbers``, has the name of its section of
-``conf/config.yaml``: ``parallel.comm_fusion`` is in ``comm_fusion``. It defines those of the following
-functions that its section needs: ``refused`` (problems that need no model), ``refused_for`` (problems with
-this model) and ``rows`` (what the plan shows).
+A module has the name of its section of ``conf/config.yaml``, or of what small sections have in common:
+``parallel.comm_fusion`` is in ``comm_fusion``. It defines those of the following functions that a section
+needs: ``refused`` (problems that need no model), ``refused_for`` (problems with this model) and ``rows``
+(what the plan shows); where a module has several sections, their names begin with the section.
 """
 
 from __future__ import annotations
@@ -12,41 +12,33 @@ from collections.abc import Iterator
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.cost.fusion import Fused
-from launcher.plan.partition import param_groups
-from launcher.plan.partition.params import Placed
-from launcher.plan.partition.sizes import Sizes
-from launcher.plan.refusals import drill, profiler
+from launcher.plan import drill
+from launcher.plan import sizes as mode
+from launcher.plan.communication.fusion import Fused
+from launcher.plan.cut import param_groups
+from launcher.plan.cut.params import Placed
+from launcher.plan.memory import device_memory
 from launcher.plan.settings import (
     checkpoint,
-    cluster,
     comm_fusion,
     compile,
     dataset_strategy,
+    gradients,
     grid,
     hsdp,
-    local_norm,
-    mode,
+    layout_files,
+    loss,
+    monitored_metrics,
     pipeline,
+    precision,
+    profiler,
     recompute,
-    shared,
     steps,
+    ties,
     transformer_opt,
 )
-from launcher.plan.settings.files import group_file, operator_strategy, param_strategy
-from launcher.plan.settings.numbers import (
-    deterministic,
-    ema,
-    gradients_mean,
-    loss,
-    loss_repeated_mean,
-    metrics,
-    packing,
-    precision,
-    watched_metrics,
-)
-from launcher.plan.values.recomputed import Recomputed
-from launcher.plan.values.setting import Setting
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.setting import Recomputed, Setting
 
 __all__ = [
     "checkpoint",
@@ -64,19 +56,19 @@ __all__ = [
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     """Returns the sizes of ``job``, and all problems of its settings that do not depend on the model."""
-    problems = [*mode.refused(job), *checkpoint.refused(job), *cluster.refused(job)]
+    problems = [*mode.refused(job), *checkpoint.refused(job), *device_memory.refused(job)]
     got, wrong = grid.sizes(job)
     problems += wrong
     problems += pipeline.refused(job, got)
     problems += steps.refused(job, got)
     problems += dataset_strategy.refused(job, got)
     problems += transformer_opt.refused(job, got)
-    problems += local_norm.refused(job)
+    problems += gradients.local_norm_problems(job)
     problems += compile.refused(job, got)
-    problems += packing.refused(job)
-    problems += metrics.refused(job)
-    problems += ema.refused(job)
-    problems += watched_metrics.refused(job, got)
+    problems += loss.packing_problems(job)
+    problems += loss.metric_problems(job)
+    problems += monitored_metrics.ema_problems(job)
+    problems += monitored_metrics.refused(job, got)
     problems += drill.problems(job, got)
     problems += profiler.problems(job, got)
     return got, problems
@@ -84,8 +76,8 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
 
 def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     """Yields problems of settings that name parameters of the model."""
-    yield from shared.refused_for(job, params)
-    yield from ema.refused_for(job, params)
+    yield from ties.refused_for(job, params)
+    yield from monitored_metrics.ema_param_problems(job, params)
     yield from comm_fusion.refused_for(job, params)
     yield from param_groups.refused_for(job.optim, params)
 
@@ -98,25 +90,25 @@ def rows(
     ``fused``: the plan's fused collectives; ``None`` before the model is read. ``recomputed``: the modules
     that are recomputed.
     """
-    yield from deterministic.rows(job)
-    yield from packing.rows(job)
-    yield from loss.rows(job)
-    yield from metrics.rows(job)
+    yield from gradients.deterministic_rows(job)
+    yield from loss.packing_rows(job)
+    yield from loss.loss_rows(job)
+    yield from loss.metric_rows(job)
     yield from pipeline.rows(job, sizes)
     yield from recompute.rows(job, recomputed)
     yield from hsdp.rows(job, sizes, fused)
-    yield from gradients_mean.rows(job, sizes)
+    yield from gradients.gradients_mean_rows(job, sizes)
     yield from dataset_strategy.rows(job, sizes)
-    yield from shared.rows(job)
-    yield from param_strategy.rows(job)
-    yield from operator_strategy.rows(job)
-    yield from group_file.rows(job)
-    yield from local_norm.rows(job, sizes, fused)
+    yield from ties.rows(job)
+    yield from layout_files.param_strategy_rows(job)
+    yield from layout_files.operator_strategy_rows(job)
+    yield from layout_files.group_file_rows(job)
+    yield from gradients.local_norm_rows(job, sizes, fused)
     yield from transformer_opt.rows(job, sizes, fused)
     yield from checkpoint.rows(job)
-    yield from ema.rows(job)
-    yield from watched_metrics.rows(job)
+    yield from monitored_metrics.ema_rows(job)
+    yield from monitored_metrics.rows(job)
     yield from precision.rows(job, sizes, fused)
     yield from comm_fusion.rows(job, sizes, fused)
-    yield from loss_repeated_mean.rows(job, sizes, fused)
+    yield from gradients.loss_repeated_mean_rows(job, sizes, fused)
     yield from param_groups.rows(job.optim, fused.params if fused else ())

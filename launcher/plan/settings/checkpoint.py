@@ -1,15 +1,45 @@
-"""``checkpoint``: how the checkpoints of a run are written and read, and tensor names they cannot store."""
+"""Settings of checkpoints, and the policy of their keys."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from launcher.errors import Problem
+from launcher.job.schema import redact
 from launcher.job.schema.job import Job
 from launcher.plan.values.facts import Skeleton
 from launcher.plan.values.setting import Outcome, Setting
-from launcher.plan.values.trust import PLACE, told
+
+PLACE = re.compile(r"(env):([A-Za-z_][A-Za-z0-9_]*)|(file):(.+)")
+"""The place of a key: an environment variable, or a file."""
+
+
+def place_text(place: str) -> str:
+    """Describes the place of a key, without anything that may be the key itself."""
+    return redact.shown(place)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A checkpoint is trusted if it was written with the key at the place ``key``.
+
+    With ``key=None``, the place that the checkpoint itself names is used, and an unencrypted checkpoint is
+    accepted. ``plain``: an unencrypted checkpoint is accepted although there is a ``key``.
+    """
+
+    key: str | None = None
+    plain: bool = False
+
+
+ANYONE = Trust()
+
+
+def trust(job: Job) -> Trust:
+    """Returns the trust that ``checkpoint.encrypt`` and ``checkpoint.accept_plain`` request."""
+    return Trust(job.checkpoint.encrypt, job.checkpoint.accept_plain)
+
 
 STREAM = "rng."
 """The prefix of a rank's random streams in checkpoints; a kind of device, "python" or "numpy" follows."""
@@ -37,7 +67,7 @@ def rows(job: Job) -> Iterator[Setting]:
     if asked.encrypt is not None:
         why = "tensor files are sealed with AES-256-GCM, the manifest has a MAC of the same key"
         why += "; names, shapes and digests of tensors stay readable"
-        yield Setting("checkpoint.encrypt", told(asked.encrypt), "applied", why)
+        yield Setting("checkpoint.encrypt", place_text(asked.encrypt), "applied", why)
 
     if asked.accept_plain:
         yield Setting("checkpoint.accept_plain", "true", *_plain(job))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import CommFusion, Fusion, FusionIndex, Network
-from launcher.plan.cost.fusion import Fused, Limits
-from launcher.plan.partition.params import Placed
-from launcher.plan.partition.sizes import Sizes
+from launcher.plan.communication.fusion import Fused, Limits
+from launcher.plan.cut.params import Placed
+from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import ALONE, Setting
 from launcher.plan.values.text import bytes_text, many
 

@@ -8,17 +8,17 @@ from fnmatch import fnmatchcase
 from launcher.errors import Problem
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Compile, Job
-from launcher.job.schema.similar_names import nearest
-from launcher.plan.cost.cut_model import CutModel
-from launcher.plan.cost.fusion import Group
-from launcher.plan.partition.sizes import Note, Sizes
-from launcher.plan.partition.stage_config import units
-from launcher.plan.partition.stages import covers
+from launcher.job.schema.keys import nearest
+from launcher.plan.communication.fusion import Group
+from launcher.plan.cut.stage_config import units
+from launcher.plan.cut.stages import covers
+from launcher.plan.cut.traced_model import TracedModel
+from launcher.plan.cut_model import CutModel
 from launcher.plan.schedule.schedules import Rule
-from launcher.plan.traced_model import TracedModel
-from launcher.plan.values.compilation import INDUCTOR, STAGE, Compilation
+from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import Graph, Skeleton
 from launcher.plan.values.module_names import uncallable
+from launcher.plan.values.setting import INDUCTOR, STAGE, Compilation
 from launcher.plan.values.text import listed, some
 
 KEY = "train.compile"

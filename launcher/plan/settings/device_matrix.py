@@ -9,12 +9,12 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.job.schema.optimizers import Adafactor, Muon
+from launcher.job.schema.optim import Adafactor, Muon
 from launcher.job.schema.parallel import Parallel, ParamStrategy
-from launcher.plan.operators import strategy
+from launcher.plan import sizes as mode
 from launcher.plan.schedule.schedules import RULES
-from launcher.plan.settings import mode
-from launcher.plan.settings.mode import searches
+from launcher.plan.sizes import searches
+from launcher.plan.tensor_parallel import reader
 from launcher.plan.values.text import many
 
 OPERATORS = "parallel.operators"
@@ -79,7 +79,7 @@ def over_device_matrix(job: Job) -> bool:
         return True
     if par.grid.tp is not None:
         return False
-    tp, clash = strategy.degree(par.operators)
+    tp, clash = reader.degree(par.operators)
     if tp is None and values and all(map(_sliced, values)):  # the slices imply no size of tp
         return True
     return bool(clash) or _other_batches(job, values, tp or 1)

@@ -1,19 +1,56 @@
-"""``parallel.grid`` and all sizes that need no model: ranks per axis, micro batches, samples per rank."""
+"""The degree of every axis, worked out or asked for."""
 
 from __future__ import annotations
 
 from math import gcd, lcm
 
 from launcher.errors import Problem
+from launcher.job.schema.components import LanguageModel
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Pipeline
 from launcher.job.schema.steps import Train
-from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule.schedules import RULES
-from launcher.plan.settings import device_matrix, hsdp, operators, pipeline
+from launcher.plan.settings import device_matrix, hsdp, pipeline
 from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.sizes import Note, Sizes
+from launcher.plan.tensor_parallel import reader
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import many
+
+OPERATORS = "parallel.operators"
+TP = "parallel.grid.tp"
+SEARCHED = "parallel.mode=recursive_programming"
+
+
+def tp_degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
+    """Returns the size of tp: as requested, or as the slices of the operators imply; 1 if neither says it."""
+    asked, operators = job.parallel.grid.tp, job.parallel.operators
+    said, clash = reader.degree(operators)
+
+    # contradictions among the operators, a missing size of tp, and a contradiction between both
+    if clash:
+        found.append(Problem(OPERATORS, f"cuts over tp into different numbers of slices: {clash}"))
+    elif operators and asked is None and said is None:
+        text = f"null: {OPERATORS} names the axis tp, and nothing says how many ranks it has"
+        found.append(Problem(TP, text, f"{TP}=2"))
+    elif asked is not None and said not in (None, asked):
+        found.append(Problem(TP, f"{asked}: {OPERATORS} cuts into {said} slices", f"{TP}={said}"))
+
+    # one follows from the other, or has no effect
+    elif asked is None and said is not None:
+        notes.append(Note(TP, f"null -> {said}: the slices of {OPERATORS}"))
+    elif asked == 1 and operators:
+        notes.append(Note(OPERATORS, "has no effect: tp has one rank"))
+    elif (asked or 1) > 1 and not operators and job.parallel.param_strategy.load is None:
+        text = f"{asked}: {OPERATORS} cuts nothing over tp"
+        if isinstance(job.model, LanguageModel):
+            cure = "operators=megatron"
+        else:
+            cure = SEARCHED
+            text += f"; it names how each operator is cut, or {SEARCHED} finds that for any model"
+        found.append(Problem(TP, text, cure))
+    return asked or said or 1
+
 
 KEY = "parallel.grid"
 
@@ -89,7 +126,7 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
         return _one_set(job, notes, found)
     asked = job.parallel.grid
     pp = job.parallel.pipeline.stages
-    tp = operators.degree(job, notes, found)
+    tp = tp_degree(job, notes, found)
     if asked.pp not in (None, pp):
         text = f"{asked.pp}: contradicts parallel.pipeline.stages={pp}"
         found.append(Problem(f"{KEY}.pp", text, f"{KEY}.pp={pp}"))

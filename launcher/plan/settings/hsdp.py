@@ -8,11 +8,11 @@ from shlex import quote
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cost.fusion import Fused
-from launcher.plan.partition.params import Placed
-from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.communication.fusion import Fused
+from launcher.plan.cut.params import Placed
 from launcher.plan.schedule.schedules import Rule
 from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import bytes_text, many, some
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from launcher.job.schema.job import Job
-from launcher.plan.cost.fusion import Bucket, Fused, Group
-from launcher.plan.operators.input_gradients import EVERY
-from launcher.plan.partition.sizes import Sizes
+from launcher.plan.communication.fusion import Bucket, Fused, Group
+from launcher.plan.sizes import Sizes
+from launcher.plan.tensor_parallel.operators import EVERY
 from launcher.plan.values.setting import Outcome, Status
 from launcher.plan.values.text import many
 

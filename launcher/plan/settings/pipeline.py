@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Pipeline
-from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Schedule
-from launcher.plan.schedule.schedules import RULES, Rule
+from launcher.plan.schedule.schedules import RULES, Rule, Schedule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 from launcher.plan.settings import compile, hsdp
+from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.setting import Setting
 
 KEY = "parallel.pipeline"

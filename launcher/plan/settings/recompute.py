@@ -10,12 +10,11 @@ from shlex import quote
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Recompute
-from launcher.plan.partition.stage_config import owner
-from launcher.plan.partition.stages import around, covers
+from launcher.plan.cut.stage_config import owner
+from launcher.plan.cut.stages import around, covers
 from launcher.plan.values.facts import Graph, Skeleton
 from launcher.plan.values.module_names import globs, uncallable
-from launcher.plan.values.recomputed import Recomputed
-from launcher.plan.values.setting import Setting
+from launcher.plan.values.setting import Recomputed, Setting
 from launcher.plan.values.text import listed, many
 
 KEY = "parallel.recompute"

@@ -8,10 +8,10 @@ from shlex import quote
 from launcher.errors import Problem
 from launcher.job.schema.components import Schedule, Target, Text
 from launcher.job.schema.job import Job
-from launcher.job.schema.schedules import WSD, CosineRestarts
+from launcher.job.schema.optim import WSD, CosineRestarts
 from launcher.job.schema.steps import Evaluate, Export, Predict, Transform
 from launcher.plan import step_order
-from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.text import many
 from launcher.plan.verbs import evaluates
 

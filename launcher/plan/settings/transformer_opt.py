@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.job.schema.similar_names import did_you_mean
-from launcher.plan.cost.fusion import Fused
-from launcher.plan.operators import input_gradients
-from launcher.plan.operators.resolve import Spread, all_reduced
-from launcher.plan.partition.sizes import Sizes
+from launcher.job.schema.keys import did_you_mean
+from launcher.plan.communication.fusion import Fused
 from launcher.plan.settings import comm_fusion, overlap
+from launcher.plan.sizes import Sizes
+from launcher.plan.tensor_parallel import operators
+from launcher.plan.tensor_parallel.operators import Spread, all_reduced
 from launcher.plan.values.setting import Setting, Status
 from launcher.plan.values.text import bytes_text
 
@@ -140,7 +140,7 @@ def _hint(name: str) -> str:
 def _fits(expected: str, value: Any) -> bool:
     if expected == LEVEL:
         return type(value) is int and 0 <= value <= 3
-    named = expected == NAMES and isinstance(value, str) and input_gradients.known(value)
+    named = expected == NAMES and isinstance(value, str) and operators.known(value)
     return isinstance(value, bool) or named
 
 
@@ -191,7 +191,7 @@ def overlapped(job: Job, fused: Fused) -> tuple[str, ...]:
 
 def _collectives(job: Job) -> frozenset[str]:
     """The collectives whose overlap with weight gradients is requested."""
-    return input_gradients.named(asked_for(job).get(MATMUL, False))
+    return operators.named(asked_for(job).get(MATMUL, False))
 
 
 def overlaps(job: Job, sizes: Sizes, fused: Fused) -> tuple[str, ...]:

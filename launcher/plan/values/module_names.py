@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.schema.similar_names import nearest
+from launcher.job.schema.keys import nearest
 from launcher.plan.values.facts import Skeleton
 
 Asked = str | Sequence[str] | Mapping[str, str]

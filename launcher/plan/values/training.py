@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
-from launcher.job.schema.schedules import WSD, Constant, CosineRestarts, NamedSchedule, Polynomial
+from launcher.job.schema.optim import WSD, Constant, CosineRestarts, NamedSchedule, Polynomial
 from launcher.plan.values.text import many, scaled
 
 SHOWN = ("lr", "momentum", "nesterov", "betas", "weight_decay")

@@ -30,9 +30,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from launcher.errors import RunError
-from launcher.runtime import gc_thresholds
-from launcher.runtime.lock import held
-from launcher.runtime.preemption import STOPS
+from launcher.runtime import machine
+from launcher.runtime.run_folder import held
+from launcher.runtime.signals import STOPS
 
 Function = Callable[..., object]
 """The function of a child: ``function(line, *args)``; ``line`` connects to the process that requested it."""
@@ -41,7 +41,7 @@ PLANNED_WITH = (
     "torch",
     "launcher.models.build",
     "launcher.parallel.deferred_init.record",
-    "launcher.parallel.stages.split",
+    "launcher.parallel.stages",
     "launcher.parallel.tensor_parallel.apply",
     "launcher.parallel.trace.model_facts",
 )
@@ -49,7 +49,7 @@ PLANNED_WITH = (
 
 PRELOADED = (
     *PLANNED_WITH,
-    "launcher.runtime.processes.rank_processes",
+    "launcher.runtime.processes.supervise",
     "launcher.steps.on_ranks",
     "launcher.steps.train",
     "launcher.steps.evaluate",
@@ -247,7 +247,7 @@ def _called(near: socket.socket, function: Function, args: tuple[object, ...]) -
 
 def executed(fd: int) -> NoReturn:
     """Runs a server in its own interpreter; ``fd`` is its end of the control socket."""
-    gc_thresholds.seldom()
+    machine.seldom()
     _serve(socket.socket(fileno=fd))
 
 

@@ -1,18 +1,26 @@
-"""Finds the rank that keeps the others waiting, and its position, from the stacks of all ranks."""
+"""Which rank keeps the others waiting."""
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from launcher.parallel.local import to_host
-from launcher.untrusted.links import open_below
+from launcher.parallel.mesh import to_host
+from launcher.runtime import faults
+from launcher.runtime.cluster import flight_recorder
+from launcher.runtime.cluster.network import AFTERWARDS_S, Network
+from launcher.runtime.cluster.world import World
+from launcher.runtime.faults import Fault
+from launcher.runtime.signals import deafen
+from launcher.untrusted.files import open_below
 
 ASK = signal.SIGRTMAX
 ANSWER_S = 1.0
@@ -23,7 +31,7 @@ _ROUTES = (
     "/torch/_dynamo/",
     "/torch/utils/",
 )  # on the way to a collective
-_FOR_DEVICE = "/launcher/parallel/local.py"
+_FOR_DEVICE = "/launcher/parallel/mesh.py"
 
 
 def answer(path: Path) -> None:
@@ -112,3 +120,129 @@ def _told(text: str, pid: int) -> str:
     own = [f for f in frames if "/site-packages/" not in f[0] and not f[0].startswith((*library, "<"))]
     file, line, name = (own or frames)[0]
     return f"it is at {file}:{line}, in {name}"
+
+
+CAUSE_S = 2.0  # seconds until the first failed rank has written its fault, or all ranks their echoes
+
+
+HostAndPid = Callable[[int], str]
+"""The host and process id of a rank, as ``host 123``; empty if unknown."""
+
+
+def failed(
+    error: BaseException,
+    world: World,
+    folder: Path,
+    where: HostAndPid,
+    timeout_s: float,
+    network: Network | None = None,
+    *,
+    skip: str,
+) -> BaseException:
+    """Writes this rank's fault, and returns the error to raise: a ``RanksFailed`` on the rank that reports.
+
+    Rank 0 reports; if it is dead or hangs, the first remaining rank does. ``network`` is the one between the
+    nodes of the run, which may be the cause.
+    """
+    deafen()  # for good: the outer launcher ends us because of what we report
+
+    # write this rank's fault for the others to read
+    mine = None
+    if not isinstance(error, faults.Interrupted):
+        mine = faults.raised(world.rank, world.attempt, error, skip)
+        if mine.late:
+            flight_recorder.write(folder, world.rank)
+        faults.write(mine, folder)
+        if not mine.told:
+            _tell_torchrun(error)
+
+    # the reporting rank waits for the faults of the others; the rest leave
+    if world.rank and (mine is None or not mine.echo):
+        return error
+    found = _written(folder, world, patient=mine is not None and mine.echo)
+    if world.rank and world.rank != min((f.rank for f in found), default=0):
+        return error
+
+    # only echoes: the cause is the network, or a rank that has written nothing
+    if mine is not None and all(f.echo for f in found):
+        cut = None if network is None else _cut(found, world, timeout_s, network)
+        silent = {*range(world.size)} - {f.rank for f in found}
+        found += _silent(silent, world, where, timeout_s) if cut is None else [cut]
+    if not found:
+        return error
+    return faults.failed(found, folder=folder)
+
+
+def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
+    """The faults that ranks of this attempt have written; if ``patient``, waits for one that is no echo."""
+    end = time.monotonic() + CAUSE_S
+    while True:
+        read = [Fault(**json.loads(f.read_text(encoding="utf-8"))) for f in folder.glob("errors/rank*.json")]
+        found = [f for f in read if f.attempt == world.attempt]
+        over = any(not f.echo for f in found) or len(found) == world.size or time.monotonic() > end
+        if not patient or over:
+            return found
+        time.sleep(0.05)
+
+
+def _cut(found: list[Fault], world: World, timeout_s: float, network: Network) -> Fault | None:
+    """The fault of a network that kept nodes waiting for each other; ``None`` if there is another cause.
+
+    The network is the cause if another node does not answer now and its ranks report at most a timeout. If
+    all nodes answer, it may have been the cause if every rank waited until its timeout.
+    """
+    late = {network.nodes.get(f.rank, "") for f in found if f.late}
+    limit = f"for {timeout_s:g} s (launch.timeout_s)"
+    for one in network.unreached(AFTERWARDS_S, refused=False):
+        ends = f"{one.source} does not reach {one.target}: {one.why}"
+        if one.target.node in late:
+            text = f"(on {one.source.node}) and the ranks of {one.target.node} waited for each other {limit}"
+            return _lost(world.rank, world, f"{text}: the network between them is the cause: {ends}")
+        text = f"(on {one.source.node}) waited for {one.target.node} {limit}"
+        cause = f"the network between them, or {one.target.node} itself, is the cause"
+        return _lost(world.rank, world, f"{text}: {cause}: {ends}")
+    if len(late) > 1 and len(found) == world.size and all(f.late for f in found):
+        text = f"and the other ranks, on {' and '.join(sorted(late))}, waited for each other {limit}"
+        cause = "the network between these nodes, which answers again now, or ranks that do not call the same"
+        return _lost(world.rank, world, f"{text}: {cause} collectives")
+    return None
+
+
+def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: float) -> list[Fault]:
+    """Faults of ranks that wrote none: those known to be dead or stopped, else all whose state is unknown."""
+    known: list[Fault] = []
+    unseen: list[Fault] = []
+    for rank in sorted(ranks):
+        host, _, pid = where(rank).partition(" ")
+        here = host == socket.gethostname()
+
+        # only for a process of this machine more than its silence can be known
+        if here and not _lives(int(pid)):
+            known.append(_lost(rank, world, "has died without a message (SIGKILL? out of memory? see dmesg)"))
+        elif here and stopped(int(pid)):
+            why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
+            known.append(faults.hung(rank, world.attempt, timeout_s, why))
+        else:
+            where_else = f", on {host}" if host else ""
+            unseen.append(_lost(rank, world, f"does not answer: it has died, or it hangs{where_else}"))
+    return known or unseen
+
+
+def _lives(pid: int) -> bool:
+    """Whether the process is alive; a zombie, which its parent has not reaped yet, is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return False
+
+
+def _lost(rank: int, world: World, text: str) -> Fault:
+    return faults.silent(rank, world.attempt, "lost", text)
+
+
+def _tell_torchrun(error: BaseException) -> None:
+    """Adds the traceback to torchrun's own report."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(error)

@@ -14,13 +14,23 @@ from typing import TypeVar, cast
 
 from launcher.runtime import faults
 from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.rendezvous import OuterRendezvous, rendezvous
 from launcher.runtime.cluster.world import World, backend_of
-from launcher.runtime.interrupts import later
 from launcher.runtime.processes.fork_server import serving
-from launcher.runtime.processes.rank_processes import Child, RankParent, Start, parent_of
-from launcher.runtime.processes.rendezvous import OuterRendezvous, rendezvous
-from launcher.runtime.processes.supervise import AttemptOutcome, Elsewhere, OnMessage, all_here, caught, watch
+from launcher.runtime.processes.supervise import (
+    AttemptOutcome,
+    Child,
+    Elsewhere,
+    OnMessage,
+    RankParent,
+    Start,
+    all_here,
+    caught,
+    parent_of,
+    watch,
+)
 from launcher.runtime.processes.worker import Task
+from launcher.runtime.signals import later
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

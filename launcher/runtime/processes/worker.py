@@ -1,27 +1,86 @@
-"""The main function of a rank: set up, join the others, work, report."""
+"""A rank's process, and its channel to the supervisor."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import pickle
 import signal
 import socket
+import struct
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.runtime import faults, gc_thresholds, log
+from launcher.runtime import faults, log, machine
 from launcher.runtime.cluster import flight_recorder
 from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.rendezvous import Rendezvous
 from launcher.runtime.cluster.world import World, among, connect, never, place
-from launcher.runtime.preemption import STOPS, polled
 from launcher.runtime.processes import hang
-from launcher.runtime.processes.channel import Outbox
 from launcher.runtime.processes.fork_server import die_with
-from launcher.runtime.processes.rendezvous import Rendezvous
+from launcher.runtime.signals import STOPS, polled
+
+_HEAD = struct.Struct("<Q")
+_CHUNK = 1 << 16
+
+
+class Outbox:
+    """The rank's end of the pipe. Objects arrive complete and in the order sent, from any thread."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def send(self, kind: str, value: object) -> None:
+        """Sends an object; blocks while the pipe is full.
+
+        Pickling errors are raised before anything is written.
+        """
+        body = pickle.dumps((kind, value), protocol=pickle.HIGHEST_PROTOCOL)
+        with self._lock:
+            for part in (_HEAD.pack(len(body)), body):
+                rest = memoryview(part)
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+
+
+class Inbox:
+    """The supervisor's end of the pipe.
+
+    ``ended`` is set once the last writer is gone; an incomplete object of a dead rank is dropped.
+    """
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.ended = False
+        self._bytes = bytearray()
+
+    def drain(self) -> Iterator[tuple[str, object]]:
+        """Yields every complete object that has arrived; never blocks."""
+        while not self.ended:
+            try:
+                chunk = os.read(self.fd, _CHUNK)
+            except BlockingIOError:
+                return
+            self._bytes += chunk
+            self.ended = not chunk
+            yield from self._whole()
+
+    def _whole(self) -> Iterator[tuple[str, object]]:
+        while len(self._bytes) >= _HEAD.size:
+            end = _HEAD.size + _HEAD.unpack_from(self._bytes)[0]
+            if len(self._bytes) < end:
+                return
+            kind, value = pickle.loads(memoryview(self._bytes)[_HEAD.size : end])
+            del self._bytes[:end]
+            yield kind, value
+
 
 Work = Callable[[World], object]
 _OWN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the others come from the terminal, to all at once
@@ -58,7 +117,7 @@ def run_rank(task: Task, rank: int, fd: int) -> int:
     Sends ``("result", value)`` or ``("fault", Fault)`` to ``fd``.
     """
     box = Outbox(fd)
-    gc_thresholds.as_usual()
+    machine.as_usual()
     try:
         told = _settle(task, rank, box)
         box.send("result", _work(task, rank, box, told))

@@ -10,13 +10,12 @@ import torch
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from launcher.errors import RunError
-from launcher.parallel.dispatch.weight_gradient import Deferral, Product
-from launcher.parallel.fsdp.gather_order import GatherOrder
-from launcher.parallel.fsdp.prefetch import Prefetch
-from launcher.parallel.fsdp.reduce_order import ReduceOrder
+from launcher.parallel.fsdp.gather import GatherOrder, Prefetch
+from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import end_backward, finish_reductions, param_groups
-from launcher.parallel.sequence.carry import Carry
-from launcher.plan.schedule.actions import Action, Schedule
+from launcher.parallel.sequence import Carry
+from launcher.parallel.split_backward import Deferral, Product
+from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.runtime.torch_private.selftest import verify
 from launcher.runtime.torch_private.stage import Base, outputs_kept, resize
 

@@ -10,12 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.plan.values.compilation import Compilation
+from launcher.plan.values.setting import Compilation
 from launcher.runtime.cluster.world import bounded, usual_timeout, wait_for
 from launcher.runtime.torch_private.selftest import COMPILING, verify
 
 if TYPE_CHECKING:
-    from launcher.parallel.forward.compile_times import CompileTimes
+    from launcher.parallel.compile import CompileTimes
 
 _log = logging.getLogger(__name__)
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"

@@ -13,11 +13,10 @@ import torch.distributed as dist
 
 from launcher.errors import RunError
 from launcher.objective.metrics import values
-from launcher.runtime import rank_times
 from launcher.runtime.faults import Preempted, signal_name
-from launcher.runtime.training import save, watched_metrics
+from launcher.runtime.training import monitored_metrics, save, throughput
+from launcher.runtime.training.monitored_metrics import Watched
 from launcher.runtime.training.session import Session
-from launcher.runtime.training.watched_metrics import Watched
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,8 @@ def _validation(s: Session, loop: Loop) -> bool:
     validate(s, loop.eval_batches)
     _call(s, "on_eval", {name: v for name, v in s.results.items() if name.startswith("val_")})
     if loop.early_stop is not None:
-        watched_metrics.wait(s, loop.early_stop)
-    return loop.best is not None and watched_metrics.is_best(s, loop.best)
+        monitored_metrics.wait(s, loop.early_stop)
+    return loop.best is not None and monitored_metrics.is_best(s, loop.best)
 
 
 def _ended(s: Session, loop: Loop) -> bool:
@@ -132,9 +131,9 @@ def _ended(s: Session, loop: Loop) -> bool:
     text = ""
     if s.callbacks is not None and s.callbacks.agreed():
         text = "a callback asked for it"
-    if watched_metrics.enough(s, loop.early_stop):
+    if monitored_metrics.enough(s, loop.early_stop):
         assert loop.early_stop is not None
-        text = watched_metrics.reason(s, loop.early_stop)
+        text = monitored_metrics.reason(s, loop.early_stop)
     if not text:
         return False
     if s.world.rank == 0:
@@ -242,7 +241,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
 
     if measuring:
         s.measured = values(s.pipeline.metrics, _pairs(measured), f"step {s.step + 1}")
-        s.by_rank = rank_times.figures(each) if each else {}
+        s.by_rank = throughput.rank_figures(each) if each else {}
     s.norm.clip(norm, clip, s.scaling.factor)
     s.optimizer.step()
     s.scaling.went_well()

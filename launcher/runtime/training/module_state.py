@@ -1,4 +1,4 @@
-"""Saves the extra state of modules (``get_extra_state``) as JSON in a checkpoint, and restores it.
+"""State of modules and of global random streams.
 
 A checkpoint contains nothing that runs code when it is read: numbers, texts, bytes, tensors, arrays, and
 lists, tuples, sets and dicts of those. Ranks with the same state share an entry.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.errors import RunError
 from launcher.parallel.parallel_model import ParallelModel
-from launcher.parallel.trace.model_facts import dtype_of
-from launcher.parallel.trace.specs import spec
-from launcher.runtime.cluster.value_collectives import all_gather
+from launcher.parallel.trace.model_facts import dtype_of, spec
+from launcher.plan.settings.checkpoint import STREAM
+from launcher.runtime.cluster.messages import all_gather
 
 PLAIN = (bool, int, float, str, type(None))
 SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
@@ -123,3 +125,34 @@ def _decoded(value: Any) -> Any:
 
 def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
+
+
+PYTHON, NUMPY = f"{STREAM}python", f"{STREAM}numpy"
+
+
+def seed(words: np.ndarray) -> None:
+    """Seeds both streams with two 32-bit words."""
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+
+
+def saved() -> dict[str, Blob]:
+    """The current states."""
+    kind, keys, place, full, kept = np.random.get_state()
+    numpy = [str(kind), np.asarray(keys).tolist(), int(place), int(full), float(kept)]
+    return {PYTHON: _blob(random.getstate()), NUMPY: _blob(numpy)}
+
+
+def restore_streams(own: Mapping[str, Blob]) -> None:
+    """Restores the states; keeps the current one if an older checkpoint lacks it."""
+    if PYTHON in own:
+        version, numbers, kept = json.loads(bytes(own[PYTHON].data))
+        random.setstate((version, tuple(numbers), kept))
+    if NUMPY in own:
+        kind, keys, *rest = json.loads(bytes(own[NUMPY].data))
+        np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+
+
+def _blob(state: object) -> Blob:
+    raw = json.dumps(state).encode()
+    return Blob.of("uint8", (len(raw),), raw)

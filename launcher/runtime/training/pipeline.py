@@ -1,27 +1,30 @@
-"""Runs the plan's schedules: one training step, or one evaluation, over all micro batches."""
+"""Runs the schedule of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from launcher.errors import RunError
-from launcher.objective.losses import Loss
+from launcher.objective.losses import Loss, Output, each, float64, formed
 from launcher.objective.metrics import Metric
-from launcher.objective.structure import Output, each, float64, formed
-from launcher.parallel.model_state.restore_state import untouched
+from launcher.optional import matrices
+from launcher.parallel.model_state.python_state import untouched
 from launcher.parallel.output_share import OutputShare, output_share
 from launcher.parallel.parallel_model import ParallelModel
-from launcher.parallel.sharding.output_share import matrix_share
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan.partition.sequence_chunks import shortened
+from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.plan import Plan
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.facts import Lookup, TensorSpec
 from launcher.runtime.torch_private import pipelining
 
 
@@ -61,10 +64,10 @@ class Pipeline:
         if self.last:
             self.share = output_share(plan, model.axis, place)
         if self.last and plan.sharding is not None:
-            self.share = matrix_share(plan.sharding, place, model.groups)
+            self.share = matrices.matrix_share(plan.sharding, place, model.groups)
         compilation = plan.compilation
         if self.last and compilation is not None and compilation.loss and model.compiled is not None:
-            from launcher.parallel.forward.compile import compile_loss  # torch._dynamo takes a second
+            from launcher.parallel.compile import compile_loss  # torch._dynamo takes a second
 
             self.step_loss = compile_loss(loss, compilation, model.compiled, model.axis)
         self.scale = plan.loss_repeats * plan.loss_terms
@@ -357,3 +360,53 @@ def _flat(plan: Plan, boundary: int) -> tuple[tuple[TensorSpec, ...], list[bool]
 def _meta(t: TensorSpec, grad: bool) -> torch.Tensor:
     dtype = dtype_of(t.dtype)
     return torch.empty(t.shape, dtype=dtype, device="meta", requires_grad=grad and dtype.is_floating_point)
+
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where targets are read: ``when``, such as ``step 3``, and the ``split``."""
+
+    when: str
+    split: str
+
+
+def check_classes(targets: Tensor, indices: Indices, classes: int, ignored: int, at: Place) -> None:
+    """Raises ``RunError`` for ``targets`` of the samples ``indices`` that are no class."""
+    wrong = ((targets < 0) | (targets >= classes)) & (targets != ignored)
+    if wrong.any():
+        known = f"{classes} classes: 0 to {classes - 1}, and {ignored} counts for nothing"
+        cure = "Look at the data, or give the model more classes"
+        raise RunError(f"{_first(targets, wrong, indices, at)}, and the model's output has {known}. {cure}")
+
+
+def check_shares(targets: Tensor, indices: Indices, at: Place) -> None:
+    """Raises ``RunError`` for targets that are not between 0 and 1."""
+    wrong = ~((targets >= 0) & (targets <= 1))
+    if wrong.any():
+        text = _first(targets, wrong, indices, at)
+        raise RunError(f"{text}, and the loss bce takes numbers from 0 to 1. Look at the data")
+
+
+def check_ids(inputs: Sequence[Tensor], indices: Indices, lookups: Sequence[Lookup], at: Place) -> None:
+    """Raises ``RunError`` for ids in ``inputs`` that a table of the model has no row for."""
+    for table in lookups:
+        ids = inputs[table.place]
+        wrong = (ids < table.first) | (ids >= table.end)
+        if wrong.any():
+            text = _first(ids, wrong, indices, at, f"an id of input {table.place}")
+            where = table.module or "the model"
+            known = f"{where} has a table of {table.rows} rows, for ids from {table.first} to {table.end - 1}"
+            more = int(ids.max()) - table.end + 1
+            cure = f"give the table at least {table.rows + more} rows" if more > 0 else "mask what is no id"
+            raise RunError(f"{text}, and {known}. Look at the data, or {cure}")
+
+
+def _first(targets: Tensor, wrong: Tensor, indices: Indices, at: Place, what: str = "the target") -> str:
+    spot, *below = wrong.nonzero()[0].tolist()
+    more = f" and {int(wrong.sum()) - 1} more" if wrong.sum() > 1 else ""
+    inside = f" at {', '.join(map(str, below))}" if below else ""
+    number = targets[(spot, *below)].item()
+    return f"{at.when}: {what} of {at.split} sample {indices[spot]}{inside} is {number}{more}"

@@ -14,18 +14,18 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.checkpoint import store
-from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, said
 from launcher.parallel import byte_collectives
-from launcher.parallel.trace.specs import spec
-from launcher.runtime.cluster.typed_json import decode, encode
+from launcher.parallel.trace.model_facts import spec
+from launcher.runtime.cluster.messages import decode, encode
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import module_state
+from launcher.runtime.training.monitored_metrics import forget_absent
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
 from launcher.runtime.training.state import blob, extra, states, strategy, tensors
-from launcher.runtime.training.watched_metrics import forget_absent
 
 _Outcome = tuple[RankRecord | None, str | None, bool]
 """A rank's result of a save: its record, or its error, and whether the file system caused the error."""

@@ -1,33 +1,101 @@
-"""A model in training on one rank: everything that the steps of a request work with."""
+"""A model in training, and the user's callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from launcher.parallel.norms.grad_norm import Norm
+from launcher.errors import RunError, of_users
+from launcher.optional import drill
+from launcher.parallel.grad_norm import Norm
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.plan import Plan
-from launcher.plan.values.trust import ANYONE, Trust
+from launcher.plan.settings.checkpoint import ANYONE, Trust
 from launcher.runtime.cluster.world import World
-from launcher.runtime.drill.rank_drill import RankDrill
-from launcher.runtime.rank_times import RankTimes
+from launcher.runtime.training.averaging import Scaling, WeightAverage
 from launcher.runtime.training.batches import Feed
-from launcher.runtime.training.callbacks import Callbacks
-from launcher.runtime.training.device_figures import DeviceFigures
-from launcher.runtime.training.ema import WeightAverage
 from launcher.runtime.training.first_step import FirstStep
-from launcher.runtime.training.grad_norm_log import LocalNormLog
-from launcher.runtime.training.loss_scaling import Scaling
+from launcher.runtime.training.metrics_file import LocalNormLog
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.profiler import ProfileWindow
 from launcher.runtime.training.save_thread import Saver
+from launcher.runtime.training.throughput import DeviceFigures, RankTimes
+
+
+@dataclass(frozen=True)
+class TrainingEvent:
+    """What a callback receives, read-only.
+
+    ``step``: the number of finished optimizer steps, out of ``steps``. ``loss`` and ``lr``: those of the last
+    step since this start, ``None`` before it. ``metrics``: for ``on_step`` its loss, lr and grad_norm, for
+    ``on_eval`` the results of the validation, otherwise all results so far. ``folder``: the run folder.
+    ``checkpoint``: for ``on_save`` the complete checkpoint.
+    """
+
+    step: int
+    steps: int
+    loss: float | None
+    lr: float | None
+    metrics: Mapping[str, float]
+    folder: Path
+    rank: int
+    checkpoint: Path | None = None
+
+
+@dataclass
+class Callbacks:
+    """The callbacks of one rank, ``each`` with its name in errors; every rank has this if any has some."""
+
+    each: Sequence[tuple[str, object]]
+    steps: int
+    folder: Path
+    rank: int
+    asked: bool = False
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def call(
+        self, hook: str, step: int, metrics: Mapping[str, float], checkpoint: Path | None = None
+    ) -> None:
+        """Calls ``hook`` of all callbacks that have it, in order; sets ``asked`` if one returns True.
+
+        ``True`` asks to stop. Raises ``RunError`` if a callback fails.
+        """
+        if hook == "on_step":
+            self._last = dict(metrics)
+        told = MappingProxyType(dict(metrics))
+        event = TrainingEvent(
+            step=step,
+            steps=self.steps,
+            loss=self._last.get("loss"),
+            lr=self._last.get("lr"),
+            metrics=told,
+            folder=self.folder,
+            rank=self.rank,
+            checkpoint=checkpoint,
+        )
+        for name, one in self.each:
+            act = getattr(one, hook, None)
+            if act is None:
+                continue
+            try:
+                answer = act(event)
+            except (Exception, SystemExit) as error:  # user code may raise anything
+                raise RunError(f"{name}.{hook} failed after step {step}: {of_users(error)}") from error
+            self.asked |= answer is True
+
+    def agreed(self) -> bool:
+        """Whether a callback of any rank has asked to stop. Every rank calls it."""
+        asked = torch.tensor(self.asked, dtype=torch.int32)
+        dist.all_reduce(asked)
+        return bool(asked.item())
 
 
 @dataclass
@@ -63,7 +131,7 @@ class Session:
     local_norm: LocalNormLog | None = None
     average: WeightAverage | None = None
     saver: Saver | None = None
-    drill: RankDrill | None = None
+    drill: drill.RankDrill | None = None
     profile: ProfileWindow | None = None
     times: RankTimes | None = None
     trust: Trust = ANYONE

@@ -14,20 +14,19 @@ from torch import Tensor
 from launcher.checkpoint.layout.derived import followed, of_plan, taken
 from launcher.checkpoint.layout.strategy import KINDS, Entry, Kind, Strategy
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
-from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.optim.state_packing import on_device, pack, unpack
 from launcher.parallel.broadcast import Sent, share
-from launcher.parallel.local import local
-from launcher.parallel.trace.model_facts import dtype_of
-from launcher.parallel.trace.specs import spec
-from launcher.plan.partition.params import Placed
+from launcher.parallel.mesh import local
+from launcher.parallel.trace.model_facts import dtype_of, spec
+from launcher.plan.cut.params import Placed
 from launcher.plan.settings.checkpoint import AVERAGE, STREAM
 from launcher.plan.values.layout import Layout
-from launcher.plan.values.optimizer_state import factor
+from launcher.plan.values.optimizer import factor
 from launcher.plan.values.text import listed
 from launcher.runtime import device as devices
-from launcher.runtime.cluster.value_collectives import all_gather
-from launcher.runtime.training import global_streams, module_state
+from launcher.runtime.cluster.messages import all_gather
+from launcher.runtime.training import module_state
 from launcher.runtime.training.session import Session
 
 Described = tuple[str, str, tuple[int, ...] | None, str]
@@ -142,7 +141,7 @@ def extra(s: Session) -> Mapping[str, Blob]:
     """State of this rank alone, needed to resume bit for bit in the same layout."""
     device = torch.device(s.world.device)
     streams = {f"{STREAM}{kind}": blob(state) for kind, state in devices.rng_states(device).items()}
-    return streams | global_streams.saved()
+    return streams | module_state.saved()
 
 
 @torch.no_grad()
@@ -321,7 +320,7 @@ def _forget(s: Session, saved: Strategy) -> None:
 
 def _go_on(own: Mapping[str, Blob], device: torch.device) -> None:
     """Restores the random states of this rank; keeps those of kinds that were not saved."""
-    global_streams.restore(own)
+    module_state.restore_streams(own)
     states = devices.rng_states(device)
     for kind, state in states.items():
         if f"{STREAM}{kind}" in own:

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from launcher.checkpoint import Entry, Strategy, export
-from launcher.checkpoint.foreign.adapters import Adapters
+from launcher.checkpoint.foreign.lora_adapters import Adapters
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import save

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from launcher.checkpoint.foreign.cast import Cast, cast_chunks, differing, exact
-from launcher.checkpoint.full_tensors import Blobs, FullTensors, chunks
-from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.full_tensors import Blobs, Cast, FullTensors, cast_chunks, chunks, differing, exact
+from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.refusal import refusal
 

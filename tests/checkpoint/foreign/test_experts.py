@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from launcher.checkpoint.foreign.experts import FORMS, joined, split
+from launcher.checkpoint.foreign.hugging_face import FORMS, joined, split
 from launcher.checkpoint.full_tensors import Blobs
-from launcher.checkpoint.tensorfile.blob import Blob, words
+from launcher.checkpoint.tensorfile.safetensors import Blob, words
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.checkpoint.foreign.hf_names import given, unknown, written
-from launcher.checkpoint.foreign.rename import renamed
+from launcher.checkpoint.foreign.hugging_face import given, unknown, written
+from launcher.checkpoint.foreign.names import renamed
 
 HEAD = ("lm_head.weight",)
 GPT2 = ("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight", "transformer.h.0.attn.c_attn.bias")

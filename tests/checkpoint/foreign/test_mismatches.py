@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.checkpoint.foreign.mismatches import strange
-from launcher.checkpoint.foreign.rename_tables import NameTable
+from launcher.checkpoint.foreign.names import NameTable
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid

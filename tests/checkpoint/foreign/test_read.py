@@ -15,11 +15,12 @@ import torch.distributed.checkpoint as dcp
 
 from launcher.checkpoint import Blob, import_full, verify
 from launcher.checkpoint.chunked import slices
-from launcher.checkpoint.foreign.import_tensors import import_whole
-from launcher.checkpoint.foreign.read import read_incoming
+from launcher.checkpoint.foreign.read import import_whole, read_incoming
 from launcher.checkpoint.full_tensors import FullTensors, chunks
-from launcher.checkpoint.mindspore.formats import merged_file, write_ckpt, write_strategy
-from launcher.checkpoint.tensorfile.blob import words
+from launcher.checkpoint.tensorfile.safetensors import words
+from launcher.extras.mindspore.ckpt import write_ckpt
+from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.layout import Box
 from tests.checkpoint.mindspore.small_net import net
 from tests.checkpoint.saving import files, filled, held, write_file

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.checkpoint.foreign.rename import Renamed, Table, renamed
+from launcher.checkpoint.foreign.names import Renamed, Table, renamed
 from tests.checkpoint.refusal import refusal
 
 

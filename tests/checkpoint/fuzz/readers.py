@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.checkpoint.foreign.dcp import read_dcp
-from launcher.checkpoint.foreign.hf_read import INDEX, read_hf
-from launcher.checkpoint.foreign.hf_write import index
+from launcher.checkpoint.foreign.hugging_face import INDEX, index, read_hf
+from launcher.checkpoint.foreign.torch_dcp import read_dcp
 from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.mindspore.formats import MODES, CipherMode, group_file, write_ckpt
-from launcher.checkpoint.mindspore.formats.encryption import KEYS
-from launcher.checkpoint.mindspore.rank_source import RankSource, open_source
-from launcher.checkpoint.mindspore.strategy_input import listed, of_slices, on_paper, open_strategy
 from launcher.checkpoint.read import Reader as Boxes
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tensorfile.encryption import BLOCK, EncryptedFile
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.verify import verify
+from launcher.extras.mindspore import strategy_file as group_file
+from launcher.extras.mindspore.ckpt import write_ckpt
+from launcher.extras.mindspore.encryption import KEYS, MODES, CipherMode
+from launcher.extras.mindspore.rank_files import RankSource, open_source
+from launcher.extras.mindspore.strategy_input import listed, of_slices, on_paper, open_strategy
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES
 from tests.checkpoint.saving import filled, save, small
@@ -108,7 +108,7 @@ def _sealed(folder: Path, plain: bytes) -> bytes:
 
 
 def _read_sealed(folder: Path) -> None:
-    from launcher.checkpoint.tensorfile.header import read_header
+    from launcher.checkpoint.tensorfile.safetensors import read_header
 
     header = read_header(folder / "f", KEY)
     sealed = EncryptedFile(folder / "f", KEY)
@@ -127,7 +127,7 @@ def _crypt(mode: CipherMode) -> Reader:
     key = KEY[: KEYS[mode][-1]]
 
     def seal(folder: Path, plain: bytes) -> bytes:
-        from launcher.checkpoint.mindspore.formats.encryption import CkptEncryptor as Blocks
+        from launcher.extras.mindspore.encryption import CkptEncryptor as Blocks
 
         path = folder / "made.sealed"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -217,7 +217,7 @@ READERS = {
     "strategy": Reader("f", _read_strategy, _strategies),
     "groups": Reader(
         "f",
-        lambda f: group_file.parse((f / "f").read_bytes(), str(f / "f")),
+        lambda f: group_file.parse_groups((f / "f").read_bytes(), str(f / "f")),
         lambda f: [p.read_bytes() for p in sorted((FIXTURES / "real_strategy").glob("*group*"))],
     ),
     "dcp_metadata": Reader(".metadata", _read_dcp, _metadata, _dcp),

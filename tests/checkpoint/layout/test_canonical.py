@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint.layout.canonical import meaning
+from launcher.checkpoint.layout.strategy import meaning
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import layouts

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.checkpoint.layout.shards import saved_shards
-from launcher.checkpoint.layout.tiling import untiled
+from launcher.checkpoint.layout.shards import saved_shards, untiled
 from launcher.plan.values.layout import Box
 from tests.checkpoint.saving import grids, layouts
 

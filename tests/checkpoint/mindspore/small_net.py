@@ -13,7 +13,10 @@ from launcher.checkpoint import (
     Strategy,
     transform_checkpoints,
 )
-from launcher.checkpoint.mindspore.formats import StrategyForm, merged_file, write_ckpt, write_strategy
+from launcher.extras.mindspore.ckpt import write_ckpt
+from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.strategy import StrategyForm
+from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.truth import blobs

@@ -21,9 +21,10 @@ from launcher.checkpoint import (
     transform_checkpoints,
 )
 from launcher.checkpoint.layout.strategy_file import text
-from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
-from launcher.checkpoint.mindspore.strategy_input import of_whole
-from launcher.checkpoint.mindspore.strategy_input import open_strategy as read
+from launcher.extras.mindspore.from_ours import merged_file
+from launcher.extras.mindspore.strategy_file import write_strategy
+from launcher.extras.mindspore.strategy_input import of_whole
+from launcher.extras.mindspore.strategy_input import open_strategy as read
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.small_net import net

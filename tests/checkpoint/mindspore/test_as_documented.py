@@ -10,7 +10,7 @@ import torch
 
 from launcher import checkpoint as ms
 from launcher.checkpoint import build_searched_strategy
-from launcher.checkpoint.mindspore.formats import read_strategy
+from launcher.extras.mindspore.strategy_file import read_strategy
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.truth import FIXTURES, blobs, rank_files
 from tests.checkpoint.refusal import refusal

@@ -22,11 +22,10 @@ from launcher.checkpoint import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
-from launcher.checkpoint.mindspore.formats import open_ckpt, text_bytes, write_ckpt
-from launcher.checkpoint.mindspore.formats.dtypes import TEXT
-from launcher.checkpoint.mindspore.strategy_input import of_whole, open_strategy
-from launcher.checkpoint.tensorfile.disk_space import Unwritten
-from launcher.checkpoint.tensorfile.header import read_header
+from launcher.checkpoint.tensorfile.disk import Unwritten
+from launcher.checkpoint.tensorfile.safetensors import read_header
+from launcher.extras.mindspore.ckpt import TEXT, open_ckpt, text_bytes, write_ckpt
+from launcher.extras.mindspore.strategy_input import of_whole, open_strategy
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.small_net import Files, Home, cut_short, made, net, refused
 from tests.checkpoint.mindspore.truth import FIXTURES, blobs, rank_files

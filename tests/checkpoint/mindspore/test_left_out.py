@@ -11,8 +11,8 @@ from launcher.checkpoint import Blob, Strategy, open_checkpoint, rank_list_for_t
 from launcher.checkpoint.foreign.read import read_incoming
 from launcher.checkpoint.layout.derived import followed
 from launcher.checkpoint.layout.strategy import Entry
-from launcher.checkpoint.mindspore.formats import write_ckpt
 from launcher.checkpoint.transform import transform
+from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.small_net import Home, made, net

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from launcher.checkpoint import Blob, load_segmented_checkpoints
-from launcher.checkpoint.mindspore.formats import open_ckpt
+from launcher.extras.mindspore.ckpt import open_ckpt
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import write_file
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.checkpoint import merge_pipeline_strategies, merge_pipeline_strategys
 from launcher.checkpoint.layout.strategy_file import dump, load
-from launcher.checkpoint.mindspore.formats import read_strategy
+from launcher.extras.mindspore.strategy_file import read_strategy
 from tests.checkpoint.saving import small
 
 

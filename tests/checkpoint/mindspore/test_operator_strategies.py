@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.checkpoint.mindspore.formats import operator_json
-from launcher.checkpoint.mindspore.operator_strategies import strategies
-from launcher.plan.operators.resolve import resolve
-from launcher.plan.operators.strategy import degree
+from launcher.extras.mindspore import operator_strategies
+from launcher.extras.mindspore.operator_strategies import strategies
+from launcher.plan.tensor_parallel.operators import resolve
+from launcher.plan.tensor_parallel.reader import degree
 from launcher.plan.values.facts import Param, Skeleton
 from launcher.plan.values.grid import Grid
 from tests.checkpoint.mindspore.truth import FIXTURES, exactly
@@ -39,19 +39,19 @@ BLOCK = "Default/network-Net/layers-CellList/0-Dense"
 
 def read(data: Any, model: Skeleton = MODEL) -> dict[str, str]:
     """What each module does, by kind of cut."""
-    found, problems = resolve(strategies(operator_json.parse(data), KEY, "o.json"), model, GRID)
+    found, problems = resolve(strategies(operator_strategies.node_strategies(data), KEY, "o.json"), model, GRID)
     assert problems == []
     return {o.module: o.mode for o in found}
 
 
 def test_a_real_file_comes_out_byte_for_byte() -> None:
     data = REAL.read_bytes()
-    assert operator_json.is_mindspores(json.loads(data))
-    assert operator_json.text(operator_json.parse(json.loads(data))) == data
+    assert operator_strategies.is_mindspores(json.loads(data))
+    assert operator_strategies.node_text(operator_strategies.node_strategies(json.loads(data))) == data
 
 
 def test_a_real_file_cuts_the_modules_of_the_model_whatever_is_around_it() -> None:
-    config = strategies(operator_json.parse(json.loads(REAL.read_bytes())), KEY, "o.json")
+    config = strategies(operator_strategies.node_strategies(json.loads(REAL.read_bytes())), KEY, "o.json")
     assert degree(config) == (4, "")
     assert read(json.loads(REAL.read_bytes())) == {"layers.0": "column", "layers.1": "row"}
 
@@ -81,8 +81,8 @@ def test_layouts_over_a_device_matrix_are_those_of_the_same_axes() -> None:
         "parallel_out_layout_value_item": {node: {"0": x | {"tensor_map": [[1], [-1]]}}},
     }
     assert read(data) == {"layers.0": "row"}
-    file = operator_json.parse(data)
-    assert operator_json.parse(json.loads(operator_json.text(file))) == file
+    file = operator_strategies.node_strategies(data)
+    assert operator_strategies.node_strategies(json.loads(operator_strategies.node_text(file))) == file
 
 
 def layouts(**changes: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("data", "told"), UNREADABLE.values(), ids=UNREADABLE)
 def test_what_cannot_be_read_is_named(data: Any, told: str) -> None:
     with pytest.raises(ValueError, match=exactly(told)):
-        strategies(operator_json.parse(data), KEY, "o.json")
+        strategies(operator_strategies.node_strategies(data), KEY, "o.json")
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-1, 3) | st.sampled_from(["", "a", "0", "x/MatMul-op0"])
@@ -142,7 +142,7 @@ PARTS = [
 @given(st.dictionaries(st.sampled_from(PARTS), ANY | st.dictionaries(st.sampled_from(["", "a/", "b/c"]), ANY)))
 def test_any_json_is_read_or_refused(data: dict[str, Any]) -> None:
     with suppress(ValueError):
-        resolve(strategies(operator_json.parse(data), KEY, "o.json"), MODEL, GRID)
+        resolve(strategies(operator_strategies.node_strategies(data), KEY, "o.json"), MODEL, GRID)
 
 
 def node(scope: str, op: str) -> dict[str, Any]:
@@ -167,6 +167,6 @@ MISPLACED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("nodes", "told"), MISPLACED.values(), ids=MISPLACED)
 def test_strategies_of_what_the_model_has_not_are_refused(nodes: dict[str, Any], told: str) -> None:
-    found = strategies(operator_json.parse({"parallel_strategy_item": nodes}), KEY, "o.json")
+    found = strategies(operator_strategies.node_strategies({"parallel_strategy_item": nodes}), KEY, "o.json")
     _, problems = resolve(found, MODEL, GRID)
     assert list(map(str, problems)) == [f"{KEY}: o.json: {told}"]

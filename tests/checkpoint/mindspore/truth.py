@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint import read_full
-from launcher.checkpoint.mindspore.formats import open_ckpt
-from launcher.checkpoint.tensorfile.blob import Blob, words
+from launcher.checkpoint.tensorfile.safetensors import Blob, words
+from launcher.extras.mindspore.ckpt import open_ckpt
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = sorted(path for path in (FIXTURES / "cases").iterdir())

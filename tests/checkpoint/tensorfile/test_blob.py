@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.plan.values.facts import ITEMSIZE
 
 BAD_BLOBS = {

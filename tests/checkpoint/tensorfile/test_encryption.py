@@ -10,13 +10,21 @@ import pytest
 
 from launcher.checkpoint import open_checkpoint, partial, read_extra, read_rank, single, transform, verify, write_rank
 from launcher.checkpoint.export import export
-from launcher.checkpoint.foreign.import_tensors import import_full
+from launcher.checkpoint.foreign.read import import_full
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.store import commit
-from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.tensorfile.encryption import BLOCK, HEAD, TAG, EncryptedFile, Encryptor, key_id, sealed_size
-from launcher.checkpoint.tensorfile.header import read_header
-from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS
+from launcher.checkpoint.tensorfile.encryption import (
+    ANOTHER,
+    BLOCK,
+    FORMS,
+    HEAD,
+    TAG,
+    EncryptedFile,
+    Encryptor,
+    key_id,
+    sealed_size,
+)
+from launcher.checkpoint.tensorfile.safetensors import Blob, read_header
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import Full, filled, held, save

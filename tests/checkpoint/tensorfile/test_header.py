@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint.tensorfile.blob import CODES, Blob
-from launcher.checkpoint.tensorfile.header import read_header
+from launcher.checkpoint.tensorfile.safetensors import CODES, Blob, read_header
 from tests.checkpoint.saving import write_file
 
 

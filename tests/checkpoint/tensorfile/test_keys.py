@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint.tensorfile.keys import load_key
+from launcher.checkpoint.tensorfile.encryption import load_key
 
 KEY = bytes(range(32))
 

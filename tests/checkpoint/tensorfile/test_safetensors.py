@@ -9,9 +9,7 @@ import safetensors.numpy
 import xxhash
 from safetensors import safe_open
 
-from launcher.checkpoint.tensorfile.blob import CODES, Blob
-from launcher.checkpoint.tensorfile.header import read_header
-from launcher.checkpoint.tensorfile.safetensors import FileWriter, blob_at, mapped
+from launcher.checkpoint.tensorfile.safetensors import CODES, Blob, FileWriter, blob_at, mapped, read_header
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from tests.checkpoint.saving import write_file
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from launcher.data.chat.open import open_chat
+from launcher.data.chat.samples import open_chat
 from launcher.job.schema.components import Chat
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "<s>", "</s>"]

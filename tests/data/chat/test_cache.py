@@ -9,11 +9,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from launcher.__main__ import main
-from launcher.data.chat import cache
-from launcher.data.chat.encode import ROWS
-from launcher.data.chat.tokenizer import chat_tokenizer
-from launcher.data.chat.tokens import in_memory
-from launcher.data.prepare.speed import Speed
+from launcher.data.chat import tokens
+from launcher.data.chat.template import chat_tokenizer
+from launcher.data.chat.tokens import ROWS, in_memory
+from launcher.data.prepare.shards import Speed
 from tests.data.chat.chats import CHATML, TURNS, asked, messages, written
 
 
@@ -24,8 +23,8 @@ def test_many_processes_make_what_one_makes(tokenizer: Tokenizer, tmp_path: Path
     kept = settings.model_copy(update={"cache": str(tmp_path / "kept"), "val": settings.path})
     said: list[str] = []
     with Speed("off", said.append) as speed:
-        cache.make(kept, said.append, speed)
-    parts = cache.opened(kept)
+        tokens.make(kept, said.append, speed)
+    parts = tokens.opened(kept)
     assert parts is not None
     for part in (parts["train"], parts["val"]):
         assert [a.dtype for a in (part.tokens, part.counted, part.ends)] == [np.uint32, np.uint8, np.int64]

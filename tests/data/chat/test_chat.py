@@ -14,9 +14,9 @@ import torch
 from tokenizers import Tokenizer, processors
 
 from launcher.__main__ import main
-from launcher.data.chat import cache
-from launcher.data.chat.open import open_chat
-from launcher.data.prepare.speed import Speed
+from launcher.data.chat import tokens
+from launcher.data.chat.samples import open_chat
+from launcher.data.prepare.shards import Speed
 from launcher.job.schema.components import Chat
 from tests.data.chat.chats import (
     CHATML,
@@ -140,10 +140,10 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
     said: list[str] = []
     for _ in range(2):
         with Speed("off", said.append) as speed:
-            cache.make(kept, said.append, speed)
+            tokens.make(kept, said.append, speed)
     (line,) = said
     assert line.startswith("data: 2 conversations, as tokens, once: ")
-    parts = cache.opened(kept)
+    parts = tokens.opened(kept)
     assert parts is not None
     assert isinstance(parts["train"].tokens, np.memmap)
     at = np.arange(2)
@@ -151,7 +151,7 @@ def test_tokens_that_are_kept_are_the_same(tokenizer: Tokenizer, tmp_path: Path)
         assert torch.equal(one.inputs(at)[0], other.inputs(at)[0])
         assert torch.equal(one.targets(at), other.targets(at))
     (tmp_path / "rows.jsonl").write_text(json.dumps(messages(TURNS[:2])) + "\n")
-    assert cache.opened(kept) is None  # of other conversations
+    assert tokens.opened(kept) is None  # of other conversations
 
 
 BAD = {

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from launcher.__main__ import main
-from launcher.data.chat.open import open_chat
+from launcher.data.chat.samples import open_chat
 from tests.data.chat.chats import CHATML, TURNS, asked, messages, written
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from launcher.data.files import bpe, corpus
+from launcher.data import text_files
 from launcher.data.open import open_data
 from launcher.data.plain_text import open_text
 from launcher.job.schema.components import Text
@@ -13,7 +13,7 @@ from launcher.job.schema.components import Text
 def test_bpe_reads_the_shipped_text_back_and_is_trained_the_same_each_time():
     settings = Text(name="text", tokenizer="bpe", vocab_size=400, seq_len=32)
     one, two = open_data(settings, seed=0), open_data(settings, seed=1)
-    train, val = corpus.split(settings)
+    train, val = text_files.split(settings)
     assert one.decode(one.train.tokens.tolist()) == train.tobytes().decode()
     assert one.decode(one.val.tokens.tolist()) == val.tobytes().decode()
     assert np.array_equal(one.train.tokens, two.train.tokens)
@@ -23,7 +23,7 @@ def test_bpe_reads_the_shipped_text_back_and_is_trained_the_same_each_time():
 
 
 def test_a_tokenizer_read_from_a_file_is_the_one_that_was_saved(tmp_path):
-    trained = bpe.train("to be or not to be\n" * 50, 270)
+    trained = text_files.train("to be or not to be\n" * 50, 270)
     trained.save(str(tmp_path / "tokenizer.json"))
     settings = Text(
         name="text", tokenizer="file", tokenizer_file=str(tmp_path / "tokenizer.json"), vocab_size=300, seq_len=32
@@ -31,5 +31,5 @@ def test_a_tokenizer_read_from_a_file_is_the_one_that_was_saved(tmp_path):
     data = open_text(settings)
     assert data.encode is not None
     assert data.decode is not None
-    assert data.encode("to be, or not") == [int(i) for i in bpe.encode(trained, "to be, or not")]
+    assert data.encode("to be, or not") == [int(i) for i in text_files.encode(trained, "to be, or not")]
     assert data.decode(data.encode("to be, or not")) == "to be, or not"

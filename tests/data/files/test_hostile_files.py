@@ -9,8 +9,9 @@ import pickle
 import numpy as np
 import pytest
 
-from launcher.data.files import bpe, cifar
-from launcher.data.files.bad_file import BadFile
+from launcher.data import text_files
+from launcher.data.file_checks import BadFile
+from launcher.extras.images import cifar_files
 
 
 class Evil:
@@ -23,11 +24,11 @@ def test_a_pickle_that_names_something_else_is_refused_and_not_built(tmp_path, m
     file = tmp_path / "data_batch_1"
     file.write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}, protocol=2))
     with pytest.raises(BadFile) as caught:
-        cifar.whole(file, binary=False)
+        cifar_files.whole(file, binary=False)
     assert str(caught.value) == "not a CIFAR-10 batch: posix.mkdir is not allowed"
     file.write_bytes(b"noise, then a stop.")
     with pytest.raises(BadFile, match="no pickle of plain data"):
-        cifar.whole(file, binary=False)
+        cifar_files.whole(file, binary=False)
     assert not (tmp_path / "pwned").exists()
 
 
@@ -36,11 +37,11 @@ def test_a_batch_is_whole(tmp_path, protocol):
     file = tmp_path / "data_batch_1"
     batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 2]}
     file.write_bytes(pickle.dumps(batch, protocol=protocol))
-    cifar.whole(file, binary=False)
+    cifar_files.whole(file, binary=False)
 
 
 def test_a_tokenizer_without_tokens_is_none(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}))
     with pytest.raises(ValueError, match="not a tokenizer: it has no tokens"):
-        bpe.load(file)
+        text_files.load(file)

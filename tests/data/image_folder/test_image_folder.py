@@ -12,9 +12,8 @@ from PIL import Image
 from torch.nn import functional as F
 
 from launcher.data.checks import check
-from launcher.data.model_compatibility import check_fit
 from launcher.data.open import open_data
-from launcher.data.spec import input_specs, target_spec
+from launcher.data.spec import check_fit, input_specs, target_spec
 from launcher.job.schema.components import Data, ImageFolder, ResNet
 from launcher.plan.values.facts import TensorSpec
 from launcher.runtime.faults import RanksFailed

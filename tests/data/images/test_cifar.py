@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
-from launcher.data.images import cifar
 from launcher.data.open import open_data
 from launcher.errors import RequestError
+from launcher.extras.images import cifar
 from launcher.job.schema.components import Cifar10
 from tests.data.sample_files import FORMS, cifar_images, write_cifar
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from launcher.data.images.image_source import Images
+from launcher.data.image_source import Images
 
 
 def test_pixels_are_padded_with_black_then_normalised_then_repeated():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from launcher.data.files import mnist5k
+from launcher.data import mnist5k
 from launcher.data.open import open_data
 from launcher.job.schema.components import Mnist5k
 

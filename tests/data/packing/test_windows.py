@@ -17,13 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.data.open import open_data
-from launcher.data.packing.mixed import MixedSource
-from launcher.data.packing.row_windows import Windows
-from launcher.data.packing.windows import TokenWindows
 from launcher.data.shuffle import batch_indices
 from launcher.data.source import Source
-from launcher.data.token_files import read
-from launcher.data.token_files.mixture import Mixture
+from launcher.data.tokens import formats
+from launcher.data.tokens.corpus import Mixture
+from launcher.data.tokens.windows import MixedSource, TokenWindows, Windows
 from launcher.errors import RunError
 from launcher.job.schema.components import Tokens
 from tests.data.token_bytes import little, llm_c, megatron, own
@@ -103,7 +101,7 @@ def test_the_samples_of_a_step_do_not_depend_on_who_reads_them(tmp_path):
     whole = opened(sources=sources).train
     batches = [batch_indices(3, step, 8, len(whole)) for step in range(steps)]
     straight = [(whole.inputs(b)[0], whole.targets(b)) for b in batches]
-    read.mapped.cache_clear()
+    formats.mapped.cache_clear()
     for resumed_at, ranks in ((7, 2), (13, 4)):
         again = pickle.loads(pickle.dumps(opened(sources=sources).train))
         for step in range(resumed_at, steps):
@@ -139,12 +137,12 @@ def test_a_file_that_was_cut_since_it_was_checked_says_so(tmp_path):
 
 
 def test_files_are_opened_by_each_process_when_it_reads_them(tmp_path):
-    read.mapped.cache_clear()
+    formats.mapped.cache_clear()
     train = opened(path=folder(tmp_path, 41, 41)).train
-    assert read.mapped.cache_info().currsize == 0
+    assert formats.mapped.cache_info().currsize == 0
     assert len(pickle.dumps(train)) < 2000
     train.inputs(np.arange(1))
-    assert read.mapped.cache_info().currsize == 1
+    assert formats.mapped.cache_info().currsize == 1
     assert len(pickle.dumps(train)) < 2000
     with get_context("fork").Pool(2) as pool:
         assert pool.map(partial(_first, train), [0, 1, 10, 11]) == [0, 4, 41, 45]

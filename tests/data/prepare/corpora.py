@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from launcher.data.files import bpe, corpus
+from launcher.data import text_files
 from launcher.data.prepare.prepare import Prepared, prepare
-from launcher.data.prepare.speed import Speed
-from launcher.data.token_files.read import check_digest, mapped, token_file
+from launcher.data.prepare.shards import Speed
+from launcher.data.tokens.formats import check_digest, mapped, token_file
 from launcher.job.schema.steps import Prepare
 
 END = "<|end|>"
-TEXT = corpus.SHIPPED.read_text(encoding="utf-8")
+TEXT = text_files.SHIPPED.read_text(encoding="utf-8")
 ODD = [
     "",
     "déjà vu, naïve ſharp ² ½ Ⅷ",
@@ -35,7 +35,7 @@ def documents(count: int) -> list[str]:
 def tokenizer(folder: Path, end: str = END) -> Path:
     """A tokenizer.json of byte pairs beside which it is said what ends a text."""
     path = folder / "tokenizer.json"
-    path.write_text(bpe.train_on([f"{part}\n\n" for part in TEXT[:100_000].split("\n\n")], 600, [END]).to_str())
+    path.write_text(text_files.train_on([f"{part}\n\n" for part in TEXT[:100_000].split("\n\n")], 600, [END]).to_str())
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": end}}))
     return path
 

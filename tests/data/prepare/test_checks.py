@@ -12,9 +12,9 @@ import pytest
 from launcher.__main__ import main as launcher
 from launcher.data.prepare import corpus_files
 from launcher.data.prepare.__main__ import main
-from launcher.data.prepare.checks import problems
+from launcher.data.prepare.prepare import problems
 from launcher.job.schema.steps import Prepare
-from launcher.optional_packages import install_command
+from launcher.optional import install_command
 from tests.data.prepare.corpora import END, expected, jsonl, tokenizer, tokens
 
 KEY = "steps.prepare"

@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from launcher.data.files import bpe
-from launcher.data.prepare import encode, word_table
+from launcher.data import text_files
+from launcher.data.prepare import encode, fast_words
 from launcher.data.prepare.encode import Encoder, Recipe
-from launcher.data.prepare.split_pattern import SAFE, UNSAFE, word_pattern
+from launcher.data.prepare.fast_words import SAFE, UNSAFE, word_pattern
 from tests.data.prepare.corpora import END, ODD, TEXT
 
 LETTERS = r"[^\r\n\p{L}\p{N}]?"
@@ -25,7 +25,7 @@ PATTERNS = {
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }  # fmt: skip
 ENDED = [f"{part}{end}" for part in TEXT[:60_000].split("\n\n") for end in ("\n\n", "  \n", " \n", "\r\n")]
-TRAINED = bpe.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token where they are one word
+TRAINED = text_files.train_on(ENDED, 500, [END]).to_str()  # several spaces are one token where they are one word
 CHARS = st.one_of(
     st.sampled_from("ab'sS 1\n\n\r\t.-/日🙂"), st.sampled_from(SAFE), st.characters(exclude_categories=["Cs"])
 )
@@ -58,7 +58,7 @@ def test_of_these_tokenizers_words_are_looked_up():
 
 
 def test_so_has_real_text_that_is_in_the_table_when_it_begins_anew(monkeypatch):
-    monkeypatch.setattr(word_table, "ROWS", 1000)
+    monkeypatch.setattr(fast_words, "ROWS", 1000)
     monkeypatch.setattr(encode, "PIECE", 5000)
     texts = TEXT[:200_000].split("\n\n")
     encoder, alone = Encoder(Recipe(TRAINED, end=0)), Tokenizer.from_str(TRAINED)
@@ -86,7 +86,7 @@ def test_no_document_is_cut_off_whatever_its_tokenizer_says_but_lines_of_a_text_
     wanted = whole.encode(text, add_special_tokens=False).ids
     assert Encoder(Recipe(cut.to_str(), end=0))([text], end=False).tolist() == wanted
     lines = Encoder(Recipe(cut.to_str(), end=0, cuts=True)).lines(text)
-    assert lines.tolist() == bpe.encode(cut, text).tolist()
+    assert lines.tolist() == text_files.encode(cut, text).tolist()
     assert len(lines) == 6
 
 

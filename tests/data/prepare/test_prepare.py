@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.data.files.bad_file import BadFile
+from launcher.data.file_checks import BadFile
 from launcher.data.prepare.shards import published, working_folder
-from launcher.data.token_files.corpus import corpus
+from launcher.data.tokens.corpus import corpus
 from launcher.errors import RunError
 from launcher.job.schema.components import Tokens
 from launcher.job.schema.steps import Prepare
@@ -161,8 +161,8 @@ def test_lines_of_a_text_that_are_no_utf8_are_left_out(tmp_path):
 
 
 def test_a_line_that_is_too_long_is_not_held_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.data.prepare.blocks.BLOCK", 1000)
-    monkeypatch.setattr("launcher.data.prepare.blocks.LONGEST", 4000)
+    monkeypatch.setattr("launcher.data.prepare.corpus.BLOCK", 1000)
+    monkeypatch.setattr("launcher.data.prepare.corpus.LONGEST", 4000)
     file, texts = tokenizer(tmp_path), ["one", "a" * 6000, "two", "b" * 2500]
     src = jsonl(tmp_path / "a.jsonl", texts)
     common = {"src": str(src), "dst": str(tmp_path / "out"), "tokenizer_file": str(file), "workers": 1}
@@ -243,7 +243,7 @@ def test_a_file_that_is_packed_wrongly_is_named(tmp_path):
 
 def test_a_process_that_is_killed_ends_it_and_is_said(tmp_path, monkeypatch):
     file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", documents(3000))
-    monkeypatch.setattr("launcher.data.prepare.workers.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr("launcher.data.prepare.tasks.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(RunError) as error:
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
     text = "a process that encodes was killed; the system does so where memory runs out"

@@ -9,10 +9,10 @@ import pytest
 
 from launcher.data.open import open_data
 from launcher.data.prepare import text_cache
-from launcher.data.prepare.speed import Speed
+from launcher.data.prepare.shards import Speed
 from launcher.job.compose import compose
 from launcher.job.schema.components import Text
-from launcher.run.run_job import rehearse
+from launcher.run.run import rehearse
 from tests.data.prepare.corpora import TEXT, tokenizer
 
 

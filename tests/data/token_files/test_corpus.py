@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from launcher.data.checks import check
 from launcher.data.open import open_data
-from launcher.data.token_files.corpus import corpus
-from launcher.data.token_files.file_windows import split, total, windows
-from launcher.data.token_files.paths import files
-from launcher.data.token_files.token_file import TokenFile
+from launcher.data.tokens.corpus import corpus, files_of, split, total, windows
+from launcher.data.tokens.megatron import TokenFile
 from launcher.errors import RequestError
 from launcher.job.schema.components import Tokens
 from tests.data.token_bytes import little, megatron, own
@@ -40,7 +38,7 @@ def write(path: Path, n: int = 9, vocab_size: int = 300) -> Path:
 
 
 def named(paths) -> list[str]:
-    return [p.name for p in files(paths)]
+    return [p.name for p in files_of(paths)]
 
 
 def test_a_path_is_a_file_a_folder_a_pattern_or_a_list(tmp_path):
@@ -59,7 +57,7 @@ def test_megatrons_files_are_named_by_either_or_by_what_they_share(tmp_path):
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path):
-    assert files(str(write(tmp_path / "a[1].tokens"))) == [tmp_path / "a[1].tokens"]
+    assert files_of(str(write(tmp_path / "a[1].tokens"))) == [tmp_path / "a[1].tokens"]
 
 
 def test_what_is_held_out_by_its_name_is_not_trained_on_by_mistake(tmp_path):

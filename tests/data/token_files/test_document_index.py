@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data.token_files import document_index as module
-from launcher.data.token_files.best_fit import best_fit
-from launcher.data.token_files.document_index import document_index
-from launcher.data.token_files.read import token_file
+from launcher.data.tokens import documents as module
+from launcher.data.tokens.documents import best_fit, document_index
+from launcher.data.tokens.formats import token_file
 from tests.data.token_bytes import own
 
 END = 0

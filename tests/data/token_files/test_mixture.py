@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data.token_files.mixture import PERIOD, Mixture
+from launcher.data.tokens.corpus import PERIOD, Mixture
 
 parts = st.lists(st.integers(1, 60), min_size=1, max_size=9)
 ORDER = ([0, 1, 0, 1, 0, 2, 0, 1], [0, 0, 1, 1, 2, 0, 3, 2])

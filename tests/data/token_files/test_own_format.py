@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data.files.bad_file import BadFile
-from launcher.data.token_files.read import check_digest, mapped, token_file
-from launcher.data.token_files.token_file import TokenFile
-from launcher.data.token_files.write import CHUNK, TokenWriter
+from launcher.data.file_checks import BadFile
+from launcher.data.tokens.formats import WRITE_CHUNK, TokenWriter, check_digest, mapped, token_file
+from launcher.data.tokens.megatron import TokenFile
 from tests.data.token_bytes import own
 
 GOLDEN = bytes.fromhex(
@@ -58,7 +57,7 @@ def test_there_and_back_are_the_same_tokens(tmp_path_factory, parts, vocab_size)
 
 
 def test_a_long_array_is_written_piece_by_piece(tmp_path):
-    tokens = np.arange(2 * CHUNK + 5) % 1000
+    tokens = np.arange(2 * WRITE_CHUNK + 5) % 1000
     written(tmp_path / "a.tokens", 1000, tokens)
     read = token_file(tmp_path / "a.tokens", "uint16")
     check_digest(read)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data.files.bad_file import BadFile
-from launcher.data.token_files import megatron as reader
-from launcher.data.token_files.read import check_digest, mapped, token_file
+from launcher.data.file_checks import BadFile
+from launcher.data.tokens import megatron as reader
+from launcher.data.tokens.formats import check_digest, mapped, token_file
 from tests.data.token_bytes import little, llm_c, megatron, own
 
 LETTERS = {"uint16": "H", "uint32": "I"}

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launcher.runtime import device, free_memory
+from launcher.runtime import device, machine
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.save_thread import Saver
 from tests.fake_accelerator.on_devices.processes import KIND, apart, on_devices
@@ -21,13 +21,13 @@ FIRST = torch.device(KIND, 0)
 
 def test_torch_and_the_launcher_are_imported_and_nothing_is_initialised() -> None:
     """So ranks that use devices can be forked from a process that has imported both."""
-    import launcher.run.run_job
+    import launcher.run.run
     import launcher.steps.certify
     import launcher.steps.on_ranks  # noqa: F401
 
     assert (device.accelerator(), device.count(KIND), device.count("cpu")) == (KIND, 4, 0)
     assert device.backends(KIND) == "cpu:gloo,fake:fakeccl"
-    assert free_memory.free(2, KIND) is not None
+    assert machine.free(2, KIND) is not None
     assert not FAKE.is_initialized()
 
 
@@ -220,7 +220,7 @@ def test_an_optimizer_is_tried_without_a_device(kind: str) -> None:
     """The planner does so in a process from which ranks are forked later."""
 
     def tried() -> bool:
-        from launcher.optim.probe import probe
+        from launcher.optim.dry_run import probe
 
         probe(lambda params: torch.optim.Adam(params), "Adam", [(4, 4), (3,)], device=kind)
         return bool(FAKE.is_initialized())

@@ -6,11 +6,11 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.compose import compose
-from launcher.job.schema import schema_keys
+from launcher.job.schema import keys
 
-STEPS = schema_keys.kinds(schema_keys.at(("steps", "any"), {}))
-EVERY = dict(schema_keys.noted()) | {
-    f"steps.{kind}.{name}": schema_keys.typed(field)
+STEPS = keys.kinds(keys.at(("steps", "any"), {}))
+EVERY = dict(keys.noted()) | {
+    f"steps.{kind}.{name}": keys.typed(field)
     for kind, step in STEPS.items()
     for name, field in step.model_fields.items()
 }
@@ -29,7 +29,7 @@ NO_PATHS = {
 
 
 def takes_any_text(note):
-    return all(schema_keys.accepts(note, text) for text in ("plain", "s3://bucket/x.json"))
+    return all(keys.accepts(note, text) for text in ("plain", "s3://bucket/x.json"))
 
 
 def test_every_setting_that_takes_any_text_is_known_to_be_no_path():

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from launcher.parallel.checks.placement import check, where
-from launcher.parallel.local import cut, local
+from launcher.parallel.checks import check, where
+from launcher.parallel.mesh import cut, local
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.values.layout import Layout
 from launcher.planner.plan_job import plan_job

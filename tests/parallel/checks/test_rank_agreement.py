@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.parallel.checks.rank_agreement import check_agreement
+from launcher.parallel.checks import check_agreement
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.deferred_init.operation_tape import Tape
 from launcher.parallel.deferred_init.record import record
-from launcher.parallel.stages.split import StagePart
-from launcher.plan.partition.stages import Stage
+from launcher.parallel.deferred_init.tape import Tape
+from launcher.parallel.stages import StagePart
+from launcher.plan.cut.stages import Stage
 from launcher.runtime.faults import RanksFailed
 from tests.ranks import here
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.parallel.cost.forward_cost import Meter
-from launcher.parallel.cost.fused_kernels import Fused, counted_as
+from launcher.parallel.cost.kernels import Fused, Meter, counted_as
 from launcher.plan.plan import Plan
 from launcher.planner import device_kernels
 from launcher.planner.plan_job import plan_job

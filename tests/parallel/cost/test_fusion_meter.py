@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.parallel.cost.backward_memory import BackwardMeter
+from launcher.parallel.cost.memory import BackwardMeter
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import Compiled
 from launcher.planner.plan_job import plan_job

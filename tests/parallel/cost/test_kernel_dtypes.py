@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.parallel.cost.forward_cost import Meter
+from launcher.parallel.cost.kernels import Meter
 
 
 def ones(*shape: int, wide: bool = False) -> Tensor:

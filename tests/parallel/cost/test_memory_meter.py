@@ -16,7 +16,7 @@ from launcher.optim.build import build_optimizer
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.testing.measured_memory import MeasuredMemory
+from launcher.testing.meters import MeasuredMemory
 from tests.parity import build, job, step
 from tests.ranks import on_ranks
 from tests.tiers import ALL, some

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from launcher.parallel.cost.backward_memory import BackwardMeter
-from launcher.parallel.cost.forward_cost import Meter
+from launcher.parallel.cost.kernels import Meter
+from launcher.parallel.cost.memory import BackwardMeter
 from launcher.plan.values.operations import Operations, Product
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from launcher.parallel.cost.forward_cost import Meter
+from launcher.parallel.cost.kernels import Meter
 
 W = torch.arange(8.0)
 

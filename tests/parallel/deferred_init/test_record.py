@@ -12,7 +12,7 @@ from torch import nn
 
 from launcher.errors import RequestError
 from launcher.parallel.deferred_init import record
-from launcher.parallel.deferred_init.plain_build import differing
+from launcher.parallel.deferred_init.fill import differing
 from launcher.parallel.deferred_init.replay import replay
 from launcher.parallel.deferred_init.uninitialized import problems
 from launcher.parallel.dispatch.modes import default_dtype

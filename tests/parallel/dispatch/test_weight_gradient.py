@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from launcher.errors import RunError
-from launcher.parallel.dispatch.weight_gradient import Deferral, Rounding
+from launcher.parallel.split_backward import Deferral, Rounding
 from launcher.runtime.cluster.world import World
 from tests.parallel.weight_nets import LENGTH, OPS, WIDTH, WORDS, Net
 from tests.ranks import on_ranks

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.models.lm import Attention
+from launcher.models.language_model import Attention
 
 
 class Mixed(nn.Module):

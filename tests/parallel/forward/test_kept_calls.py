@@ -15,12 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.errors import RequestError
 from launcher.job.schema.components import LanguageModel
-from launcher.models.lm import Block
-from launcher.parallel.forward.kept_calls import FUNCTIONS
-from launcher.parallel.forward.kept_operations import KINDS
-from launcher.parallel.forward.recompute import install
+from launcher.models.language_model import Block
+from launcher.parallel.kept_calls import FUNCTIONS, KINDS
+from launcher.parallel.recompute import install
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.plan.values.recomputed import BY_OPERATION, Recomputed
+from launcher.plan.values.setting import BY_OPERATION, Recomputed
 
 PRODUCTS = ("matmul", "batched_matmul", "attention")
 

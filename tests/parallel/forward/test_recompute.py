@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.job.schema.job import Cluster, Job
-from launcher.parallel.forward.recompute import install
+from launcher.job.schema.cluster import Cluster
+from launcher.job.schema.job import Job
+from launcher.parallel.recompute import install
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.plan import Plan
-from launcher.plan.values.recomputed import Recomputed
+from launcher.plan.values.setting import Recomputed
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.steps.certification.gather_full import Piece
+from launcher.steps.certification.compare import Piece
 from tests.parallel.counting import assert_as_planned, rank_counts
 from tests.parity import assert_parity, error, job, own, rank_step
 from tests.ranks import on_ranks

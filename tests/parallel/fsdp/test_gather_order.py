@@ -14,13 +14,13 @@ from torch.nn.functional import cross_entropy
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
-from launcher.parallel.norms import grad_norm
-from launcher.parallel.norms.local_grad_norm import watch
+from launcher.parallel import grad_norm
+from launcher.parallel.grad_norm import watch
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.steps.certification.gather_full import Piece, error, pieces
+from launcher.steps.certification.compare import Piece, error, pieces
 from tests.parallel import expert_nets
 from tests.parallel.counting import assert_as_planned
 from tests.parity import build, own, place, whole

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.job.schema.job import Job
-from launcher.plan.cost.gather_order import Gathering
+from launcher.plan.communication.gather_order import Gathering
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.parallel.model_state.tensor_hooks import uses_weights
+from launcher.parallel.model_state.hooks import uses_weights
 
 
 class Has(nn.Module):

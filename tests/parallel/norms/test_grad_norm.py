@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from launcher.parallel.norms.grad_norm import Norm
+from launcher.parallel.grad_norm import Norm
 
 
 def test_a_million_fp32_gradients_have_the_norm_of_their_exact_sum() -> None:

@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from launcher.job.schema.job import Job
-from launcher.objective.cross_entropy import cross_entropy
-from launcher.parallel.norms.local_grad_norm import OwnGradients, watch
+from launcher.objective.losses import cross_entropy
+from launcher.parallel.grad_norm import OwnGradients, watch
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training.grad_norm_log import LocalNormLog
-from launcher.runtime.training.metrics import read
-from launcher.steps.model.build_session import build as session
+from launcher.runtime.training.metrics_file import LocalNormLog, read
+from launcher.steps.build_session import build as session
 from tests.parity import batch, build, job, plain, step
 from tests.ranks import DRAWN, on_ranks
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from launcher.extras.device_matrix.layout import primes
+from launcher.extras.device_matrix.op_graph import OpRule
+from launcher.extras.device_matrix.rules.table import rule_of
+from launcher.extras.device_matrix.run.record import record
 from launcher.job.schema.job import Job
-from launcher.parallel.sharding.record import record
-from launcher.parallel.trace.model_facts import default_dtype, meta
-from launcher.plan.sharding.op_rule import OpRule
-from launcher.plan.sharding.rules.table import rule_of
-from launcher.plan.sharding.tensor_layout import primes
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.trace.model_facts import meta
 from launcher.planner.plan_job import builder, inputs
 
 SHARE = 0.7

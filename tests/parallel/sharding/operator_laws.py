@@ -11,15 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy
+from launcher.extras.device_matrix.run.kernels import Collectives, LocalCall, bound, torch_op
+from launcher.extras.device_matrix.run.prepare import prepare
+from launcher.extras.device_matrix.run.record import record
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.sharding.kernels.collectives import Collectives
-from launcher.parallel.sharding.kernels.local_call import LocalCall
-from launcher.parallel.sharding.kernels.prepare import prepare
-from launcher.parallel.sharding.kernels.torch_op import bound, torch_op
-from launcher.parallel.sharding.record import record
-from launcher.plan.sharding.op_graph import OpGraph, OpNode
-from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.tensor_layout import TensorLayout
 from tests.parallel.sharding.simulated_ranks import Thread, Threads, assembled, part
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.layout import TensorLayout
 
 T = TypeVar("T")
 

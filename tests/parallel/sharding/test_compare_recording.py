@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from launcher.errors import RequestError
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.resolve import assign
+from launcher.extras.device_matrix.rules.table import rule_of
+from launcher.extras.device_matrix.run.program import StageGroups, StageProgram
+from launcher.extras.device_matrix.run.record import OTHERWISE, record
+from launcher.extras.device_matrix.sharded_graph import sharded
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.sharding.process_groups import StageGroups
-from launcher.parallel.sharding.record import OTHERWISE, record
-from launcher.parallel.sharding.stage_program import StageProgram
-from launcher.plan.sharding.assign import assign
-from launcher.plan.sharding.rules.table import rule_of
-from launcher.plan.sharding.sharded_graph import sharded
-from launcher.plan.sharding.tensor_layout import TensorLayout
 
 Forward = Callable[[Tensor], Tensor]
 

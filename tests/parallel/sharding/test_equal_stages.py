@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from launcher.parallel.sharding import measure_stage
-from launcher.parallel.sharding.equal_stages import StageCode
-from launcher.plan.sharding.search import equal_graphs
-from launcher.plan.sharding.show_sharding import rows
+from launcher.extras.device_matrix import onto_plan
+from launcher.extras.device_matrix.run import measure_stage
+from launcher.extras.device_matrix.run.equal_modules import StageCode
+from launcher.extras.device_matrix.search import explore
+from launcher.extras.device_matrix.show import sharding_rows
 from launcher.plan.to_json import as_json
-from launcher.planner import shard_operators
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
 from tests.tiers import some_of
@@ -45,7 +45,7 @@ class _Counted:
 @pytest.mark.parametrize("name", some_of(JOBS))
 def test_the_plan_is_that_of_each_stage_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded, overrides = JOBS[name]
-    works = [(shard_operators, "_recorded"), (equal_graphs, "propagate"), (measure_stage, "measure_stage")]
+    works = [(onto_plan, "_recorded"), (explore, "propagate"), (measure_stage, "measure_stage")]
     counts = {name: _Counted(getattr(module, name)) for module, name in works}
     for module, work in works:
         monkeypatch.setattr(module, work, counts[work])
@@ -53,7 +53,7 @@ def test_the_plan_is_that_of_each_stage_alone(name: str, monkeypatch: pytest.Mon
     once = {work: count.calls for work, count in counts.items()}
 
     monkeypatch.setattr(StageCode, "names_of", lambda self, other: None)
-    monkeypatch.setattr(equal_graphs, "_unnumbered", lambda graph: object())
+    monkeypatch.setattr(explore, "_unnumbered", lambda graph: object())
     monkeypatch.setattr(measure_stage, "_nameless", lambda stage, kept: (object(),))
     alone = plan_job(job(*overrides))
     assert alone.sharding == together.sharding
@@ -81,7 +81,7 @@ def test_what_equal_stages_send_is_said_once_and_of_others_the_most(name: str) -
             "parallel.comm_fusion.network={latency_us: 10000, gb_per_s: 0.1}",
         )
     )  # fmt: skip
-    assert [text for _, text in rows(made.sharding)][-1] == SENT[name]
+    assert [text for _, text in sharding_rows(made.sharding)][-1] == SENT[name]
 
 
 def test_of_equal_layers_of_several_stages_one_line_says_what_was_inferred() -> None:

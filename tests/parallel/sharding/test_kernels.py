@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launcher.plan.sharding.op_rule import OpStrategy
-from launcher.plan.sharding.rules.table import RULES, rule_of, whole_rule
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import OpStrategy
+from launcher.extras.device_matrix.rules.table import RULES, rule_of, whole_rule
 from launcher.runtime.cluster.world import World
 from tests.parallel.sharding.cases.case import Calls
 from tests.parallel.sharding.cases.every import CASES, WITHOUT_RULE

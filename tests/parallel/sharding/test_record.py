@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from launcher.errors import RequestError
-from launcher.parallel.sharding.record import OTHERWISE, record
+from launcher.extras.device_matrix.run.record import OTHERWISE, record
 from tests.parallel.sharding.cases.case import Calls, Case, module, real
 from tests.parallel.sharding.operator_laws import recorded
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.parallel.sharding.process_groups import StageGroups, rows_of
-from launcher.parallel.sharding.redistribute import redistribute
-from launcher.plan.sharding.redistribution.direct_exchange import rows_over
-from launcher.plan.sharding.redistribution.planned import Redistribution, back, redistribution
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.all_to_all_v import rows_over
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.redistribution import Redistribution, back, redistribution
+from launcher.extras.device_matrix.run.program import StageGroups, redistribute, rows_of
 from launcher.runtime.cluster.world import World
-from launcher.testing.collective_counter import Collectives
+from launcher.testing.meters import Collectives
 from tests.plan.sharding.layouts import drawn, drawn_shape
 from tests.plan.sharding.simulated import region
 from tests.ranks import on_ranks

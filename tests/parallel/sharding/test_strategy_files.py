@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoint.layout.canonical import meaning
 from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.strategy import meaning
 from launcher.checkpoint.layout.strategy_file import text as strategy_text
-from launcher.checkpoint.mindspore.formats.operator_json import text as node_text
-from launcher.checkpoint.mindspore.operator_strategies import of_sharding
 from launcher.errors import RequestError
+from launcher.extras.device_matrix.show import operators_json
+from launcher.extras.mindspore.operator_strategies import node_text, of_sharding
 from launcher.job.schema.job import Job
 from launcher.plan import show, to_json
 from launcher.plan.plan import Plan
-from launcher.plan.sharding.operator_rows import as_json
 from launcher.planner.plan_job import plan_job
 from tests.parallel.sharding.test_device_matrices import DOCUMENT, SHAPES, drawn, network
 from tests.tiers import some
@@ -34,7 +33,7 @@ def with_parallel(job: Job, **changes: Any) -> Job:
 def loading(job: Job, plan: Plan, path: Path, **changes: Any) -> Job:
     """The same request, with strategies from a file of those of ``plan`` alone."""
     assert plan.sharding is not None
-    path.write_text(as_json(plan.sharding))
+    path.write_text(operators_json(plan.sharding))
     return with_parallel(job, mode="semi_auto", operators={}, operator_strategy={"load": str(path)}, **changes)
 
 
@@ -55,7 +54,7 @@ def test_strategies_of_a_file_make_the_plan_that_wrote_it(tmp_path: Path, net: s
     assert shown(again) == shown(plan)
     assert again.sharding is not None
     assert plan.sharding is not None
-    assert as_json(again.sharding) == as_json(plan.sharding)
+    assert operators_json(again.sharding) == operators_json(plan.sharding)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.stages.split import StagePart, split, traced
+from launcher.parallel.stages import StagePart, split, traced
 from launcher.planner.plan_job import builder, inputs, plan_job
 from tests.parallel import nets
 from tests.parity import assert_parity, own

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from launcher.job.schema.job import Job
-from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import cross_entropy
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Box

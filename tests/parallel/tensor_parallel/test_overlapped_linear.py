@@ -19,13 +19,13 @@ from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.tensor_parallel.apply import install
 from launcher.parallel.tensor_parallel.collectives import Axis, Sending, bring
 from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
-from launcher.plan.operators.resolve import Operator, Spread
 from launcher.plan.plan import Plan
+from launcher.plan.tensor_parallel.operators import Operator, Spread
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
-from launcher.steps.certification.gather_full import Piece, pieces
-from launcher.testing.collective_counter import Collectives
+from launcher.steps.certification.compare import Piece, pieces
+from launcher.testing.meters import Collectives
 from tests.parity import build, job, own, step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import COLUMN, MEGATRON, ROW, SEQUENCE

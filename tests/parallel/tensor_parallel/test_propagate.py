@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from launcher.errors import RequestError
 from launcher.parallel.tensor_parallel.propagate import follow
 from launcher.parallel.trace import model_facts
-from launcher.plan.operators.resolve import Flow, resolve
+from launcher.plan.tensor_parallel.operators import Flow, resolve
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.errors import RequestError, RunError
 from launcher.planner.plan_job import plan_job
-from launcher.runtime.training.target_values import Place, check_ids
+from launcher.runtime.training.pipeline import Place, check_ids
 from tests.parallel.lookup_nets import Ids
 from tests.parity import own
 

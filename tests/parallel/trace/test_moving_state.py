@@ -10,7 +10,7 @@ from torch import nn
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
-from launcher.parallel.model_state.global_hooks import hooked_for_all
+from launcher.parallel.model_state.hooks import hooked_for_all
 from launcher.planner.plan_job import plan_job
 from tests.parity import own
 

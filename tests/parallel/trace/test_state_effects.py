@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from launcher.job.schema.job import Job
-from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import cross_entropy
 from launcher.optim.build import build_optimizer
+from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.norms import grad_norm
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.steps.certification.gather_full import Piece, error, pieces
+from launcher.steps.certification.compare import Piece, error, pieces
 from tests.parity import batch, build, own, step, whole
 from tests.parity.reference import plain
 from tests.ranks import on_ranks

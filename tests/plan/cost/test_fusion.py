@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cost.fusion import Bucket, Group, Limits, buckets, groups
-from launcher.plan.partition.sizes import Sizes
+from launcher.plan.communication.fusion import Bucket, Group, Limits, buckets, groups
+from launcher.plan.sizes import Sizes
 from launcher.plan.values.facts import Graph, Skeleton
 from tests.plan.made import chain, graph, skeleton
 from tests.plan.partition.test_params import HSDP, KB, TIED, laid, sizes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.cost.fusion import Group
-from launcher.plan.cost.gather_order import AHEAD, Visit, gatherings
+from launcher.plan.communication.fusion import Group
+from launcher.plan.communication.gather_order import AHEAD, Visit, gatherings
 
 ALL = AHEAD // 4
 

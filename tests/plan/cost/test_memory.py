@@ -6,10 +6,10 @@ from math import prod
 import pytest
 
 from launcher.job.schema.components import Optim, Target
-from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Momentum, Muon
+from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cost.memory import Memory, StateSize, memory
-from launcher.plan.cost.peak import Moment
+from launcher.plan.memory.memory import Memory, StateSize, memory
+from launcher.plan.memory.walk import Moment
 from launcher.plan.values.facts import ITEMSIZE, Role
 from launcher.plan.values.text import bytes_text
 from tests.optim.grouped import tensor

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.plan.cost.peak import Gather, Habits, Moment, Pass, StageLoad, fullest
-from launcher.plan.schedule.actions import Action, Row
+from launcher.plan.memory.walk import Gather, Habits, Moment, Pass, StageLoad, fullest
+from launcher.plan.schedule.schedules import Action, Row
 from launcher.plan.values.facts import Backward, Segment
 
 TWO = (Segment("a", 100, Backward(40, 4, 60), 10), Segment("b", 200, Backward(50, 3, 70), 20))

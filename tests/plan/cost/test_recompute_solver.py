@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.cost.recompute_solver import Alike, Choice, Way, cheapest, chosen, countable, frugal
+from launcher.plan.recompute_auto import Alike, Choice, Way, cheapest, chosen, countable, frugal
 
 IN_FLIGHT = 3
 

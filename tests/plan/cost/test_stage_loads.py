@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import ask, leaves, plan
-from launcher.plan.traced_model import TracedModel
 from tests.plan.made import chain, job, skeleton
 
 MODEL = skeleton({"a.weight": (4, 4), "b.weight": (4, 4)})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.operators.resolve import Operator, resolve, splits
+from launcher.plan.tensor_parallel.operators import Operator, resolve, splits
 from launcher.plan.values.facts import Param, Skeleton
 from launcher.plan.values.grid import Grid
 from tests.plan.made import spec

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from launcher.plan.partition.balance.row import Cut, Row, Run
-from launcher.plan.partition.balance.solve import balanced
+from launcher.plan.balance.chain import Cut, Row, Run
+from launcher.plan.balance.partition import balanced
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Schedule
-from launcher.plan.schedule.makespan import makespan, order
-from launcher.plan.schedule.simulate import Cost, simulate
+from launcher.plan.schedule.schedules import Schedule
+from launcher.plan.schedule.simulate import Cost, makespan, order, simulate
 
 SCHEDULERS = {"1f1b": (1, 2), "gpipe": (1, 2), "zero_bubble_h1": (1,), "zero_bubble_v": (2,), "dualpipe_v": (2,)}
 """With so many stages a rank."""

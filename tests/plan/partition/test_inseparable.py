@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import RequestError
-from launcher.plan.partition.inseparable import components
-from launcher.plan.partition.stages import cut, place
+from launcher.plan.cut.stage_config import components
+from launcher.plan.cut.stages import cut, place
+from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, plan
-from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import Graph, Node
 from tests.plan.made import chain, graph, job, skeleton, spec, words
 

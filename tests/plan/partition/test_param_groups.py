@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.job.schema.components import Optim, Target
-from launcher.job.schema.optimizers import SGD, Adafactor, AdamW, Lion, Muon
-from launcher.plan.partition.param_groups import notes, param_groups, refused_for, rows
-from launcher.plan.partition.params import Placed
+from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Muon
+from launcher.plan.cut.param_groups import notes, param_groups, refused_for, rows
+from launcher.plan.cut.params import Placed
 from launcher.plan.values.facts import Role, TensorSpec
 from launcher.plan.values.module_names import best_key
 from tests.optim.grouped import tensor

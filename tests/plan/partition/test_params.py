@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.partition.params import Placed, Tie, placed, ties
-from launcher.plan.partition.sizes import Sizes
-from launcher.plan.partition.stages import Stage, cut, place
+from launcher.plan.cut.params import Placed, Tie, placed, ties
+from launcher.plan.cut.stages import Stage, cut, place
+from launcher.plan.sizes import Sizes
 from launcher.plan.values.facts import Graph, Skeleton
 from launcher.plan.values.grid import Grid
 from tests.plan.made import chain, skeleton

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.partition.sequence_chunks import balanced, equal
+from launcher.plan.cut.sequence_chunks import balanced, equal
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.simulate import Cost, simulate
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.run.report.plan_pictures import pictures
+from launcher.run.plan_pictures import pictures
 from tests.parity import job
 
 SVG = "{http://www.w3.org/2000/svg}"

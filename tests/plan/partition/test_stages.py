@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from launcher.plan.partition.stages import Stage, boundary, covers, cut, place
+from launcher.plan.cut.stages import Stage, boundary, covers, cut, place
 from launcher.plan.values.facts import Graph, Skeleton
 from tests.plan.made import chain, graph, skeleton, spec
 

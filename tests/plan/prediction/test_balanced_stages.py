@@ -8,9 +8,9 @@ from unittest.mock import patch
 import pytest
 
 from launcher.job.compose import compose
+from launcher.plan.balance.balance import Balanced
 from launcher.plan.plan import Plan
-from launcher.plan.prediction.balanced_stages import Balanced
-from launcher.plan.settings import pipeline_stage_config
+from launcher.plan.settings import stage_config
 from launcher.planner.plan_job import plan_job
 
 LM = [
@@ -37,13 +37,13 @@ LAYOUTS: dict[str, list[str]] = {
 def planned(*words: str) -> tuple[Plan, Balanced]:
     """The plan, and what its stages were chosen by."""
     found: list[Balanced] = []
-    real = pipeline_stage_config.balanced_stages
+    real = stage_config.balanced_stages
 
     def kept(*args: Any, **kwargs: Any) -> Balanced:
         found.append(real(*args, **kwargs))
         return found[-1]
 
-    with patch.object(pipeline_stage_config, "balanced_stages", kept):
+    with patch.object(stage_config, "balanced_stages", kept):
         plan = plan_job(compose([*LM, *words]).job)
     return plan, found[-1]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.prediction.prediction import Prediction, predict
-from launcher.plan.prediction.speeds import speeds_of
-from launcher.plan.prediction.step_work import Pass
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.lanes import Part, Stretch
+from launcher.plan.time.prediction import Prediction, predict
+from launcher.plan.time.speeds import speeds_of
+from launcher.plan.time.step_work import Pass
 from launcher.plan.values.grid import Grid
 from launcher.planner.plan_job import plan_job
 from tests.parity import job

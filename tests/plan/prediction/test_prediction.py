@@ -10,11 +10,11 @@ import pytest
 from launcher.job.compose import compose
 from launcher.job.schema.cluster import Cluster
 from launcher.plan.plan import Plan
-from launcher.plan.prediction.prediction import Prediction, predict
-from launcher.plan.prediction.show_prediction import rows
-from launcher.plan.prediction.speeds import speeds_of
-from launcher.plan.prediction.step_work import Pass, RankWork, StageWork, StepWork
-from launcher.plan.schedule.orders import less_memory
+from launcher.plan.schedule.schedules import interleaved_less_memory
+from launcher.plan.show import prediction_rows
+from launcher.plan.time.prediction import Prediction, predict
+from launcher.plan.time.speeds import speeds_of
+from launcher.plan.time.step_work import Pass, RankWork, StageWork, StepWork
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.operations import NOTHING, Operations, Product
 from launcher.planner.plan_job import plan_job
@@ -36,7 +36,7 @@ def work(pp: int, micros: int, **changes: Any) -> StepWork:
     made = StepWork(
         grid=Grid.of(pp=pp, dp_replicate=1, dp_shard=1, tp=1),
         places=tuple(range(pp)),
-        schedule=less_memory(pp, 1, micros),
+        schedule=interleaved_less_memory(pp, 1, micros),
         micros=micros,
         pieces=1,
         stages=(STAGE,) * pp,
@@ -120,10 +120,10 @@ def test_optimizer_overheads_and_a_full_device() -> None:
 
 
 def test_a_plan_says_what_a_step_waits_for() -> None:
-    told = dict(rows(replace(step(work(4, 8)), tokens=1000)))
-    assert list(rows(None)) == []
+    told = dict(prediction_rows(replace(step(work(4, 8)), tokens=1000)))
+    assert list(prediction_rows(None)) == []
     assert told == {"time": "waits: kernels 73% (for the devices), pipeline bubble 27% (for other stages)"}
-    first, _ = (text for _, text in rows(replace(step(work(4, 8)), tokens=1000)))
+    first, _ = (text for _, text in prediction_rows(replace(step(work(4, 8)), tokens=1000)))
     assert first == "33.0 s a step on fast: 30 tokens/s, 8 a device, MFU 72.7% (predicted)"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.prediction.speeds import Speeds, speeds_of
+from launcher.plan.time.speeds import Speeds, speeds_of
 from launcher.plan.values.operations import Operations, Product
 from tests.plan.made import job
 

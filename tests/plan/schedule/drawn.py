@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Action
 from launcher.plan.schedule.lanes import Lane, Part, Stretch
+from launcher.plan.schedule.schedules import Action
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 
 

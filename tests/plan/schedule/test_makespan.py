@@ -5,8 +5,7 @@ from random import Random
 import pytest
 
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.makespan import makespan, order
-from launcher.plan.schedule.simulate import Cost, simulate
+from launcher.plan.schedule.simulate import Cost, makespan, order, simulate
 
 KINDS = [
     ("1f1b", 4, 1, 1), ("1f1b", 3, 3, 1), ("gpipe", 2, 2, 1), ("zero_bubble_h1", 4, 1, 1), ("zero_bubble_v", 3, 2, 1),

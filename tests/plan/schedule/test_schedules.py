@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from launcher.job.schema.parallel import Scheduler
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Action, Schedule
+from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, simulate
 
 shapes = st.integers(1, 8).flatmap(lambda p: st.tuples(st.just(p), st.integers(1, 4), st.integers(p, 4 * p + 3)))

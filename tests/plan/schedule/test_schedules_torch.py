@@ -31,7 +31,7 @@ from torch.distributed.pipelining.schedules import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Action, Row, Schedule
+from launcher.plan.schedule.schedules import Action, Row, Schedule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 from launcher.runtime.torch_private import pipelining
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Schedule
+from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 
 SEQ = ("seqpipe", "seqvpp", "seqsmartvpp")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Action, Schedule
+from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, Deadlock, Timeline, simulate
 
 GRID = [(p, v, m) for p in (1, 2, 3, 4, 8) for v in (1, 2, 4) for m in (p, p + 1, 2 * p, 3 * p - 1, 4 * p) if m >= p]

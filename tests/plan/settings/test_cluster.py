@@ -6,9 +6,8 @@ import shlex
 
 import pytest
 
+from launcher.extras.device_matrix.search.cost import CostModel, on_cluster
 from launcher.job.compose import BadRequest
-from launcher.plan.sharding.search.cluster_speeds import on_cluster
-from launcher.plan.sharding.search.cost import CostModel
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job, refusal
 

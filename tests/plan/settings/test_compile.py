@@ -120,7 +120,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_compiled_is_refused_with_a_cure_that_holds(words: str) -> None:
-    from launcher.parallel.forward.compile import backends
+    from launcher.parallel.compile import backends
 
     typed = [ON, "model.layers=2", *asked(words.replace(ON, ""))]
     with pytest.raises(RequestError) as caught:

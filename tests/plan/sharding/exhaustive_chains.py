@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
-from launcher.plan.sharding.redistribution.common_mesh import on_common_mesh
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.all_to_all_v import on_common_mesh
+from launcher.extras.device_matrix.layout import TensorLayout
 
 State = tuple[tuple[tuple[int, ...], ...], frozenset[int]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.layout import TensorLayout
 
 
 def factored(n: int, rng: random.Random) -> tuple[int, ...]:

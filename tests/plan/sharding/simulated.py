@@ -10,9 +10,8 @@ import math
 
 import numpy as np
 
-from launcher.plan.sharding.redistribution.planned import Redistribution
-from launcher.plan.sharding.redistribution.step import Step
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.redistribution import Redistribution, Step
 
 Parts = list[np.ndarray]
 

@@ -8,11 +8,10 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.operators import operator_file
-from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref, Value
-from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.strategies.written import as_written, read
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy, Ref, Value
+from launcher.extras.device_matrix.written import as_written, read
+from launcher.plan.tensor_parallel import files
 from launcher.plan.values.facts import TensorSpec
 
 N = 216
@@ -40,10 +39,10 @@ def test_what_is_written_is_read_back_through_a_file(data: st.DataObject, matrix
     found = data.draw(cuts(matrix, "mkn"))
     strategy = OpStrategy(matrix, tuple((letter, axes) for letter, axes in found.items() if axes))
     leaves = TensorLayout(matrix, tuple(data.draw(cuts(matrix, "01")).values())) if out else None
-    rows = {"up": {**as_written(strategy, MATMUL, leaves), operator_file.KEY: "u*"}}
+    rows = {"up": {**as_written(strategy, MATMUL, leaves), files.NAME_KEY: "u*"}}
 
-    text = operator_file.text(rows, tp=None)
-    tp, config = operator_file.parsed(json.loads(text), "parallel.operator_strategy.load", "o.json")
+    text = files.text(rows, tp=None)
+    tp, config = files.parsed(json.loads(text), "parallel.operator_strategy.load", "o.json")
     assert (tp, config["up"].key) == (None, "u*")
     (got,), problems = read(config, GRAPH, [MATMUL], names=["up:mm"], ranks=prod(matrix))
     assert problems == []

@@ -11,18 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import Problem
+from launcher.extras.device_matrix.layout import TensorLayout, at_rest
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpStrategy, Ref, Value
+from launcher.extras.device_matrix.resolve import assign
+from launcher.extras.device_matrix.rules.table import rule_of
+from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
+from launcher.extras.device_matrix.written import operator_names, read, unmatched
+from launcher.extras.device_matrix.written_operator import Written
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.operators.strategy import FromFile
-from launcher.plan.sharding.assign import assign
-from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref, Value
-from launcher.plan.sharding.op_rule import OpStrategy
-from launcher.plan.sharding.parameters import at_rest
-from launcher.plan.sharding.rules.table import rule_of
-from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
-from launcher.plan.sharding.strategies.operator_names import operator_names
-from launcher.plan.sharding.strategies.written import read, unmatched
-from launcher.plan.sharding.strategies.written_operator import Written
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.plan.tensor_parallel.reader import FromFile
 from launcher.plan.values.facts import TensorSpec
 from tests.plan.sharding import layouts
 

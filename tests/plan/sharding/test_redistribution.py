@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.sharding.redistribution.direct_exchange import received
-from launcher.plan.sharding.redistribution.planned import Redistribution, back, redistribution
-from launcher.plan.sharding.redistribution.search import LATENCY
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.all_to_all_v import received
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.redistribution import LATENCY, Redistribution, back, redistribution
 from tests.plan.sharding.exhaustive_chains import cheapest_chain
 from tests.plan.sharding.layouts import drawn, drawn_shape
 from tests.plan.sharding.simulated import carried_out, parts_of, received_in, region

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from launcher.plan.sharding.op_graph import Arg, OpGraph, OpNode, Ref, Value
-from launcher.plan.sharding.rules.table import rule_of, whole_rule
+from launcher.extras.device_matrix.op_graph import Arg, OpGraph, OpNode, Ref, Value
+from launcher.extras.device_matrix.rules.table import rule_of, whole_rule
 from launcher.plan.values.facts import TensorSpec
 
 Shape = tuple[int, ...]

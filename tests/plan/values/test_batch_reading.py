@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.values.batch_reading import BatchReading, roles
+from launcher.plan.settings.dataset_strategy import BatchReading, roles
 from launcher.plan.values.grid import Grid
 
 GRID = Grid.of(pp=2, dp_replicate=1, dp_shard=2, tp=2)  # rank = 4 pp + 2 dp + tp

@@ -12,9 +12,9 @@ import pytest
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from launcher.errors import RunError
-from launcher.run.outer_ranks.joining import Joining, Unjoined
-from launcher.runtime.cluster.interruptible import interruptible
+from launcher.run.external_ranks.joining import Joining, Unjoined
 from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.messages import interruptible
 from launcher.runtime.cluster.network import Network
 from launcher.runtime.cluster.world import never
 from launcher.runtime.faults import raised

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from launcher.errors import RequestError, RunError
-from launcher.run.outer_ranks.questions import About, about, connected, listeners, silent
+from launcher.run.external_ranks.joining import About, about, connected, listeners, silent
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.network import GLOO, Listener, Network
 from launcher.runtime.code_versions import of_a_rank

@@ -18,13 +18,13 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from launcher.errors import RunError
 from launcher.job.compose import compose
 from launcher.planner.plan_job import plan_job
-from launcher.run.outer_ranks.follower import _hear, _refusing
-from launcher.run.outer_ranks.joining import Joining
-from launcher.run.outer_ranks.leader import Order, Others, carry_out
+from launcher.run.external_ranks.follower import _hear, _refusing
+from launcher.run.external_ranks.joining import Joining
+from launcher.run.external_ranks.leader import Order, Others, carry_out
 from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.messages import CAUSE, Messages, Secret, secret
 from launcher.runtime.cluster.network import Network
-from launcher.runtime.cluster.outer_rendezvous import Refused
-from launcher.runtime.cluster.signed_messages import CAUSE, Messages, Secret, secret
+from launcher.runtime.cluster.rendezvous import Refused
 from launcher.runtime.cluster.world import among, never
 from launcher.steps.on_ranks import RankSteps
 

@@ -6,9 +6,21 @@ import socket
 
 import pytest
 
-from launcher.runtime.cluster.interfaces import Interface, Route, having, interfaces, named, route
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.network import GLOO, NCCL, Listener, Network, Unreached, describe
+from launcher.runtime.cluster.network import (
+    GLOO,
+    NCCL,
+    Interface,
+    Listener,
+    Network,
+    Route,
+    Unreached,
+    describe,
+    having,
+    interfaces,
+    named,
+    route,
+)
 
 LOOPBACK = Interface("lo", "127.0.0.1")
 

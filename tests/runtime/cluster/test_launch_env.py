@@ -8,11 +8,11 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.errors import RequestError, RunError
-from launcher.run.outer_ranks.follower import follow
-from launcher.run.outer_ranks.leader import leading
+from launcher.run.external_ranks.follower import follow
+from launcher.run.external_ranks.leader import leading
 from launcher.runtime.cluster.launch_env import Place, again, job, place, rank
-from launcher.runtime.cluster.outer_rendezvous import open_store
-from launcher.runtime.cluster.signed_messages import Messages, secret
+from launcher.runtime.cluster.messages import Messages, secret
+from launcher.runtime.cluster.rendezvous import open_store
 from tests.ports import free_port
 from tests.runtime.cluster.test_world import SRUN, TORCHRUN
 

@@ -10,9 +10,9 @@ import pytest
 from torch.distributed import HashStore
 
 from launcher.errors import RequestError, RunError
-from launcher.runtime.cluster import outer_rendezvous, signed_messages
+from launcher.runtime.cluster import messages, rendezvous
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.signed_messages import Messages, Secret, private_file, secret
+from launcher.runtime.cluster.messages import Messages, Secret, private_file, secret
 
 ONE = Place(0, 2, 0, 2, 0, "localhost", 23456)
 TWO = replace(ONE, size=4)
@@ -129,9 +129,9 @@ def test_nodes_that_may_not_share_a_home_say_that_they_derive_it(tmp_path):
 def test_nodes_with_a_home_on_the_network_share_its_file(tmp_path):
     mounts = tmp_path / "mounts"
     mounts.write_text(f"rootfs / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n")
-    assert signed_messages._on_network(tmp_path / "a", mounts)
+    assert messages._on_network(tmp_path / "a", mounts)
     mounts.write_text(f"server:/ / nfs rw 0 0\ntmpfs {tmp_path} tmpfs rw 0 0\n")
-    assert not signed_messages._on_network(tmp_path / "a", mounts)
+    assert not messages._on_network(tmp_path / "a", mounts)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_nodes_with_a_home_on_the_network_share_its_file(tmp_path):
     ids=["one node", "by name", "a loopback that other nodes do not reach", "not this machine's", "no name"],
 )
 def test_rank_0_listens_at_the_address_of_the_rendezvous(host, spans, address):
-    found = outer_rendezvous._interface(replace(TWO if spans else ONE, host=host))[1]
+    found = rendezvous._interface(replace(TWO if spans else ONE, host=host))[1]
     assert found == address if address is not None else found in ("127.0.0.1", "::1")
 
 
@@ -156,7 +156,7 @@ def test_a_store_of_one_node_listens_on_the_loopback_alone():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     at = replace(ONE, host="127.0.0.1", port=port)
-    store = outer_rendezvous.open_store(at, lambda: 5, print)
+    store = rendezvous.open_store(at, lambda: 5, print)
     tables = [Path(f"/proc/self/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
     listening = [line.split()[1] for table in tables for line in table if line.split()[3] == "0A"]
     assert f"0100007F:{port:04X}" in listening

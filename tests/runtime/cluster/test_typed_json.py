@@ -15,11 +15,11 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.run.outer_ranks.leader import Order, Word
-from launcher.run.outer_ranks.questions import ListensAt, Reaches, SeesFile
-from launcher.run.outer_ranks.trial import Ended, Trial
+from launcher.run.external_ranks.dry_run import Ended, Trial
+from launcher.run.external_ranks.joining import ListensAt, Reaches, SeesFile
+from launcher.run.external_ranks.leader import Order, Word
+from launcher.runtime.cluster.messages import Unsuitable, decode, encode
 from launcher.runtime.cluster.network import Listener
-from launcher.runtime.cluster.typed_json import Unsuitable, decode, encode
 from launcher.runtime.faults import Fault
 from launcher.steps.on_ranks import RankSteps
 

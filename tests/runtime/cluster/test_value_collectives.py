@@ -14,8 +14,8 @@ import torch
 from launcher.errors import RunError
 from launcher.parallel import byte_collectives
 from launcher.plan.values.layout import Box
-from launcher.runtime.cluster import value_collectives as collectives
-from launcher.runtime.cluster.typed_json import Unsuitable
+from launcher.runtime.cluster import messages as collectives
+from launcher.runtime.cluster.messages import Unsuitable
 from launcher.runtime.cluster.world import World
 from tests.ranks import on_ranks
 

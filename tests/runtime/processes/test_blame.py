@@ -8,7 +8,7 @@ from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.network import Listener, Network, Unreached
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, failed, raised
-from launcher.runtime.processes.blame import _cut
+from launcher.runtime.processes.hang import _cut
 
 A, B = Listener(0, "a", "eth0", "10.0.0.1"), Listener(2, "b", "eth0", "10.0.0.2")
 WORLD = World(0, 4, 0, 2, 0, "cpu", "gloo")

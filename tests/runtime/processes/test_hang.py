@@ -126,8 +126,8 @@ Thread 0x02 (most recent call first):
         ('  File "/v/torch/_ops.py", line 3 in __call__\n  File "/v/torch/distributed/x.py", line 1 in wait\n', True),
         ('  File "/a/mine.py", line 3 in forward\n  File "/v/torch/distributed/fsdp/x.py", line 1 in f\n', False),
         ('  File "/usr/lib/python3.11/threading.py", line 9 in join\n', False),
-        ('  File "/v/launcher/parallel/local.py", line 40 in to_host\n', True),
-        ('  File "/v/launcher/parallel/local.py", line 50 in grad\n', False),
+        ('  File "/v/launcher/parallel/mesh.py", line 40 in to_host\n', True),
+        ('  File "/v/launcher/parallel/mesh.py", line 50 in grad\n', False),
         ("", False),
     ],
     ids=[

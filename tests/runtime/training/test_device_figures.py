@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from launcher.planner.plan_job import plan_job
-from launcher.runtime.training.device_figures import DeviceFigures, figures
-from launcher.runtime.training.device_peaks import PEAKS, peak_flops
+from launcher.runtime.training.throughput import PEAKS, DeviceFigures, device_figures, peak_flops
 from tests.parity import job
 
 CPU = torch.device("cpu")
@@ -51,7 +50,7 @@ def test_what_is_known_of_half_precision_is_the_fastest() -> None:
 
 def test_a_device_whose_peak_is_not_known_says_nothing_of_its_share() -> None:
     plan = plan_job(job())
-    assert list(figures(plan, CPU).row(0.5)) == ["memory_mb"]
+    assert list(device_figures(plan, CPU).row(0.5)) == ["memory_mb"]
 
 
 def test_the_share_is_of_one_device_and_one_second() -> None:
@@ -62,4 +61,4 @@ def test_the_share_is_of_one_device_and_one_second() -> None:
 
 def test_each_rank_counts_its_own_part_of_a_step() -> None:
     plan = plan_job(job(parallel__grid__dp_replicate=2))
-    assert figures(plan, CPU).flops == plan.estimate.flops / 2
+    assert device_figures(plan, CPU).flops == plan.estimate.flops / 2

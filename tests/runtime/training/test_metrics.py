@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launcher.runtime.training.metrics import Metrics, read
+from launcher.runtime.training.metrics_file import Metrics, read
 
 ROWS = [{"step": n, "loss": n / 2} for n in range(1, 6)]
 

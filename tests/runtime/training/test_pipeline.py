@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.objective.cross_entropy import cross_entropy
+from launcher.objective.losses import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.faults import RanksFailed

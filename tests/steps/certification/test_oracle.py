@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
 from launcher.job.schema.components import Target
-from launcher.job.schema.schedules import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
+from launcher.job.schema.optim import WSD, Constant, Cosine, CosineRestarts, Linear, NamedSchedule, Polynomial
 from launcher.optim.schedule import factor
 from launcher.steps.certification.oracle import model as models
-from launcher.steps.certification.oracle import rules, start
+from launcher.steps.certification.oracle import model as start
+from launcher.steps.certification.oracle import rules
 from launcher.steps.certification.oracle.samples import First, Narrow, held_out
 from launcher.steps.certification.oracle.training import Cut, Training
 from launcher.steps.certify import _undropped
@@ -30,7 +31,7 @@ from tests.steps.nets import Draws
 FOLDER = Path(start.__file__).parent
 MAY_IMPORT = {
     "launcher.job.schema.job", "launcher.job.schema.components",  # what was asked
-    "launcher.job.schema.objectives", "launcher.job.schema.optimizers", "launcher.job.schema.schedules",
+    "launcher.job.schema.objective", "launcher.job.schema.optim",
     "launcher.job.targets",  # classes that it names
     "launcher.models.build", "launcher.data.source",
     "torch", "numpy",

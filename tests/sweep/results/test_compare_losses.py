@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.extras.sweep.cell_process import CellResult
+from launcher.extras.sweep.results import EARLY, gaps, numbers
 from launcher.job.sweep_grid import Cell
-from launcher.sweep.cell_process import CellResult
-from launcher.sweep.results.compare_losses import EARLY, gaps, numbers
 
 ROWS = [{"step": n, "loss": 4.0 / n, "grad_norm": 1.0} for n in range(1, 9)]
 

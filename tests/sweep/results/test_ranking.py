@@ -6,12 +6,11 @@ import csv
 
 import pytest
 
+from launcher.extras.sweep import summary
+from launcher.extras.sweep.cell_process import CellResult
+from launcher.extras.sweep.results import Gap, results
+from launcher.extras.sweep.summary import WIDTH
 from launcher.job.sweep_grid import Cell
-from launcher.sweep.cell_process import CellResult
-from launcher.sweep.results import summary
-from launcher.sweep.results.compare_losses import Gap
-from launcher.sweep.results.ranking import results
-from launcher.sweep.results.table import WIDTH
 
 
 def result(number: int, value: float | None = None, *, status: str = "done", repeat: int = 0, lr: str = "", **more):

@@ -15,10 +15,9 @@ from launcher.data.source import Dataset
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.steps.certification.oracle import model as models
-from launcher.steps.certification.oracle import orthogonal_steps, rules
+from launcher.steps.certification.oracle import rules
 from launcher.steps.certification.oracle.equal_draws import EqualDraws, ForeignDraws
-from launcher.steps.certification.oracle.objective import Objective
-from launcher.steps.certification.oracle.samples import Narrow, Samples
+from launcher.steps.certification.oracle.samples import Narrow, Objective, Samples
 
 FAR = 8.0
 """How many times larger gradients must be able to get before they overflow."""
@@ -109,7 +108,7 @@ class Training:
 
     def _optimizer(self) -> torch.optim.Optimizer:
         optim, low = self.job.optim, self._precision in models.LOW
-        apart = orthogonal_steps.apart(self.models[0])
+        apart = rules.apart(self.models[0])
         return rules.optimizer(optim, self._trained(), self.job.security.allow, apart, low)
 
     def _trained(self) -> rules.Named:

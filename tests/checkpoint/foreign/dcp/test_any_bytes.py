@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint.foreign.dcp import metadata, read_dcp, torch_save
-from launcher.checkpoint.foreign.dcp.plain_pickle import read
+from launcher.checkpoint.foreign import torch_dcp
+from launcher.checkpoint.foreign.torch_dcp import read, read_dcp
 
 
 @cache
@@ -30,7 +30,7 @@ def real() -> dict[str, bytes]:
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_any_bytes_are_a_value_or_an_error(data: bytes) -> None:
-    for known in (metadata.KNOWN, torch_save.KNOWN):
+    for known in (torch_dcp.KNOWN_METADATA, torch_dcp.KNOWN):
         try:
             read(data, known)
         except ValueError:

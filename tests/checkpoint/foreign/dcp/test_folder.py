@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from launcher.checkpoint.foreign.dcp import read_dcp
-from launcher.checkpoint.foreign.dcp.metadata import KNOWN
-from launcher.checkpoint.foreign.dcp.plain_pickle import Record, RefusedPickle, read
-from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.foreign.torch_dcp import KNOWN_METADATA, Record, read, read_dcp
+from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.state import blob
+from launcher.untrusted.pickles import RefusedPickle
 from tests.checkpoint.refusal import refusal
 from tests.ranks import on_ranks
 
@@ -160,6 +159,6 @@ class _AsOlderPythonsDo:
 
 
 def test_what_python_3_11_2_writes_of_an_enumeration_is_harmless() -> None:
-    found = read(pickle.dumps(_AsOlderPythonsDo()), KNOWN)
+    found = read(pickle.dumps(_AsOlderPythonsDo()), KNOWN_METADATA)
     assert isinstance(found, Record)
     assert found.args == (Record, "TORCH_CONTIGUOUS_FORMAT")

@@ -9,15 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint.mindspore.formats import (
-    CipherMode,
-    full_specs,
-    group_file,
-    open_ckpt,
-    strategy_files,
-    to_strategy,
-)
-from launcher.checkpoint.mindspore.formats.dtypes import nbytes
+from launcher.extras.mindspore import strategy_file
+from launcher.extras.mindspore.ckpt import nbytes, open_ckpt
+from launcher.extras.mindspore.encryption import CipherMode
+from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES
 
@@ -88,8 +83,8 @@ def test_no_noise_breaks_any_reader(tmp_path_factory: pytest.TempPathFactory, da
     path = tmp_path_factory.getbasetemp() / "noise.ckpt"
     path.write_bytes(data)
     named(lambda: everything(path, None, "AES-GCM"), f"{path}: ")
-    named(lambda: strategy_files.parse(data, "f"), "f: not a MindSpore strategy file (")
-    named(lambda: group_file.parse(data, "f"), "f: not a MindSpore group file: ")
+    named(lambda: strategy_file.parse(data, "f"), "f: not a MindSpore strategy file (")
+    named(lambda: strategy_file.parse_groups(data, "f"), "f: not a MindSpore group file: ")
 
 
 def everything(path: Path, key: bytes | None, mode: CipherMode) -> None:
@@ -105,7 +100,7 @@ STRATEGIES = tuple(name for name in SEEDS if "strategy" in name or "merged" in n
 @given(damaged(STRATEGIES))
 def test_no_bytes_break_the_reader_of_strategies(found: tuple[str, bytes]) -> None:
     def convert() -> None:
-        file = strategy_files.parse(found[1], "f")
+        file = strategy_file.parse(found[1], "f")
         try:
             names = {n for layouts in file.stages().values() for n in layouts}
             slices = {n: TensorSpec((4,) * max(len(s.dims) for s in file.layouts.values()), "int8") for n in names}
@@ -119,4 +114,4 @@ def test_no_bytes_break_the_reader_of_strategies(found: tuple[str, bytes]) -> No
 @settings(deadline=None, max_examples=200)
 @given(damaged(tuple(name for name in SEEDS if "group" in name)))
 def test_no_bytes_break_the_reader_of_groups(found: tuple[str, bytes]) -> None:
-    named(lambda: group_file.parse(found[1], "f"), "f: not a MindSpore group file: ")
+    named(lambda: strategy_file.parse_groups(found[1], "f"), "f: not a MindSpore group file: ")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from launcher.checkpoint import Strategy, read_full
-from launcher.checkpoint.mindspore.formats import full_specs, read_strategy, stage_files, to_strategy
-from launcher.checkpoint.mindspore.formats.from_ours import merged_file
-from launcher.checkpoint.mindspore.formats.strategy_files import parse, text
+from launcher.extras.mindspore.from_ours import merged_file, stage_files
+from launcher.extras.mindspore.strategy_file import parse, read_strategy, strategy_text
+from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import CASES, FIXTURES, Array, array, blobs, case, index, rank_files
 
@@ -90,7 +90,7 @@ def test_a_strategy_written_in_mindspores_form_keeps_every_box(folder: Path, whi
         return
     full = {name: blob.spec for name, blob in read_full(folder / "full.safetensors").items()}
     strategy = to_strategy(read_strategy(path), full)
-    again = to_strategy(parse(text(merged_file(strategy), "protobuf"), "again"), full)
+    again = to_strategy(parse(strategy_text(merged_file(strategy), "protobuf"), "again"), full)
     assert {n: [e.layout.box(r) for r in range(strategy.grid.size)] for n, e in strategy.entries.items()} == {
         n: [e.layout.box(r) for r in range(again.grid.size)] for n, e in again.entries.items()
     }

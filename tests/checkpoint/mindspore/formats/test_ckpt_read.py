@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Blob, read_full
-from launcher.checkpoint.mindspore.formats import Ckpt, open_ckpt, text_bytes, write_ckpt
-from launcher.checkpoint.mindspore.formats.dtypes import NAMES, nbytes
-from launcher.checkpoint.mindspore.formats.wire import encoded, head, numbers, packet
-from launcher.checkpoint.tensorfile.blob import words
 from launcher.checkpoint.tensorfile.mmap_window import Window
+from launcher.checkpoint.tensorfile.safetensors import words
+from launcher.extras.mindspore.ckpt import NAMES, Ckpt, nbytes, open_ckpt, text_bytes, write_ckpt
+from launcher.extras.mindspore.protobuf import encoded, head, numbers, packet
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES, exactly
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint.mindspore.formats import write_ckpt
-from launcher.checkpoint.mindspore.formats.dtypes import NAMES
+from launcher.extras.mindspore.ckpt import NAMES, write_ckpt
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import exactly
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from launcher.checkpoint.mindspore.formats.dtypes import NAMES, SIZES
+from launcher.extras.mindspore.ckpt import NAMES, SIZES
 
 
 def test_every_dtype_has_a_size() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint.mindspore.formats import MODES, CipherMode, Ckpt, encryption, open_ckpt, write_ckpt
-from launcher.optional_packages import install_command
+from launcher.extras.mindspore import encryption
+from launcher.extras.mindspore.ckpt import Ckpt, open_ckpt, write_ckpt
+from launcher.extras.mindspore.encryption import MODES, CipherMode
+from launcher.optional import install_command
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES, exactly
 

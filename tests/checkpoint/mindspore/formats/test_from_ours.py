@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Entry, Strategy
-from launcher.checkpoint.mindspore.formats import Operator, Slicing, StrategyFile, read_strategy, to_strategy
-from launcher.checkpoint.mindspore.formats.from_ours import merged_file, stage_files
-from launcher.checkpoint.mindspore.formats.strategy_files import parse, text
+from launcher.extras.mindspore.from_ours import merged_file, stage_files
+from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile
+from launcher.extras.mindspore.strategy_file import parse, read_strategy, strategy_text
+from launcher.extras.mindspore.to_ours import to_strategy
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
@@ -45,9 +46,9 @@ def boxes(strategy: Strategy) -> dict[str, list[Box | None]]:
 @given(ours())
 def test_our_strategies_keep_every_box_through_mindspores_form(strategy: Strategy) -> None:
     full = {n: e.spec for n, e in strategy.entries.items()}
-    file = parse(text(merged_file(strategy), "protobuf"), "again")
+    file = parse(strategy_text(merged_file(strategy), "protobuf"), "again")
     assert boxes(to_strategy(file, full, stages=2)) == boxes(strategy)
-    file = parse(text(merged_file(strategy), "json"), "again")
+    file = parse(strategy_text(merged_file(strategy), "json"), "again")
     assert boxes(to_strategy(file, full, stages=2)) == boxes(strategy)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.checkpoint.mindspore.formats import Operator, Slicing, StrategyFile, merge
+from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile, merge
 from tests.checkpoint.mindspore.truth import exactly
 
 ROWS = Slicing((2,), ((0,), ()), shape=(4, 4))

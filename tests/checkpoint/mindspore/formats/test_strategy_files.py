@@ -5,18 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint.mindspore.formats import (
-    Operator,
-    Slicing,
-    StrategyFile,
-    StrategyForm,
-    group_file,
-    merge,
-    read_stages,
-    read_strategy,
-    write_strategy,
-)
-from launcher.checkpoint.mindspore.formats import strategy_files as strategies
+from launcher.extras.mindspore import strategy_file
+from launcher.extras.mindspore import strategy_file as strategies
+from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile, StrategyForm, merge
+from launcher.extras.mindspore.strategy_file import read_stages, read_strategy, write_strategy
 from tests.checkpoint.mindspore.truth import FIXTURES, case, exactly
 
 REAL = FIXTURES / "real_strategy"
@@ -41,15 +33,15 @@ def test_a_file_that_mindspore_wrote_comes_out_byte_for_byte(path: Path, tmp_pat
 @pytest.mark.parametrize(("name", "ranks"), [("pp2", (0, 2)), ("pp2shared", (2, 0))])
 def test_merging_real_stages_gives_mindspores_own_merge(name: str, ranks: tuple[int, int]) -> None:
     merged, form = read_stages([REAL / f"{name}_strategy_rank{r}.ckpt" for r in ranks])
-    assert strategies.text(merged, form) == (REAL / f"{name}_merged.ckpt").read_bytes()
+    assert strategies.strategy_text(merged, form) == (REAL / f"{name}_merged.ckpt").read_bytes()
 
 
 @pytest.mark.parametrize("folder", MERGED, ids=lambda p: p.parent.name)
 def test_merging_the_stages_of_a_case_gives_mindspores_own_merge(folder: Path) -> None:
     merged, form = read_stages(sorted(folder.iterdir(), reverse=True))
     suffix = ".json" if form == "json" else ".ckpt"
-    assert strategies.text(merged, form) == folder.with_name("src_strategy" + suffix).read_bytes() or (
-        strategies.text(merged, form) == folder.with_name("dst_strategy" + suffix).read_bytes()
+    assert strategies.strategy_text(merged, form) == folder.with_name("src_strategy" + suffix).read_bytes() or (
+        strategies.strategy_text(merged, form) == folder.with_name("dst_strategy" + suffix).read_bytes()
     )
 
 
@@ -72,9 +64,9 @@ def test_a_strategy_file_says_what_the_case_says(folder: Path) -> None:
 @pytest.mark.parametrize("form", ["protobuf", "json"])
 def test_names_with_dashes_and_tensors_without_dims_live_through_a_merge(form: StrategyForm) -> None:
     layouts = {"blk-1.w-q": ROWS, "0-1": ROWS, "scale": Slicing((2,), (), shape=())}
-    stages = [strategies.parse(strategies.text(file_of(layouts, s), form), f"s{s}") for s in range(2)]
+    stages = [strategies.parse(strategies.strategy_text(file_of(layouts, s), form), f"s{s}") for s in range(2)]
     assert [s.merged for s in stages] == [False, False]
-    merged = strategies.parse(strategies.text(merge([("a", stages[0]), ("b", stages[1])]), form), "m")
+    merged = strategies.parse(strategies.strategy_text(merge([("a", stages[0]), ("b", stages[1])]), form), "m")
     assert merged.merged
     assert {"0-blk-1.w-q", "1-0-1"} < merged.layouts.keys()
     assert merged.stages() == {0: dict(stages[0].layouts), 1: dict(stages[1].layouts)}
@@ -107,11 +99,11 @@ def test_json_cannot_hold_a_layout_without_its_shape() -> None:
     with pytest.raises(
         ValueError, match=exactly("w: the JSON form needs the tensor's shape, the protobuf form does not have it")
     ):
-        strategies.text(file_of({"w": Slicing((2,), ((0,),))}), "json")
+        strategies.strategy_text(file_of({"w": Slicing((2,), ((0,),))}), "json")
 
 
-GOOD = strategies.text(file_of({"w": ROWS}), "protobuf")
-ROW = json.loads(strategies.text(file_of({"w": ROWS}), "json"))["parallel_layout_item"]["w"]
+GOOD = strategies.strategy_text(file_of({"w": ROWS}), "protobuf")
+ROW = json.loads(strategies.strategy_text(file_of({"w": ROWS}), "json"))["parallel_layout_item"]["w"]
 SIZES = "sizes are at least 1, and there is at least one"
 
 
@@ -169,4 +161,4 @@ def test_a_checkpoint_a_group_file_and_a_strategy_are_not_mistaken_for_each_othe
         read_strategy(FIXTURES / "formats" / "dtypes.ckpt")
     path = REAL / "tp8_strategy_rank0.ckpt"
     with pytest.raises(ValueError, match=exactly(f"{path}: not a MindSpore group file: field 1 is of another kind")):
-        group_file.read(path)
+        strategy_file.read(path)

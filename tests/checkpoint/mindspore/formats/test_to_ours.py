@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Strategy
-from launcher.checkpoint.mindspore.formats import Operator, Slicing, StrategyFile, full_specs, merge, to_strategy
-from launcher.checkpoint.mindspore.formats.strategy_files import parse, text
+from launcher.extras.mindspore.strategy import Operator, Slicing, StrategyFile, merge
+from launcher.extras.mindspore.strategy_file import parse, strategy_text
+from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box
@@ -65,7 +66,7 @@ def test_every_box_is_where_the_ranks_of_the_device_matrices_say(data: st.DataOb
     drawn = {f"{s}.{i}": data.draw(slicings(ranks)) for s in range(stages) for i in range(3)}
     parts = [(f"{s}", file_of({n: x for n, (x, _) in drawn.items() if n[0] == str(s)}, s)) for s in range(stages)]
     file = merge(parts)
-    assert parse(text(file, "protobuf"), "again") == replace(
+    assert parse(strategy_text(file, "protobuf"), "again") == replace(
         file, layouts={n: same(s) for n, s in file.layouts.items()}
     )
     full = {n: TensorSpec(shape, "bfloat16") for n, (_, shape) in drawn.items()}
@@ -127,7 +128,7 @@ def test_one_device_a_stage_needs_no_axis_but_the_stages() -> None:
 def test_json_that_has_a_dim_for_each_axis_is_read_as_the_real_dims() -> None:
     expanded = Slicing((2, 2, 2), ((), (1,), (0,)), shape=(16, 2, 16))
     vector = Slicing((2, 2, 2), ((1,), (0,)), shape=(2, 16))
-    file = parse(text(file_of({"w": expanded, "b": vector}), "json"), "f.json")
+    file = parse(strategy_text(file_of({"w": expanded, "b": vector}), "json"), "f.json")
     full = full_specs(file, {"w": TensorSpec((16, 8), "float32"), "b": TensorSpec((8,), "float32")})
     assert full == {"w": TensorSpec((16, 32), "float32"), "b": TensorSpec((32,), "float32")}
     strategy = to_strategy(file, full)

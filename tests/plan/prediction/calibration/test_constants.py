@@ -7,14 +7,11 @@ from typing import Literal
 import pytest
 import yaml
 
-from launcher.job.compose import compose
-from launcher.job.schema.cluster import Cluster
-from launcher.plan.prediction.calibration.cluster_file import cluster_file, number
-from launcher.plan.prediction.calibration.constants import Constant, cluster, constants, fitted, refusal, taken
-from launcher.plan.prediction.calibration.timed import (
+from launcher.extras.calibration.constants import (
     Attended,
     Block,
     Collective,
+    Constant,
     Machine,
     Message,
     Moved,
@@ -24,11 +21,19 @@ from launcher.plan.prediction.calibration.timed import (
     Taken,
     Timed,
     Trained,
+    cluster,
+    constants,
+    fitted,
+    refusal,
+    taken,
 )
-from launcher.plan.prediction.prediction import predict
-from launcher.plan.prediction.speeds import Speeds, speeds_of
-from launcher.plan.prediction.step_work import Pass, RankWork, StageWork, StepWork
-from launcher.plan.schedule.orders import depth_first
+from launcher.extras.calibration.refit import cluster_file, number
+from launcher.job.compose import compose
+from launcher.job.schema.cluster import Cluster
+from launcher.plan.schedule.schedules import depth_first
+from launcher.plan.time.prediction import predict
+from launcher.plan.time.speeds import Speeds, speeds_of
+from launcher.plan.time.step_work import Pass, RankWork, StageWork, StepWork
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.operations import NOTHING, Operations, Product
 

@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from launcher.extras.calibration.refit import (
+    CANDIDATES,
+    FAR,
+    MOST,
+    MeasuredStep,
+    changed,
+    cluster_text,
+    error,
+    refit,
+    value,
+)
 from launcher.job.compose import compose
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.prediction.calibration.cluster_file import cluster_text
-from launcher.plan.prediction.calibration.refit import CANDIDATES, FAR, MOST, MeasuredStep, changed, error, refit, value
-from launcher.plan.prediction.step_work import StepWork
+from launcher.plan.time.step_work import StepWork
 from launcher.planner.plan_job import plan_job
 from tests.plan.prediction.two_cores import TWO_CORES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.plan import ask
-from launcher.plan.settings.numbers.precision import rows
-from launcher.plan.values.precision import precision
+from launcher.plan.settings.precision import rows
+from launcher.plan.values.setting import precision
 from tests.plan.made import job
 
 TWO = "launch.nproc=2"

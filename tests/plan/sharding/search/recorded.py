@@ -6,13 +6,12 @@ from functools import cache
 
 import torch
 
+from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
+from launcher.extras.device_matrix.run.record import record
+from launcher.extras.device_matrix.search.candidates import dims_of_model, ordered, strategy
 from launcher.job.schema.components import LanguageModel
 from launcher.models.defaults import resolve
-from launcher.models.lm import Block
-from launcher.parallel.sharding.record import record
-from launcher.plan.sharding.op_graph import OpGraph
-from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.search.candidates import dims_of_model, ordered, strategy
+from launcher.models.language_model import Block
 
 
 @cache

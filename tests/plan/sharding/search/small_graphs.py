@@ -6,12 +6,11 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
-from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref, Value
-from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.rules.table import rule_of
-from launcher.plan.sharding.search.candidates import dims_of_model
-from launcher.plan.sharding.search.cost import CostModel, Layouts, graph_cost
-from launcher.plan.sharding.search.variables import as_written, variables
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy, Ref, Value
+from launcher.extras.device_matrix.rules.table import rule_of
+from launcher.extras.device_matrix.search.candidates import dims_of_model
+from launcher.extras.device_matrix.search.cost import CostModel, Layouts, graph_cost
+from launcher.extras.device_matrix.search.variables import as_written, variables
 from launcher.plan.values.facts import TensorSpec
 
 

@@ -6,15 +6,12 @@ from random import Random
 
 import pytest
 
-from launcher.plan.sharding.moves import moves
-from launcher.plan.sharding.op_graph import Name, OpGraph, OpNode, Ref
-from launcher.plan.sharding.op_rule import OpStrategy
-from launcher.plan.sharding.search.candidates import dims_of_model
-from launcher.plan.sharding.search.cost import CostModel, Layouts, graph_cost
-from launcher.plan.sharding.search.flops import forward_flops
-from launcher.plan.sharding.search.variables import variables
-from launcher.plan.sharding.sharded_graph import sharded
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import Name, OpGraph, OpNode, OpStrategy, Ref
+from launcher.extras.device_matrix.search.candidates import dims_of_model, forward_flops
+from launcher.extras.device_matrix.search.cost import CostModel, Layouts, graph_cost
+from launcher.extras.device_matrix.search.variables import variables
+from launcher.extras.device_matrix.sharded_graph import moves, sharded
 from tests.plan.sharding.search.small_graphs import Maker, random_graph, rules_of
 
 MODEL = CostModel(flops_per_second=1e6, bytes_per_second=1e3, memory_bytes_per_second=1e30, latency=0.5)

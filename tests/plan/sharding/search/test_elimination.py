@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.plan.sharding.search import elimination
-from launcher.plan.sharding.search.elimination import Eliminator, Scoped
+from launcher.extras.device_matrix.search import elimination
+from launcher.extras.device_matrix.search.elimination import Eliminator, Scoped
 
 
 def cost(states: tuple[int, ...], tables: list[Scoped]) -> float:

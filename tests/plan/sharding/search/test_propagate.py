@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.plan.sharding.op_graph import OpGraph
-from launcher.plan.sharding.op_rule import OpStrategy
-from launcher.plan.sharding.search.candidates import dims_of_model
-from launcher.plan.sharding.search.cost import CostModel, Layouts, graph_cost
-from launcher.plan.sharding.search.propagate import propagate
-from launcher.plan.sharding.search.variables import variables
-from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import OpGraph, OpStrategy
+from launcher.extras.device_matrix.search.candidates import dims_of_model
+from launcher.extras.device_matrix.search.cost import CostModel, Layouts, graph_cost
+from launcher.extras.device_matrix.search.explore import propagate
+from launcher.extras.device_matrix.search.variables import variables
 from tests.plan.sharding.search.small_graphs import Maker, cheapest, every_choice, random_graph, rules_of
 
 SLOW = CostModel(flops_per_second=1e9, bytes_per_second=1e9, memory_bytes_per_second=1e10, latency=1e-9, state_bytes=8)

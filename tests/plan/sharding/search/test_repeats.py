@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.plan.sharding.op_graph import OpGraph
-from launcher.plan.sharding.search.candidates import dims_of_model
-from launcher.plan.sharding.search.cost import CostModel, Layouts, fixed_layouts, graph_cost
-from launcher.plan.sharding.search.propagate import propagate
-from launcher.plan.sharding.search.repeats import shortened
-from launcher.plan.sharding.search.solve import search
-from launcher.plan.sharding.search.tables import Pricer
-from launcher.plan.sharding.search.variables import variables
+from launcher.extras.device_matrix.op_graph import OpGraph
+from launcher.extras.device_matrix.search.candidates import dims_of_model
+from launcher.extras.device_matrix.search.cost import CostModel, Layouts, fixed_layouts, graph_cost
+from launcher.extras.device_matrix.search.explore import propagate
+from launcher.extras.device_matrix.search.repeats import shortened
+from launcher.extras.device_matrix.search.tables import Pricer, search
+from launcher.extras.device_matrix.search.variables import variables
 from tests.plan.sharding.search.small_graphs import Maker, rules_of
 
 

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from launcher.plan.sharding.op_graph import OpGraph
-from launcher.plan.sharding.search.candidates import strategy
-from launcher.plan.sharding.search.cost import CostModel, graph_cost
-from launcher.plan.sharding.search.propagate import propagate, recursive
+from launcher.extras.device_matrix.op_graph import OpGraph
+from launcher.extras.device_matrix.search.candidates import strategy
+from launcher.extras.device_matrix.search.cost import CostModel, graph_cost
+from launcher.extras.device_matrix.search.explore import propagate, recursive
 from tests.plan.sharding.search.recorded import block, megatron
 from tests.plan.sharding.search.small_graphs import rules_of
 from tests.tiers import some

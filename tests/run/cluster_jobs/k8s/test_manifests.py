@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.extras.k8s import k8s as pods
+from launcher.extras.k8s.k8s import KINDS, as_yaml, cluster_job
 from launcher.job.compose import compose
-from launcher.run.cluster_jobs.k8s import pods
-from launcher.run.cluster_jobs.k8s.manifests import as_yaml
-from launcher.run.cluster_jobs.k8s.write import KINDS, cluster_job
 from tests.run.cluster_jobs.k8s.api_fields import KINDS as KNOWN
 from tests.run.cluster_jobs.k8s.api_fields import unknown
 

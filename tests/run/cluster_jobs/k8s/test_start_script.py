@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.extras.k8s.k8s import cluster_job, jobset, pytorchjob
 from launcher.job.compose import compose
-from launcher.run.cluster_jobs.k8s.manifests import jobset, pytorchjob
-from launcher.run.cluster_jobs.k8s.write import cluster_job
 from tests.run.cluster_jobs.k8s.test_manifests import scripts
 from tests.run.launching import until
 

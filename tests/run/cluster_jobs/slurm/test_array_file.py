@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.job.schema.job import Slurm
-from launcher.run.cluster_jobs.slurm.array_file import ManyRuns, text
-from launcher.run.cluster_jobs.slurm.batch_file import Ranks
-from launcher.run.cluster_jobs.slurm.stop_signal import resolved
+from launcher.run.slurm import resolved
+from launcher.run.slurm_files import ManyRuns, Ranks, array_text
 
 ME = Path("/shared/me")
 RUNS = tuple(ME / "runs/sweeps/0001" / name for name in ("0-1f1b", "1-gpipe", "2 x"))
@@ -23,7 +22,7 @@ def many(slurm: Slurm, **more) -> str:
         "folder": ME / "runs/sweeps/0001", "started": ME, "python": ME / ".venv/bin/python",
         "secret": ME / "runs/sweeps/0001/.secret",
     }  # fmt: skip
-    return text(ManyRuns(**{**known, **more}))
+    return array_text(ManyRuns(**{**known, **more}))
 
 
 ARRAY = """\

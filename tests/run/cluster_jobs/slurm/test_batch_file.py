@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.job.compose import compose
-from launcher.run.cluster_jobs.slurm.batch_file import Place, Ranks, text
-from launcher.run.cluster_jobs.slurm.stop_signal import resolved
+from launcher.run.slurm import resolved
+from launcher.run.slurm_files import Place, Ranks, batch_text
 
 RUN = Path("/shared/me/runs/big/0001")
 AT = Place(RUN, Path("/shared/me"), Path("/shared/me/.venv/bin/python"), RUN / ".secret")
@@ -60,7 +60,7 @@ def written(*slurm: str, ranks: Ranks = Ranks(8, 8, gpus=True), at: Place = AT) 
     words = ["recipe=lm_single", "name=big", "launch=slurm", *(f"launch.slurm.{word}" for word in slurm)]
     asked = compose(words).job.launch.slurm
     assert asked is not None
-    return text("big", resolved(asked, ())[0], ranks, at)
+    return batch_text("big", resolved(asked, ())[0], ranks, at)
 
 
 def options(text: str) -> list[str]:
@@ -128,7 +128,7 @@ def test_slurm_reads_options_before_the_first_command_only() -> None:
     [("30", 1800), ("1:30", 90), ("02:00:00", 7200), ("1-12", 129600), ("1-12:30", 131400), ("1-0:0:1", 86401)],
 )
 def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
-    from launcher.run.cluster_jobs.slurm.submit import time_s
+    from launcher.run.slurm import time_s
 
     assert time_s(time) == seconds
 

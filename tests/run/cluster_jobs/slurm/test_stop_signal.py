@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.job.schema.job import Slurm
-from launcher.run.cluster_jobs.slurm.stop_signal import LEAST, USUAL, resolved
+from launcher.run.slurm import LEAST, USUAL, resolved
 
 
 def rows(folder: Path, *steps_s: float, save_s: float | None = None) -> Path:

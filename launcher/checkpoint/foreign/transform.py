@@ -1,0 +1,179 @@
+"""Rewrites a checkpoint of any program in another layout, as one of ours or as one file per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from launcher.checkpoint.chunked import gathered
+from launcher.checkpoint.foreign.read import Foreign, foreign, form_of, import_whole
+from launcher.checkpoint.layout.strategy import Entry, Strategy, match
+from launcher.checkpoint.layout.strategy_file import text
+from launcher.checkpoint.store import check_apart, check_destination
+from launcher.checkpoint.tensorfile.disk import WriteBehind
+from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
+from launcher.optional import mindspore
+from launcher.plan.settings.checkpoint import ANYONE, Trust
+from launcher.plan.values.layout import Layout
+
+STRATEGY = "strategy.json"
+"""The file beside rank files that describes their layout."""
+
+
+@dataclass(frozen=True)
+class RankFormat:
+    """How rank files are named: ``rank_<k>/<prefix><k>.<suffix>``.
+
+    ``_part<stage>`` is added to the prefix if the source is one pipeline stage alone.
+    """
+
+    suffix: Literal["safetensors", "ckpt"]
+    prefix: str
+
+
+def is_foreign(path: Path, strategy: str | None) -> bool:
+    """Whether ``foreign`` can read ``path``; false for an unfinished checkpoint of ours."""
+    if is_checkpoint(path) or not path.exists():
+        return False
+    if strategy is None and any(path.glob("rank_*/model.safetensors")):
+        return False
+    try:
+        form_of(path)
+    except ValueError:
+        return False
+    return True
+
+
+def to_checkpoint(
+    src: Path,
+    dst: Path,
+    to: mindspore.StrategyInput | mindspore.Layouts,
+    strategy: str | None,
+    *,
+    overwrite: bool = False,
+    key: str | None = None,
+    workers: int = 1,
+) -> Report:
+    """Writes a foreign checkpoint ``src`` as our checkpoint ``dst`` of step 0. Raises as ``transform`` does.
+
+    The report's ``left`` are the entries of ``src`` that are not tensors.
+    """
+    check_apart(src, dst)
+    found, target = aimed(src, to, strategy)
+    wholes = [found.whole() for _ in range(workers)]
+    done = import_whole(wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:])
+    return replace(done, left=found.others)
+
+
+def aimed(
+    src: Path, to: mindspore.StrategyInput | mindspore.Layouts, strategy: str | None, *, verify: bool = True
+) -> tuple[Foreign, Strategy]:
+    """Opens ``src`` and returns it with the requested layout.
+
+    Tensors that the strategies do not list are in the layout as full tensors on every rank.
+    """
+    stage = None
+    if not callable(to) and strategy is not None and src.is_dir():
+        files = {
+            rank: mindspore.open_source(path, verify=False).specs
+            for rank, path in mindspore.rank_paths(src).items()
+        }
+        stage = mindspore.by_stage(_given(strategy), to, files)
+    if stage is not None:
+        text = f"the source is stage {stage} of a pipeline alone, which is no whole checkpoint"
+        raise ValueError(f"{text}; rank files have place for it: give format ckpt or safetensors")
+
+    found = foreign(src, _path(strategy), verify=verify)
+    target = mindspore.laid_out(to, found.strategy)
+    match(found.strategy, target)
+
+    # tensors that the strategies do not list are full on every rank
+    specs = found.whole().specs if found.loose else {}
+    loose = {
+        n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype)
+        for n in found.loose
+    }
+    return found, Strategy(target.grid, {**target.entries, **loose})
+
+
+def to_rank_files(
+    src: Path,
+    dst: Path,
+    to: mindspore.StrategyInput | mindspore.Layouts,
+    form: RankFormat,
+    strategy: str | None = None,
+    *,
+    overwrite: bool = False,
+    workers: int = 1,
+    trust: Trust = ANYONE,
+) -> Report:
+    """Writes one file per rank, as MindSpore's ``transform_checkpoints`` does, from a ``src`` of any kind.
+
+    The layout is written to ``strategy.json`` beside the rank folders.
+    """
+    check_rank_places(src, dst, overwrite)
+    made = writer(src, to, strategy, trust=trust)
+    after = made.after
+    texts = {STRATEGY: text(after, tuple(range(after.stages)))}
+    written = mindspore.write_ranks(made, dst, form.prefix, f".{form.suffix}", workers=workers, texts=texts)
+    return Report(dst, after.grid.size, bytes_read=written, bytes_written=written, peak=workers * PEAK)
+
+
+def writer(
+    src: Path,
+    to: mindspore.StrategyInput | mindspore.Layouts,
+    strategy: str | None,
+    *,
+    trust: Trust = ANYONE,
+    verify: bool = True,
+) -> mindspore.RankConversion:
+    """Returns the conversion that writes the file of each rank.
+
+    Everything is checked first; checksums of foreign files only if ``verify``.
+    """
+    if not is_foreign(src, strategy):
+        if strategy is not None:
+            raise ValueError(
+                f"{src}: a checkpoint of ours, which says how it is laid out; leave src_strategy out"
+            )
+        return mindspore.of_checkpoint(src, None, to, trust)
+    if src.is_dir() and form_of(src) == "mindspore":
+        return mindspore.of_rank_folders(src, _given(strategy), to, verify=verify)
+
+    # the source has full tensors; each rank reads its pieces of them
+    found = foreign(src, _path(strategy), verify=verify)
+    after = mindspore.laid_out(to, found.strategy)
+    names = match(found.strategy, after)
+
+    def write(rank: int, path: Path, behind: WriteBehind) -> None:
+        source = found.whole()
+        boxes = mindspore.held_boxes(after, rank)
+
+        def chunks(name: str) -> Iterator[memoryview]:
+            return gathered(boxes[name], after.entries[name].dtype, partial(source.fill, names[name]))
+
+        mindspore.write_held(path, after, rank, chunks, behind=behind)
+
+    return mindspore.RankConversion(after, write)
+
+
+def check_rank_places(src: Path, dst: Path, overwrite: bool) -> None:
+    """Raises ``ValueError`` and ``FileExistsError`` as ``to_rank_files`` does, whatever is in ``src``."""
+    check_apart(src, dst)
+    check_free_for_ranks(dst, overwrite)
+
+
+def check_free_for_ranks(dst: Path, overwrite: bool) -> None:
+    """Raises as ``check_rank_places`` does for ``dst`` alone."""
+    check_destination(dst, overwrite, lambda path: any(path.glob("rank_*")), "folder of rank files")
+
+
+def _given(strategy: str | None) -> mindspore.StrategyInput | None:
+    return mindspore.open_strategy("src_strategy", strategy)
+
+
+def _path(strategy: str | None) -> Path | None:
+    return None if strategy is None else Path(strategy)

@@ -1,0 +1,263 @@
+"""Durable writes, disk space taken ahead, JSON files."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+from launcher.errors import RunError, users_frame
+from launcher.untrusted import files
+from launcher.untrusted.files import RefusedFile, opened
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE)
+BLOCK = 4096  # the fewest bytes that a file or a folder takes
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Unwritten(OSError, RunError):
+    """Raised for a file of ours that cannot be written.
+
+    Its text contains all that the user needs; no traceback is shown.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+@contextmanager
+def named_errors(path: Path, needed: int) -> Iterator[None]:
+    """Turns an ``OSError`` of the block into ``Unwritten`` for ``path``.
+
+    If the disk is full, the message has the bytes ``needed`` and those that are free.
+    """
+    try:
+        yield
+    except (Unwritten, RefusedFile):
+        raise
+    except OSError as error:
+        raise _of(error, path, needed) from error
+
+
+def unwritten(error: BaseException) -> Unwritten | None:
+    """Returns ``error`` as ``Unwritten`` if it is a disk error raised by our code or torch, else ``None``."""
+    if isinstance(error, Unwritten):
+        return error
+    if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN):
+        return None
+    if users_frame(error) is not None:
+        return None
+    if error.filename is None:
+        return Unwritten(error.errno, os.strerror(error.errno), "a file")
+    return _of(error, Path(error.filename), BLOCK)
+
+
+def _of(error: OSError, path: Path, needed: int) -> Unwritten:
+    code = error.errno or errno.EIO
+    why = _reason(code, path, needed) if code in FULL else os.strerror(code)
+    return Unwritten(code, why, os.fspath(path))
+
+
+def _reason(code: int, path: Path, needed: int) -> str:
+    room = f"{free(path)} are free"
+    if code == errno.EFBIG:
+        room = f"{resource.getrlimit(resource.RLIMIT_FSIZE)[0]} are allowed (ulimit -f)"
+    return f"{os.strerror(code)}: the file needs {needed} bytes, {room}"
+
+
+def reserve(fd: int, size: int) -> None:
+    """Extends an empty file to ``size`` bytes, and allocates them if the file system can.
+
+    A full disk is then noticed before the first byte is written, and ext4 writes allocated blocks in half the
+    time.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    take = getattr(libc, "fallocate", None)  # not posix_fallocate, which may write every block
+    code = errno.ENOSYS
+    while take is not None:
+        failed = take(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0
+        code = ctypes.get_errno() if failed else 0
+        if code != errno.EINTR:
+            break
+
+    if code in _CANNOT:
+        os.ftruncate(fd, size)
+    elif code:
+        raise OSError(code, os.strerror(code))
+
+
+def free(path: Path) -> int:
+    """Returns the bytes that this user may still write to the disk of ``path``."""
+    disk = os.statvfs(next(p for p in path.absolute().parents if p.is_dir()))
+    return disk.f_bavail * disk.f_frsize
+
+
+COPIED = 1 << 30  # the most bytes of a file that is copied beside a model, such as a tokenizer
+_AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file and syncs it to disk; a reader sees either the old text or the new one."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replaces a file as ``write_text`` does."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.unlink(missing_ok=True)  # left by a killed process with the same id, or a link
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with named_errors(path, len(data)), open(os.open(new, flags, 0o666), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def copy(src: Path, dst: Path) -> None:
+    """Copies a file and syncs the copy to disk.
+
+    Raises ``OSError`` if ``src`` is not a regular file or is larger than ``COPIED``.
+    """
+    with opened(src, COPIED) as old, named_errors(dst, src.stat().st_size), dst.open("wb") as new:
+        shutil.copyfileobj(old, new)
+        new.flush()
+        os.fsync(new.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Syncs the entries of ``folder`` (the names of its files) to disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def publish(new: Path, final: Path) -> None:
+    """Gives the folder ``new`` its final name, replacing what has that name.
+
+    This is one atomic step if the kernel and the file system can swap two names. If not, a kill between two
+    renames leaves the old folder, complete, as ``.trash``.
+    """
+    trash = _trash(final)
+    swapped = os.path.lexists(final) and _swapped(new, final)
+    if not swapped:
+        if os.path.lexists(final):
+            clear(trash)
+            final.rename(trash)
+        new.rename(final)
+    sync(final.parent)
+    clear(trash)
+    if swapped:
+        clear(new)  # after the swap this is the old folder
+
+
+def remove(folder: Path) -> None:
+    """Deletes a folder; what a crash leaves of it is named ``.trash``, never like a complete folder."""
+    clear(_trash(folder))
+    clear(folder.rename(_trash(folder)))
+
+
+def _trash(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.trash")
+
+
+def clear(folder: Path) -> None:
+    """Deletes a folder; if it is a link, deletes only the link."""
+    if folder.is_symlink():
+        folder.unlink()  # the folder that it leads to is the user's
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def _swapped(a: Path, b: Path) -> bool:
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28; not every file system can
+    return swap is not None and swap(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _EXCHANGE) == 0
+
+
+LONGEST = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each is shorter
+
+
+def read_bytes(path: Path, longest: int = LONGEST) -> bytes:
+    """Returns the content of a file.
+
+    Raises ``OSError``; for a file that is not regular or too long this is ``RefusedFile``, also a
+    ``ValueError``.
+    """
+    return files.read_bytes(path, longest)
+
+
+def parsed(path: Path, data: bytes, what: str = "") -> Any:
+    """Parses the JSON ``data`` that was read from ``path``.
+
+    Raises ``ValueError`` if it is not JSON or repeats a key; the message has ``what`` after the path.
+    """
+    try:
+        return files.parsed(data, unique=True)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: {what}no JSON") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {what}{error}") from error
+
+
+AT_ONCE = 64  # the most calls that wait; each may hold a file that is open and not synced yet
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h
+
+
+class WriteBehind:
+    """Runs functions in one thread, in the order of ``do``. The block ends when all of them have returned."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._told: deque[Future[object]] = deque()
+        self._lock = Lock()
+
+    def do(self, act: Callable[[], object]) -> None:
+        """Submits ``act``; blocks only if many are waiting. Raises what an earlier ``act`` has raised."""
+        with self._lock:
+            self._told.append(self._thread.submit(act))
+            first = self._told.popleft() if len(self._told) > AT_ONCE else None
+        if first is not None:
+            first.result()
+
+    def wait(self) -> None:
+        """Waits until every ``act`` has returned. Raises what an ``act`` has raised."""
+        while self._told:
+            self._told.popleft().result()
+
+    def __enter__(self) -> WriteBehind:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._thread.shutdown()
+
+
+def now(act: Callable[[], object]) -> None:
+    """Calls ``act`` at once: the replacement for ``WriteBehind.do`` if there is no thread."""
+    act()
+
+
+def start(fd: int, at: int, nbytes: int) -> None:
+    """Tells the kernel, if it can, to start writing these bytes to disk, so that a later sync waits less."""
+    begin = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if begin is not None:
+        begin(fd, ctypes.c_int64(at), ctypes.c_int64(nbytes), _WRITE)

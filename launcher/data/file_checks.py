@@ -1,0 +1,91 @@
+"""Says what is wrong with a data file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.job.schema.keys import nearest
+
+UNPACK = "unpack it first"
+PREPARE = "steps=[prepare] steps.prepare.src={} makes tokens of it, which data=tokens reads"
+RENAME = "give it the name of what it is, and steps=[prepare] makes tokens of it"
+OTHER = "data=tokens reads tokens that were prepared, as .tokens or .bin"
+TOKENS = "data=tokens data.path={} reads it"
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """``what`` a file is, and the ``way`` to use it, in which ``{}`` stands for its path."""
+
+    what: str
+    way: str
+
+
+PACKED = {
+    ".gz": "gzip", ".tgz": "gzip", ".zst": "Zstandard", ".bz2": "bzip2", ".xz": "xz", ".zip": "zip",
+    ".tar": "tar", ".lz4": "LZ4",
+}  # fmt: skip
+RECORDS = {
+    ".jsonl": "JSON lines", ".ndjson": "JSON lines", ".json": "JSON", ".parquet": "Parquet",
+    ".arrow": "Arrow", ".feather": "Arrow",
+}  # fmt: skip
+NUMBERS = {
+    ".npy": "NumPy", ".npz": "NumPy", ".pkl": "pickle", ".pt": "PyTorch", ".safetensors": "safetensors",
+}  # fmt: skip
+PREPARED = (".tokens", ".bin", ".idx")
+
+_BY_NAME = {
+    **{suffix: FileKind(name, UNPACK) for suffix, name in PACKED.items()},
+    **{suffix: FileKind(PACKED[suffix], PREPARE) for suffix in (".gz", ".zst")},
+    **{suffix: FileKind(name, PREPARE) for suffix, name in RECORDS.items()},
+    **{suffix: FileKind(name, OTHER) for suffix, name in NUMBERS.items()},
+    **{suffix: FileKind("tokens", TOKENS) for suffix in PREPARED},
+}
+_BY_START = {
+    b"\x1f\x8b": FileKind("gzip", RENAME),
+    **{b"BZh%d1AY&SY" % level: FileKind("bzip2", UNPACK) for level in range(1, 10)},
+    b"\x28\xb5\x2f\xfd": FileKind("Zstandard", RENAME),
+    b"\xfd7zXZ\x00": FileKind("xz", UNPACK),
+    b"PK\x03\x04": FileKind("zip", UNPACK),
+    b"PAR1": FileKind("Parquet", RENAME),
+    b"ARROW1": FileKind("Arrow", RENAME),
+    b"\x93NUMPY": FileKind("NumPy", OTHER),
+    b"\x89TOKENS\n": FileKind("tokens", TOKENS),
+    b"MMIDIDX\x00\x00": FileKind("tokens", TOKENS),
+}
+
+
+def by_name(path: Path) -> FileKind | None:
+    """Returns the kind that the suffix stands for; ``None`` if it could be plain text.
+
+    >>> by_name(Path("a/web.JSONL")).what
+    'JSON lines'
+    """
+    return _BY_NAME.get(path.suffix.lower())
+
+
+def by_start(data: bytes, least: int = 2) -> FileKind | None:
+    """Returns the kind whose signature of at least ``least`` bytes ``data`` starts with.
+
+    >>> by_start(bytes.fromhex("1f8b0800")).what
+    'gzip'
+    """
+    return next(
+        (kind for start, kind in _BY_START.items() if len(start) >= least and data.startswith(start)), None
+    )
+
+
+def file(path: str) -> str | None:
+    """The file in the same folder whose name is closest to that of ``path``, if one is similar."""
+    here = Path(path)
+    try:
+        names = sorted(p.name for p in here.parent.iterdir() if p.is_file())
+    except OSError:
+        return None
+    found = nearest(here.name, names, 0.8)
+    return str(here.with_name(found)) if found and found != here.name else None
+
+
+class BadFile(ValueError):
+    """A file is not what its name says. The text is the reason; callers put the file's name before it."""

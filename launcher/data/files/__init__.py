@@ -1,1 +1,0 @@
-"""Data files on disk, read and checked without torch."""

@@ -1,1 +1,0 @@
-"""Readers of image files, and images as samples."""

@@ -1,1 +1,0 @@
-"""Folders of class folders of images: listed, checked, read, augmented."""

@@ -1,1 +1,0 @@
-"""Files of tokens as samples: windows, or full documents in padded windows; mixtures of sources."""

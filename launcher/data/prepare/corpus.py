@@ -1,0 +1,270 @@
+"""Blocks and documents of a text corpus."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, Literal
+
+from launcher.data.file_checks import BadFile
+from launcher.data.prepare.corpus_files import LINES, CorpusFile, packing_errors, unpacked
+from launcher.data.prepare.tables import rows
+
+BLOCK = 1 << 20  # bytes
+LONGEST = 8 << 20  # bytes of a line, which is decoded at once, to four bytes per character at worst
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in a corpus: in file number ``file``, after ``offset`` unpacked bytes and ``row`` rows.
+
+    In text, ``row`` counts lines.
+    """
+
+    file: int = 0
+    offset: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Complete lines as bytes, or the values of a column, from ``start`` on; the next begins ``after`` it.
+
+    ``ends``: it is the last block of its file. ``bad``: why a line that is too long was left out.
+    """
+
+    start: Position
+    after: Position
+    data: bytes | list[Any]
+    ends: bool
+    bad: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return self.after.offset - self.start.offset
+
+
+def blocks(files: Sequence[CorpusFile], at: Position, *, field: str, documents: str) -> Iterator[Block]:
+    """Yields the blocks from ``at`` to the end of the last file. Raises ``BadFile`` with the path.
+
+    Args:
+        files: the files of the corpus.
+        at: where to begin.
+        field: the column of tables.
+        documents: ``"line"`` if each line of a text file is a document.
+    """
+    for index in range(at.file, len(files)):
+        file = files[index]
+        start = at if index == at.file else Position(index)
+        if file.form not in LINES:
+            yield from _of_table(file, start, field)
+            continue
+        cut = _behind_line if file.form == "jsonl" or documents == "line" else inside_text
+        try:
+            with unpacked(file) as stream:
+                yield from _of_lines(stream, start, cut)
+        except packing_errors() as error:
+            raise BadFile(f"{file.path}: cannot be unpacked: {error}") from error
+        except OSError as error:
+            raise BadFile(f"{file.path}: cannot be read: {error.strerror or error}") from error
+
+
+def inside_text(data: bytes) -> int:
+    """Finds where a long text may be split so that a byte-level tokenizer sees the same words on both sides.
+
+    That is before a letter or digit, after a line that does not end in a space. If there is no such line, the
+    split is before any line or word, or else before a character; there the tokens may change.
+    """
+    for mark in (_LETTER, _LINE, _WORD):
+        at = _last(mark, data)
+        if at:
+            return at
+    end = len(data)
+    while end > 1 and end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    return end - 1 if end > 1 and data[end - 1] >= 0xC0 else len(data)
+
+
+_LETTER, _LINE, _WORD = (
+    re.compile(p) for p in (rb"[!-~]\n(?=[A-Za-z0-9])", rb"\n(?=\S)", rb"(?<=\S)(?= \S)")
+)
+
+
+def _last(mark: re.Pattern[bytes], data: bytes) -> int:
+    """The end of the last match, searching backwards; 0 if nothing matches."""
+    size = 1 << 12
+    while True:
+        first = max(len(data) - size, 0)
+        found = [m.end() for m in mark.finditer(data, first)]
+        if found or not first:
+            return found[-1] if found else 0
+        size *= 8
+
+
+def _behind_line(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
+def _of_lines(stream: BinaryIO, start: Position, cut: Callable[[bytes], int]) -> Iterator[Block]:
+    """Yields the blocks of a text. Where a block ends depends only on the bytes from its start."""
+    _skip(stream, start.offset)
+    data, want = b"", BLOCK
+    while True:
+        data += stream.read(want - len(data))
+        last = len(data) < want
+        if not data:
+            return
+        end = len(data) if last else cut(data)
+        if not end and len(data) < LONGEST:
+            want += BLOCK
+            continue
+        if not end:
+            size, last = _to_line_end(stream)
+            after = replace(start, offset=start.offset + len(data) + size, row=start.row + 1)
+            bad = f"a line of {len(data) + size} bytes; at most {LONGEST} are read"
+            yield Block(start, after, b"", last, bad)
+            data = b""
+        else:
+            mine, data = data[:end], data[end:]
+            after = replace(start, offset=start.offset + end, row=start.row + mine.count(b"\n"))
+            yield Block(start, after, mine, last)
+        if last:
+            return
+        start, want = after, BLOCK
+
+
+def _to_line_end(stream: BinaryIO) -> tuple[int, bool]:
+    """Skips to the end of the line; returns the number of bytes, and whether the file ends there."""
+    size = 0
+    while line := stream.readline(BLOCK):
+        size += len(line)
+        if line.endswith(b"\n"):
+            return size, False
+    return size, True
+
+
+def _skip(stream: BinaryIO, offset: int) -> None:
+    if stream.seekable():
+        stream.seek(offset)
+        return
+    while offset and (passed := len(stream.read(min(offset, BLOCK)))):
+        offset -= passed
+
+
+def _of_table(file: CorpusFile, start: Position, field: str) -> Iterator[Block]:
+    """Yields the blocks of a table. ``offset`` counts bytes of text, as in a file of lines."""
+    waiting: Block | None = None
+    for values in rows(file, field, start.row):
+        nbytes = sum(len(v) for v in values if isinstance(v, str))
+        after = replace(start, offset=start.offset + nbytes, row=start.row + len(values))
+        if waiting is not None:
+            yield waiting
+        waiting = Block(start, after, values, ends=False)
+        start = after
+    if waiting is not None:
+        yield replace(waiting, ends=True)
+
+
+Kind = Literal["jsonl", "lines", "text", "values"]
+"""JSON lines, one document per line, part of one document, or a column of a table."""
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A ``row`` of the block, from 0, that is left out, and the reason."""
+
+    row: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Documents:
+    texts: list[str]
+    bad: list[Bad]
+
+
+def documents(kind: Kind, data: bytes | list[Any], field: str, first: bool) -> Documents:
+    """The non-empty documents of a block. ``first``: the block is the first of its file."""
+    if isinstance(data, list):
+        found = [_of_value(value) for value in data]
+    elif kind == "text":
+        return _of_text(data.removeprefix(codecs.BOM_UTF8) if first else data)
+    else:
+        lines = (data.removeprefix(codecs.BOM_UTF8) if first else data).split(b"\n")
+        read = _of_json if kind == "jsonl" else _of_line
+        found = [read(line, field) for line in lines]
+    texts = [text for text in found if isinstance(text, str) and text]
+    return Documents(texts, [Bad(row, text.why) for row, text in enumerate(found) if isinstance(text, _No)])
+
+
+@dataclass(frozen=True)
+class _No:
+    why: str
+
+
+def _of_text(data: bytes) -> Documents:
+    """Decodes one text, without the lines that are not UTF-8."""
+    try:
+        return Documents([data.decode()], [])
+    except UnicodeDecodeError:
+        read = [_decoded(line) for line in data.split(b"\n")]
+    bad = [Bad(row, line.why) for row, line in enumerate(read) if isinstance(line, _No)]
+    ends = ["\n"] * (len(read) - 1) + [""]
+    good = [line + end for line, end in zip(read, ends, strict=True) if isinstance(line, str)]
+    return Documents(["".join(good)], bad)
+
+
+def _decoded(line: bytes) -> str | _No:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        return _No(f"byte {error.start} of the line is not UTF-8")
+
+
+def _of_line(line: bytes, _: str) -> str | _No:
+    return _decoded(line.removesuffix(b"\r"))
+
+
+def _of_json(line: bytes, field: str) -> str | _No:
+    if not line.strip():
+        return ""
+    text = _decoded(line)
+    if isinstance(text, _No):
+        return text
+    try:
+        said = json.loads(text)
+    except json.JSONDecodeError as error:
+        return _No(f"no JSON: {error.msg} at character {error.pos}")
+    except (ValueError, RecursionError):
+        return _No("no JSON that is read: too deep, or a number too long")
+    if not isinstance(said, dict):
+        return _No(f"{_NAMES.get(type(said), 'null')}, not an object")
+    if field not in said:
+        keys = ", ".join(map(str, list(said)[:_KEYS])) or "none"
+        return _No(f"no key {field!r} (keys: {keys})")
+    return _of_value(said[field], f"{field!r} is ")
+
+
+_KEYS = 8
+_NAMES = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+}
+
+
+def _of_value(value: Any, what: str = "") -> str | _No:
+    if not isinstance(value, str):
+        return _No(f"{what}{_NAMES.get(type(value), 'null')}, not text")
+    try:
+        if not value.isascii():
+            value.encode()
+    except UnicodeEncodeError:
+        return _No("half a surrogate pair, which no UTF-8 can have")
+    return value

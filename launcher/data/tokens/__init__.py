@@ -1,0 +1,1 @@
+"""Files of tokens, and the windows of them that are samples."""

@@ -1,0 +1,38 @@
+"""Times tiny models in training: steps of the real loop that are almost only overhead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from launcher.extras.calibration.constants import Trained
+from launcher.extras.calibration.kernels import Sample
+from launcher.plan.certify_copy import Copy
+from launcher.plan.plan import Plan
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.loop import step
+from launcher.steps import build_session
+from launcher.steps.shared_construction import Drawings
+
+SEVERAL = 0.15
+"""Seconds of steps that are timed together, as the time that ranks wait for each other varies."""
+
+
+def trainings(
+    world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings
+) -> Iterator[Sample]:
+    """Samples of ``copies`` on replicas and on stages; all ranks call it."""
+    layouts = (Trained("replicas"), Trained("stages"))
+    for what, (copy, plan) in zip(layouts, copies, strict=True):
+        work = _step(world, copy, plan, folder, drawn)
+        yield Sample(what, work, joint=True, least=SEVERAL)
+
+
+def _step(world: World, copy: Copy, plan: Plan, folder: Path, drawn: Drawings) -> Callable[[], object]:
+    live = build_session.build(world, copy.job, plan, folder, drawn=drawn)
+
+    def one() -> None:
+        step(live, copy.job.train.clip_norm)
+        live.step += 1
+
+    return one

@@ -1,0 +1,27 @@
+"""What the core uses of device matrices: the only module of this folder that it reaches."""
+
+from launcher.extras.device_matrix.onto_plan import shard_operators
+from launcher.extras.device_matrix.resolve import Sharding
+from launcher.extras.device_matrix.run.apply import (
+    Weights,
+    cut_parameters,
+    matrix_share,
+    run_sharded,
+    stage_groups,
+)
+from launcher.extras.device_matrix.run.program import StageGroups
+from launcher.extras.device_matrix.show import operators_json, sharding_json, sharding_rows
+
+__all__ = [
+    "Sharding",
+    "StageGroups",
+    "Weights",
+    "cut_parameters",
+    "matrix_share",
+    "operators_json",
+    "run_sharded",
+    "shard_operators",
+    "sharding_json",
+    "sharding_rows",
+    "stage_groups",
+]

@@ -1,0 +1,289 @@
+"""Layouts that files and inputs give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, product
+from math import gcd, prod
+from shlex import quote
+from typing import Any
+
+from launcher.errors import Problem, refuse
+from launcher.extras.device_matrix.layout import TensorLayout, at_rest, global_layout, primes
+from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
+from launcher.extras.device_matrix.tensor_dims import (
+    UnfitError,
+    device_matrix,
+    named_axes,
+    named_layout,
+    nearest_slices,
+    over_ranks,
+    sliced_layout,
+    text,
+)
+from launcher.extras.device_matrix.written_operator import Written
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Hsdp
+from launcher.plan.settings.dataset_strategy import written
+from launcher.plan.tensor_parallel.files import KEY, ParamLayouts, cut_text, spans
+from launcher.plan.tensor_parallel.operators import strategy_problem
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.layout import Layout
+
+
+@dataclass(frozen=True)
+class KnownParams:
+    """The layouts of the file at ``path``; ``rests``: the layout at rest of each parameter, by first name."""
+
+    path: str
+    rests: Mapping[str, TensorLayout]
+
+
+def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> KnownParams | list[Problem]:
+    """Returns the layouts of ``file`` on the ``ranks`` of a stage, or the problems with them.
+
+    ``firsts`` maps every name of a parameter to its first name.
+    """
+    problems = []
+    out: dict[str, TensorLayout] = {}
+    for name, layout in file.layouts.items():
+        mine = _of_stage(layout, ranks)
+        if mine is None:
+            text = f"{file.path}: {name} is cut {cut_text(layout)}, and a stage has {ranks} ranks"
+            problems.append(Problem(KEY, text))
+        elif not mine.divides(layout.shape):
+            text = (
+                f"{file.path}: {name} is cut {cut_text(layout)}, which does not divide {list(layout.shape)}"
+            )
+            problems.append(Problem(KEY, f"{text}; parts of tensors over device matrices are alike"))
+        elif out.setdefault(firsts[name], mine).canonical != mine.canonical:
+            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, and not cut like it"
+            problems.append(Problem(KEY, text))
+    return problems or KnownParams(file.path, out)
+
+
+def _of_stage(layout: Layout, ranks: int) -> TensorLayout | None:
+    """Returns the layout on the ranks of one stage; ``None`` if it needs more ranks.
+
+    The axes of the device matrix are the spans of ranks that cut dims, and the gaps between them.
+
+    >>> from launcher.plan.values.grid import Grid
+    >>> _of_stage(Layout(Grid.of(pp=2, x=2, y=4), (8, 8), (("y",), ())), 8)
+    TensorLayout(matrix=(2, 4), dims=((1,), ()), partial=())
+    """
+    cuts = sorted({span for dim in spans(layout) for span in dim}, reverse=True)
+    if any(stride * n > ranks for stride, n in cuts):
+        return None
+    matrix: list[int] = []
+    places: dict[tuple[int, int], int] = {}
+    above = ranks
+    for stride, n in cuts:
+        if above > stride * n:
+            matrix.append(above // (stride * n))
+        places[stride, n] = len(matrix)
+        matrix.append(n)
+        above = stride
+    if above > 1 or not matrix:
+        matrix.append(above)
+    return TensorLayout(tuple(matrix), tuple(tuple(places[s] for s in dim) for dim in spans(layout)))
+
+
+def used(
+    rest: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None, wanted: TensorLayout | None = None
+) -> TensorLayout | None:
+    """Returns the layout in which operators take a parameter that is kept in the layout ``rest``.
+
+    That is the layout which hsdp shards along dim 0 into ``rest``; ``None`` if there is none. ``wanted``: the
+    layout that an operator takes, which is preferred.
+    """
+    if wanted is not None and at_rest(wanted, spec, hsdp).canonical == rest.canonical:
+        return wanted
+    if hsdp is None:
+        return rest
+    for fine in _refined(rest):
+        first = fine.dims[0] if fine.dims else ()
+        for n in range(len(first) + 1):
+            whole = TensorLayout(fine.matrix, (first[:n], *fine.dims[1:]) if fine.dims else ())
+            for each in (whole.canonical, whole):
+                if at_rest(each, spec, hsdp).canonical == rest.canonical:
+                    return each
+    return None
+
+
+def _refined(layout: TensorLayout) -> Iterator[TensorLayout]:
+    """Yields ``layout`` over axes of prime sizes, for every order of the prime factors of each axis.
+
+    >>> [fine.matrix for fine in _refined(TensorLayout((6,), ((0,),)))]
+    [(2, 3), (3, 2)]
+    """
+    for parts in product(*map(_orders, layout.matrix)):
+        starts = [0, *accumulate(map(len, parts))]
+        axes = [tuple(range(lo, hi)) for lo, hi in pairwise(starts)]
+        dims = tuple(tuple(b for a in dim for b in axes[a]) for dim in layout.dims)
+        yield TensorLayout(tuple(n for part in parts for n in part), dims)
+
+
+def _orders(n: int) -> list[tuple[int, ...]]:
+    """All orders of the prime factors of ``n``."""
+    return [(p, *rest) for p in sorted({*primes(n)}) for rest in _orders(n // p)] or [()]
+
+
+def followed(
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    known: Mapping[int, TensorLayout],
+    written: Mapping[int, OpStrategy],
+) -> dict[int, OpStrategy]:
+    """Returns strategies of operators that take parameters with ``known`` layouts and have none ``written``.
+
+    Such an operator is cut like its largest known parameter. Ranks that repeat the parameter get different
+    samples.
+    """
+    params = {value for _, value in graph.params}
+    out = {}
+    for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
+        places = [i for i, value in enumerate(node.ins) if value in known]
+        if rule is None or at in written or not places:
+            continue
+        largest = max(places, key=lambda i: (prod(graph.values[node.ins[i]].shape), -i))
+        layout = known[node.ins[largest]]
+        axes = dict[str, tuple[int, ...]]()
+        for letter, cut in zip(rule.ins[largest], layout.dims, strict=True):
+            if letter and cut and rule.size[letter] % prod(layout.matrix[a] for a in cut) == 0:
+                axes[letter] = cut
+
+        # samples: dim 0 of the first tensor that is not a parameter
+        first = next((i for i, v in enumerate(node.ins) if v not in params and rule.ins[i]), None)
+        samples = rule.ins[first][0] if first is not None else ""
+        if samples and samples not in axes:
+            axes[samples] = _dividing(layout, axes, rule.size[samples])
+        out[at] = OpStrategy(layout.matrix, tuple((letter, cut) for letter, cut in axes.items() if cut))
+    return out
+
+
+def _dividing(layout: TensorLayout, axes: Mapping[str, tuple[int, ...]], size: int) -> tuple[int, ...]:
+    """The unused axes whose slices together divide ``size``."""
+    taken = {a for cut in axes.values() for a in cut}
+    out: list[int] = []
+    for a in range(len(layout.matrix)):
+        if a not in taken and size % prod(layout.matrix[b] for b in (*out, a)) == 0:
+            out.append(a)
+    return tuple(out)
+
+
+def taken(
+    graph: OpGraph, rules: Sequence[OpRule | None], written: Sequence[Written]
+) -> dict[int, TensorLayout]:
+    """The layouts in which operators with written strategies take values; the first one of each value."""
+    out: dict[int, TensorLayout] = {}
+    for w in written:
+        rule = rules[w.node]
+        assert rule is not None
+        for place, value in enumerate(graph.nodes[w.node].ins):
+            out.setdefault(value, w.strategy.takes(rule, place))
+    return out
+
+
+def conflicts(
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    written: Sequence[Written],
+    *,
+    known: Mapping[int, TensorLayout],
+    path: str,
+    config: Mapping[str, Any],
+) -> Iterator[Problem]:
+    """Yields problems for parameters whose first operator takes another layout than that of the file.
+
+    For further operators a parameter is redistributed, so these may differ.
+    """
+    first = {value: at for at in reversed(range(len(graph.nodes))) for value in graph.nodes[at].ins}
+    names = {value: name for name, value in graph.params}
+    said: set[str] = set()  # a strategy of many modules is reported once
+    for w in written:
+        if w.key in said:
+            continue
+        rule, node = rules[w.node], graph.nodes[w.node]
+        assert rule is not None
+        for place, value in enumerate(node.ins):
+            if value not in known or first[value] != w.node:
+                continue
+            if w.strategy.takes(rule, place).canonical == known[value].canonical:
+                continue
+            spec = graph.values[value].spec
+            mine, theirs = (
+                cut_text(global_layout(layout, spec, 1, (0,)))
+                for layout in (w.strategy.takes(rule, place), known[value])
+            )
+            text = f"{names[value]} is cut {mine} here, and {theirs} in {path} of {KEY}"
+            cure = quote(f"~parallel.operators.{w.key}") if w.key in config else ""
+            said.add(w.key)
+            yield strategy_problem(w.key, config.get(w.key), text, cure)
+            break
+
+
+DATASET_STRATEGY = "parallel.dataset_strategy"
+
+
+def input_layouts(job: Job, specs: Sequence[TensorSpec], ranks: int) -> tuple[TensorLayout, ...]:
+    """Returns the layout of each input of the model. Raises ``RequestError`` if one does not fit.
+
+    Every rank reads full samples and cuts its parts out of them, without communication.
+    """
+    asked = job.parallel.dataset_strategy
+    if asked == "full_batch":
+        return tuple(TensorLayout.whole(len(s.shape), ranks) for s in specs)
+    if asked == "data_parallel":
+        return tuple(_samples(s, ranks) for s in specs)
+    problems: list[Problem] = []
+    out = []
+    for place, spec in enumerate(specs):
+        try:
+            out.append(_layout(asked, place, spec.shape, ranks))
+        except UnfitError as error:
+            problems.append(Problem(DATASET_STRATEGY, str(error), _cure(asked, place, spec.shape, ranks)))
+    refuse([*problems, *_target(asked, len(specs), ranks)])
+    return tuple(out)
+
+
+def _layout(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> TensorLayout:
+    where = f"input {place}"
+    if not isinstance(asked, Mapping):
+        return sliced_layout(where, asked[place], shape, ranks)
+    axes = device_matrix(asked["matrix"], asked["axes"], ranks)
+    return named_layout(where, asked["in"][place], shape, axes)
+
+
+def _target(asked: Any, place: int, ranks: int) -> list[Problem]:
+    """Returns a problem if the entry of the target is malformed.
+
+    Targets are cut as the loss takes them, whatever the entry says.
+    """
+    try:
+        if isinstance(asked, Mapping):
+            dims = asked["in"][place]
+            named_axes("target", dims, dims, device_matrix(asked["matrix"], asked["axes"], ranks))
+        else:
+            over_ranks(f"target: {text(asked[place])}: ", asked[place], ranks)
+    except UnfitError as error:
+        return [Problem(DATASET_STRATEGY, str(error))]
+    return []
+
+
+def _cure(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> str:
+    """The override with the most slices that fit; "" if these cut nothing, or for named axes."""
+    if isinstance(asked, Mapping):
+        return ""
+    nearest = tuple(nearest_slices(asked[place], shape, ranks))
+    if prod(nearest) == 1:  # the user did not mean to cut nothing
+        return ""
+    return quote(f"{DATASET_STRATEGY}={written((*asked[:place], nearest, *asked[place + 1 :]))}")
+
+
+def _samples(spec: TensorSpec, ranks: int) -> TensorLayout:
+    ways = gcd(spec.shape[0], ranks) if spec.shape else 1
+    if ways == 1:
+        return TensorLayout.whole(len(spec.shape), ranks)
+    matrix = (ways,) if ways == ranks else (ways, ranks // ways)
+    return TensorLayout(matrix, ((0,), *((),) * (len(spec.shape) - 1)))

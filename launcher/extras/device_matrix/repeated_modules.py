@@ -1,0 +1,139 @@
+"""Fills in equal modules that were left out of a recording with the operators of the one recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.extras.device_matrix.op_graph import Arg, OpGraph, OpNode, Ref, Value
+from launcher.plan.cut.stages import covers
+
+MARK = "clone"
+"""The operator that stands for a module that was left out, with its only input."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """All operators of ``module``, from its only input ``takes`` to its only output ``makes``.
+
+    ``params``: the names and values of its parameters.
+    """
+
+    module: str
+    nodes: tuple[OpNode, ...]
+    takes: int
+    makes: int
+    params: tuple[tuple[str, int], ...]
+
+    def named(self, name: str, by: str) -> str:
+        """Returns ``name``, which is below the module, as the name below ``by``."""
+        return by + name.removeprefix(self.module)
+
+
+def filled_in(graph: OpGraph, likes: Mapping[str, str], params: Sequence[str]) -> OpGraph | None:
+    """Returns ``graph`` as a recording of the full model would be.
+
+    ``likes`` maps each module that was left out to its equal. ``params``: the names of all parameters of the
+    model, in order. Returns ``None`` if a module has more than one input or output tensor, is called more
+    than once, or has buffers: then it cannot be filled in.
+    """
+    blocks = {name: _block(graph, name) for name in set(likes.values())}
+    marked = {at: n.module for at, n in enumerate(graph.nodes) if n.module in likes}
+    if sorted(marked.values()) != sorted(likes):
+        return None
+    filled = {}
+    for at, name in marked.items():
+        block = blocks[likes[name]]
+        if block is None or not _fits(graph, graph.nodes[at], block):
+            return None
+        filled[at] = name, block
+    return _Filled(graph).graph(filled, params)
+
+
+def _block(graph: OpGraph, module: str) -> _Block | None:
+    # its operators are consecutive, and no other operator uses its parameters
+    inside = [n for n in graph.nodes if covers(module, n.module)]
+    start = graph.nodes.index(inside[0]) if inside else 0
+    outside = (*graph.nodes[:start], *graph.nodes[start + len(inside) :])
+    params = tuple((name, v) for name, v in graph.params if covers(module, name))
+    own = {v for _, v in params}
+    used = {v for n in outside for v in n.ins}.union(graph.outputs, (v for _, v in graph.changes))
+    if any(covers(module, n.module) for n in outside) or own & used:
+        return None
+    if graph.buffers.intersection(name for name, _ in params):
+        return None
+
+    # it has one input tensor and one output tensor
+    made = {v for n in inside for v in n.outs}
+    taken = {v for n in inside for v in n.ins} - made - own
+    left = made & used
+    if len(taken) != 1 or len(left) != 1:
+        return None
+    return _Block(module, tuple(inside), takes=taken.pop(), makes=left.pop(), params=params)
+
+
+def _fits(graph: OpGraph, mark: OpNode, block: _Block) -> bool:
+    """Whether the input and output of ``mark`` are like those of ``block``."""
+    ends = [graph.values[v] for v in (*mark.ins, *mark.outs)]
+    return mark.op == MARK and ends == [graph.values[block.takes], graph.values[block.makes]]
+
+
+class _Filled:
+    """Builds a graph with new numbers of values: parameters, inputs, then outputs of operators, in order."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.old = graph
+        self.values: list[Value] = []
+        self.nodes: list[OpNode] = []
+
+    def graph(self, filled: Mapping[int, tuple[str, _Block]], order: Sequence[str]) -> OpGraph:
+        """Returns the graph with all modules.
+
+        ``filled``: the name and the block of each module, by the place of its mark. ``order``: the names of
+        all parameters in order.
+        """
+        old = self.old
+        own = dict(old.params)
+        copies = {block.named(n, name): v for name, block in filled.values() for n, v in block.params}
+        places = {n: at for at, n in enumerate(dict.fromkeys((*order, *own)))}
+        params = {
+            n: self._add(v) for n, v in sorted({**own, **copies}.items(), key=lambda item: places[item[0]])
+        }
+        at = {v: params[name] for name, v in old.params} | {v: self._add(v) for v in old.inputs}
+
+        for place, node in enumerate(old.nodes):
+            if place not in filled:
+                self._run([node], at)
+                continue
+            name, block = filled[place]
+            inside = {v: params[block.named(n, name)] for n, v in block.params}
+            inside[block.takes] = at[node.ins[0]]
+            self._run((replace(n, module=block.named(n.module, name)) for n in block.nodes), inside)
+            at[node.outs[0]] = inside[block.makes]
+
+        return OpGraph(
+            values=tuple(self.values),
+            inputs=tuple(at[v] for v in old.inputs),
+            params=tuple(params.items()),
+            nodes=tuple(self.nodes),
+            outputs=tuple(at[v] for v in old.outputs),
+            buffers=old.buffers,
+            changes=tuple((name, at[v]) for name, v in old.changes),
+        )
+
+    def _add(self, old: int) -> int:
+        self.values.append(self.old.values[old])
+        return len(self.values) - 1
+
+    def _run(self, nodes: Iterable[OpNode], at: dict[int, int]) -> None:
+        for n in nodes:
+            args = tuple(_renumbered(a, at) for a in n.args)
+            kwargs = tuple((k, _renumbered(a, at)) for k, a in n.kwargs)
+            at |= {v: self._add(v) for v in n.outs}
+            self.nodes.append(replace(n, args=args, kwargs=kwargs, outs=tuple(at[v] for v in n.outs)))
+
+
+def _renumbered(arg: Arg, at: Mapping[int, int]) -> Arg:
+    if isinstance(arg, Ref):
+        return Ref(at[arg.value])
+    return tuple(_renumbered(a, at) for a in arg) if isinstance(arg, tuple) else arg

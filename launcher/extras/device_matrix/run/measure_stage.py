@@ -1,0 +1,211 @@
+"""Measures the memory of a stage over device matrices by running its first micro batches on meta tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.extras.device_matrix.layout import ShardedParam
+from launcher.extras.device_matrix.resolve import StageSharding
+from launcher.extras.device_matrix.run.apply import Weights
+from launcher.extras.device_matrix.run.program import StageGroups, StageProgram
+from launcher.extras.device_matrix.step_memory import StageBytes
+from launcher.parallel.cost.kernels import FusedKernels
+from launcher.parallel.cost.memory import MemoryMeter
+from launcher.parallel.dispatch import modes
+from launcher.parallel.fsdp.shard import HalfWeight, HalfWeights
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.values.facts import TensorSpec
+
+Loss = Callable[[Tensor], Tensor]
+META = torch.device("meta")
+
+
+class _MetaMeter(MemoryMeter):
+    """Adds up sizes as storages are made and freed, because meta storages keep their size."""
+
+    kind = "meta"
+    run = staticmethod(modes.run)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = 0
+
+    @property
+    def now(self) -> int:
+        return self._held
+
+    def since(self) -> None:
+        """Measure a new peak from here."""
+        self.peak = self._held
+
+    def _see(self, t: Tensor) -> None:
+        storage = t.untyped_storage()
+        key = storage._cdata
+        known = self._alive.get(key)
+        if storage.device.type == "meta" and (known is None or known() is not storage):
+            size = storage.nbytes()
+            self._alive[key] = weakref.ref(storage, partial(self._let_go, key, size))
+            self._held += size
+
+    def _let_go(self, key: int, size: int, ref: Any) -> None:
+        self._held -= size
+        if self._alive.get(key) is ref:
+            del self._alive[key]
+
+
+def measure_stages(
+    stages: Sequence[StageSharding],
+    level: str | None,
+    loss: Loss | None,
+    kept: Mapping[str, str],
+    micros: int,
+) -> list[StageBytes]:
+    """Measure each stage; stages that are equal but for names are measured once.
+
+    ``loss`` is applied to the last stage's output.
+    """
+    known: dict[Any, StageBytes] = {}
+    out = []
+    for at, stage in enumerate(stages):
+        mine = loss if at == len(stages) - 1 else None
+        key = (*_nameless(stage, kept), mine)
+        if key not in known:
+            known[key] = measure_stage(stage, level, mine, kept, micros)
+        out.append(known[key])
+    return out
+
+
+def _nameless(stage: StageSharding, kept: Mapping[str, str]) -> tuple[Any, ...]:
+    """Return everything that a stage's memory depends on, without names."""
+    graph = stage.train.graph
+    places = dict(graph.params)
+    params = tuple((places[p.name], replace(p, name=""), kept.get(p.name)) for p in stage.params)
+    bare = replace(
+        graph,
+        params=tuple(("", v) for _, v in graph.params),
+        nodes=tuple(replace(n, module="") for n in graph.nodes),
+        buffers=frozenset(),
+        changes=tuple((str(places[name]), v) for name, v in graph.changes),
+    )
+    return replace(stage.train, graph=bare), params
+
+
+def measure_stage(
+    stage: StageSharding, level: str | None, loss: Loss | None, kept: Mapping[str, str], micros: int
+) -> StageBytes:
+    """Measure one stage.
+
+    Micro batches after the first are alike, so at most two of ``micros`` run. Ranks are alike too, except for
+    what they exchange.
+
+    Args:
+        loss: applied to the last stage's output.
+        kept: the dtypes in which parameters are stored, by name.
+    """
+    groups = StageGroups(rank=0, groups={})
+    graph = stage.train.graph
+    trained = frozenset(n for n, v in graph.params if graph.values[v].trains)
+    kept = {p.name: p.spec.dtype for p in stage.params} | {**kept}
+    skeleton = _skeleton(stage.params, trained, kept)
+    halves = _halves(skeleton, stage.params, kept)
+    program = StageProgram(stage.train, groups, META)
+    weights = Weights(skeleton, stage.params, level, groups, names={})
+    with _MetaMeter() as meter, FusedKernels():
+        masters = list(skeleton.parameters())
+        for t in (*masters, *skeleton.buffers()):
+            meter._see(t)
+        at_rest = meter.now
+        weights.gather()
+        with halves.running():
+            ready = meter.now
+            run = partial(_micro_batch, meter, program, weights, halves, stage, loss)
+            left, forward, first = run()
+            shards = sum(p.grad.untyped_storage().nbytes() for p in masters if p.grad is not None)
+            whole = meter.now - ready - shards
+            later = run()[2] if micros > 1 else first
+            before = meter.now
+        meter.since()
+        weights.reduce()
+        again = weights.regather.count
+        return StageBytes(
+            gathered=ready - at_rest,
+            kept=left,
+            forward=forward,
+            first=first,
+            later=later,
+            grads=shards,
+            whole=whole,
+            reduced=max(0, meter.peak - before),
+            left=meter.now - at_rest,
+            regathered=tuple(again[p.name] // min(micros, 2) for p in stage.params),
+        )
+
+
+def _micro_batch(
+    meter: _MetaMeter,
+    program: StageProgram,
+    weights: Weights,
+    halves: HalfWeights,
+    stage: StageSharding,
+    loss: Loss | None,
+) -> tuple[int, int, int]:
+    """Return the bytes kept after a forward, the peak of the forward, and the peak of the backward."""
+    before = meter.now
+    meter.since()
+    values = stage.train.graph
+    specs = zip(stage.takes, (values.values[v].trains for v in values.inputs), strict=True)
+    with weights.regather:
+        outs, _ = program.run([_empty(s).requires_grad_(trains) for s, trains in specs], weights)
+    made = [t for t in outs if t.requires_grad]
+    if loss is not None and made:
+        made = [loss(outs[0])]
+    kept, forward = meter.now - before, meter.peak - before
+
+    meter.since()
+    if made:
+        torch.autograd.backward(made, [torch.empty_like(t) for t in made])
+        halves.collect()
+    return kept, forward, meter.peak - before
+
+
+def _empty(spec: TensorSpec) -> Tensor:
+    return torch.empty(spec.shape, dtype=dtype_of(spec.dtype), device=META)
+
+
+def _skeleton(
+    params: tuple[ShardedParam, ...], trained: frozenset[str], kept: Mapping[str, str]
+) -> nn.Module:
+    """Return a module with only these parameters, as a rank stores them."""
+    root = nn.Module()
+    for p in params:
+        *path, name = p.name.split(".")
+        at = root
+        for step in path:
+            if step not in at._modules:
+                at.add_module(step, nn.Module())
+            at = at.get_submodule(step)
+        t = torch.empty(p.rest.local_shape(p.spec.shape), dtype=dtype_of(kept[p.name]), device=META)
+        if p.name in trained:
+            at.register_parameter(name, nn.Parameter(t))
+        else:
+            at.register_buffer(name, t)
+    return root
+
+
+def _halves(skeleton: nn.Module, params: tuple[ShardedParam, ...], kept: Mapping[str, str]) -> HalfWeights:
+    """Return half-precision copies of parameters that are stored in another dtype than they compute in."""
+    found = []
+    for p in params:
+        owner, _, name = p.name.rpartition(".")
+        module = skeleton.get_submodule(owner)
+        master = module._parameters.get(name)
+        if master is not None and kept[p.name] != p.spec.dtype:
+            found.append(HalfWeight(master, dtype_of(p.spec.dtype), ((module, name),)))
+    return HalfWeights(tuple(found))

@@ -1,0 +1,173 @@
+"""Strategies that an operator may get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
+
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy
+
+Cuts = tuple[tuple[str, int], ...]
+"""Letters with their numbers of slices, outermost first; without letters that stay whole."""
+
+Dims = Mapping[str, int]
+"""The dim of the model that each letter of an operator stands for, numbered in order of occurrence."""
+
+
+def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims, ...]:
+    """Returns the dims of the model for each node.
+
+    Letters of two operators are the same dim of the model if they stand for the same dim of a value.
+    """
+    groups = Groups()
+    for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
+        if rule is None:
+            continue
+        both = [*zip(node.ins, rule.ins, strict=True), *zip(node.outs, rule.outs, strict=True)]
+        for v, letters in both:
+            for d, letter in enumerate(letters):
+                if letter:
+                    groups.join(("value", v, d), ("node", at, letter))
+
+    # numbered in the order of inputs, then of operators
+    found: dict[object, int] = {}
+    for v in graph.inputs:
+        for d in range(len(graph.values[v].shape)):
+            found.setdefault(groups.root(("value", v, d)), len(found))
+    out = []
+    for at, rule in enumerate(rules):
+        named = () if rule is None else dict.fromkeys(x for t in (*rule.ins, *rule.outs) for x in t if x)
+        out.append({x: found.setdefault(groups.root(("node", at, x)), len(found)) for x in named})
+    return tuple(out)
+
+
+class Groups:
+    """Disjoint sets (union-find); ``join`` keeps the root of its first argument."""
+
+    def __init__(self) -> None:
+        self.up: dict[object, object] = {}
+
+    def root(self, x: object) -> object:
+        while self.up.setdefault(x, x) != x:
+            self.up[x] = self.up[self.up[x]]
+            x = self.up[x]
+        return x
+
+    def join(self, a: object, b: object) -> None:
+        self.up[self.root(b)] = self.root(a)
+
+
+def ordered(rule: OpRule, dims: Dims) -> tuple[tuple[str, int], ...]:
+    """Returns letters and their sizes in the order of the dims of the model, outermost first."""
+    return tuple(sorted(((x, n) for x, n in rule.sizes if n > 1), key=lambda item: dims[item[0]]))
+
+
+@lru_cache(maxsize=1 << 12)
+def candidate_cuts(
+    letters: tuple[tuple[str, int], ...], ranks: int, bounds: frozenset[int] | None = None
+) -> tuple[Cuts, ...]:
+    """Returns every way to assign factors of ``ranks`` to letters, outermost first; the rest repeats.
+
+    ``bounds``: if set, products of slices from the outermost letter on must be among these numbers, which
+    are products of the first axes of a device matrix.
+    """
+    out: list[Cuts] = []
+
+    def go(at: int, used: int, cuts: Cuts) -> None:
+        if at == len(letters):
+            out.append(cuts)
+            return
+        letter, size = letters[at]
+        for n in _divisors(ranks // used):
+            if size % n == 0 and (n == 1 or bounds is None or used * n in bounds):
+                go(at + 1, used * n, (*cuts, (letter, n)) if n > 1 else cuts)
+
+    go(0, 1, ())
+    return tuple(out)
+
+
+@lru_cache(maxsize=1 << 14)
+def strategy(cuts: Cuts, ranks: int) -> OpStrategy:
+    """Returns the strategy with these slices of letters, outermost first; the rest of the ranks repeats."""
+    left = ranks // prod(n for _, n in cuts)
+    matrix = (*(n for _, n in cuts), *((left,) if left > 1 or not cuts else ()))
+    return OpStrategy(matrix, tuple((x, (i,)) for i, (x, _) in enumerate(cuts)))
+
+
+def followed(source: OpStrategy, source_dims: Dims, rule: OpRule, dims: Dims) -> OpStrategy:
+    """Returns a strategy that cuts common dims of both operators as ``source`` does, where slices divide."""
+    axes = {source_dims[x]: axes for x, axes in source.axes}
+    kept = []
+    used: set[int] = set()
+    for x, n in ordered(rule, dims):
+        mine = axes.get(dims[x], ())
+        if mine and not used & set(mine) and n % prod(source.matrix[a] for a in mine) == 0:
+            kept.append((x, mine))
+            used.update(mine)
+    return OpStrategy(source.matrix, tuple(kept))
+
+
+@lru_cache(maxsize=1 << 10)
+def _divisors(n: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, n + 1) if n % d == 0)
+
+
+PRODUCTS = {
+    "linear", "matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "inner", "outer",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
+    "scaled_dot_product_attention",
+}  # fmt: skip
+"""Kinds whose flops are counted; the time of others depends on their bytes."""
+
+VIEWS = {
+    "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "numpy_T", "flatten", "unflatten",
+    "expand", "expand_as", "unsqueeze", "squeeze", "slice", "select", "narrow", "split", "split_with_sizes",
+    "chunk",
+    "unbind", "alias", "detach", "movedim", "swapaxes", "swapdims", "view_as", "reshape_as", "diagonal",
+}  # fmt: skip
+"""Kinds that move no bytes: their output shares the memory of their input."""
+
+LOOKUPS = {"embedding", "index_select", "gather", "index"}
+"""Kinds that read only as many bytes of their first input as their output has."""
+
+
+def is_view(graph: OpGraph, node: OpNode) -> bool:
+    """Whether the output of ``node`` takes no additional memory."""
+    if node.kind == "to":
+        return bool(node.ins) and graph.values[node.ins[0]].spec == graph.values[node.outs[0]].spec
+    return node.kind in VIEWS
+
+
+def forward_flops(graph: OpGraph, node: OpNode) -> int:
+    """The flops over all ranks, without repeated computation; 0 for kinds whose time depends on bytes.
+
+    A causal attention computes half of its scores.
+    """
+    if node.kind not in PRODUCTS:
+        return 0
+    shapes, (out, *_) = graph.shapes(node), graph.makes(node)
+    match node.kind:
+        case "scaled_dot_product_attention":
+            query, _, value = shapes[:3]
+            causal = dict(enumerate(node.args)).get(5, node.kwarg("is_causal", False)) is True
+            scores = prod(query[:-1]) * shapes[1][-2]
+            return scores * (query[-1] + value[-1]) * (1 if causal else 2)
+        case "addmm" | "addmv" | "baddbmm" | "addbmm":
+            return 2 * prod(shapes[1]) * (shapes[2][-1] if len(shapes[2]) > 1 else 1)
+        case kind if "transpose" in kind:
+            return 2 * prod(shapes[0]) * prod(shapes[1][1:])
+        case kind if kind.startswith("conv"):
+            return 2 * prod(out) * prod(shapes[1][1:])
+        case "outer":
+            return prod(out)
+        case _:
+            return 2 * prod(out) * shapes[0][-1]
+
+
+def reads(graph: OpGraph, node: OpNode) -> tuple[int, ...]:
+    """The bytes that the forward reads of each input, over all ranks."""
+    sizes = [graph.values[v].spec.nbytes for v in node.ins]
+    if node.kind in LOOKUPS and sizes:
+        sizes[0] = graph.values[node.outs[0]].spec.nbytes
+    return tuple(sizes)

@@ -1,0 +1,189 @@
+"""Written strategies, and the names of operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from math import prod
+from shlex import quote
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import OpGraph, OpRule, OpStrategy
+from launcher.extras.device_matrix.tensor_dims import UnfitError, text
+from launcher.extras.device_matrix.written_operator import KEY, Operator, Written, nearest_cure, strategy_of
+from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.plan.tensor_parallel.operators import Lookup
+from launcher.plan.tensor_parallel.reader import FromFile
+from launcher.plan.values.text import listed
+
+MARK = ":"
+"""Separates a module from one of its operators: ``attn:softmax``, ``attn:add:2`` for the second of a kind."""
+
+
+def operator_names(graphs: Sequence[OpGraph]) -> list[tuple[str, ...]]:
+    """Returns the name of each operator of each stage; the code of one module may be in several stages."""
+    seen: Counter[tuple[str, str]] = Counter()
+    out = []
+    for graph in graphs:
+        names = []
+        for n in graph.nodes:
+            seen[n.module, n.kind] += 1
+            nth = seen[n.module, n.kind]
+            names.append(f"{n.module}{MARK}{n.kind}" + (f"{MARK}{nth}" if nth > 1 else ""))
+        out.append(tuple(names))
+    return out
+
+
+def main_operators(graph: OpGraph, rules: Sequence[OpRule | None]) -> dict[str, int | None]:
+    """Returns the operator of each module that the module's strategy applies to; ``None`` if none can be cut.
+
+    It is the operator with the largest inputs among those that take parameters, or else the first one.
+    """
+    params = {value for _, value in graph.params}
+    mine: dict[str, list[int]] = {}
+    for at, n in enumerate(graph.nodes):
+        cut = mine.setdefault(n.module, [])
+        if rules[at] is not None:
+            cut.append(at)
+
+    def size(at: int) -> int:
+        return sum(map(prod, graph.shapes(graph.nodes[at])))
+
+    out = {}
+    for module, places in mine.items():
+        own = [at for at in places if params.intersection(graph.nodes[at].ins)]
+        out[module] = max(own, key=lambda at: (size(at), -at)) if own else next(iter(places), None)
+    return out
+
+
+def read(
+    config: Mapping[str, Any],
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    *,
+    names: Sequence[str],
+    ranks: int,
+) -> tuple[tuple[Written, ...], list[Problem]]:
+    """Returns the strategies that ``config`` has for the operators of one stage, and problems.
+
+    ``names``: the names of the operators. Exact names beat globs, later keys beat earlier ones, and both beat
+    the strategies of a file.
+    """
+    problems: list[Written] = []
+    wrong: list[Problem] = []
+    for (name, at), key in _keys(config, graph, rules, names).items():
+        value = config[key]
+        rule = None if at is None else rules[at]
+        if at is None or rule is None:
+            places = [n for i, n in enumerate(graph.nodes) if (n.module == name if at is None else i == at)]
+            ops = listed(tuple(dict.fromkeys(f"aten.{n.op}" for n in places)))
+            why = f"none of its operators can be cut: there is no rule for {ops}"
+            cure = quote(f"~{KEY}.{key}") if key == name else ""
+            wrong.append(_problem(key, name, value, why, cure))
+            continue
+        op = Operator(graph, graph.nodes[at], rule, ranks, graph.shapes(graph.nodes[at]))
+        try:
+            problems.append(strategy_of(value, op, at, key))
+        except UnfitError as error:
+            wrong.append(_problem(key, name, value, str(error), nearest_cure(key, value, op)))
+    return tuple(problems), wrong
+
+
+def _keys(
+    config: Mapping[str, Any], graph: OpGraph, rules: Sequence[OpRule | None], names: Sequence[str]
+) -> dict[tuple[str, int | None], str]:
+    """Returns the key of ``config`` for each operator, by the name that matches and the operator's place."""
+    modules = Lookup.of({k: v for k, v in config.items() if MARK not in k})
+    operators = Lookup.of({k: v for k, v in config.items() if MARK in k})
+    main = main_operators(graph, rules)
+    out: dict[tuple[str, int | None], str] = {}
+    for module, at in main.items():
+        key = modules.key(module)
+        if key is not None:
+            out[module, at] = key
+
+    # an operator's own name beats its module's, unless the former is in a file and the latter in the request
+    for at, name in enumerate(names):
+        key = operators.key(name)
+        if key is None:
+            continue
+        module = graph.nodes[at].module
+        other = out.get((module, at)) if main[module] == at else None
+        if other is None or not isinstance(config[key], FromFile) or isinstance(config[other], FromFile):
+            out.pop((module, at), None)
+            out[name, at] = key
+    return out
+
+
+def _problem(key: str, module: str, value: Any, why: str, cure: str) -> Problem:
+    """Returns a problem of one strategy; it also names the file, or the module that a glob matches."""
+    why = why if key == module else f"{module}: {why}"
+    if isinstance(value, FromFile):
+        return Problem(value.setting, f"{value.path}: {key}: {why}")
+    return Problem(f"{KEY}.{key}".rstrip("."), why, cure)
+
+
+def unmatched(
+    config: Mapping[str, Any], modules: Sequence[str], operators: Sequence[str] = ()
+) -> list[Problem]:
+    """Returns problems for keys that match none of the ``modules`` of operators, nor of the ``operators``."""
+    there = tuple(m for m in dict.fromkeys(modules) if m)
+    problems = []
+    for key, value in config.items():
+        names = operators if MARK in key else modules
+        if key in names or any(fnmatchcase(n, key) for n in names if n):
+            continue
+        if not key:
+            form = "a strategy a module, such as {layer1: {in: [[2, 4], [4, 1]]}}"
+            problems.append(Problem(KEY, f"{text(value)}: should be {form}"))
+            continue
+        own = tuple(n for n in operators if MARK in key and n.partition(MARK)[0] == key.partition(MARK)[0])
+        meant = did_you_mean(nearest(key, own or there))
+        why = f"no operator is of such a module; there are those of {listed(there)}{meant}"
+        if own:
+            why = f"its module has no such operator; there are {listed(own)}{meant}"
+        problems.append(_problem(key, key, value, why, quote(f"~{KEY}.{key}")))
+    return problems
+
+
+NAMES = "xyzuvw"
+"""Default names of axes."""
+
+
+def as_written(strategy: OpStrategy, rule: OpRule, out: TensorLayout | None = None) -> dict[str, Any]:
+    """Returns the written form of ``strategy``, with named axes; ``read`` returns the same strategy again.
+
+    >>> matmul = OpRule((("m", "k"), ("k", "n")), (("m", "n"),), (("m", 8), ("k", 8), ("n", 8)), sums=("k",))
+    >>> row = as_written(OpStrategy((2, 4), (("m", (0,)), ("k", (1,)))), matmul)
+    >>> row
+    {'matrix': [2, 4], 'axes': ['x', 'y'], 'in': [['x', 'y'], ['y', None]]}
+    """
+    names = _axis_names(strategy.matrix)
+    said: dict[str, Any] = {
+        "matrix": list(strategy.matrix),
+        "axes": names,
+        "in": [_named_dims(strategy.cut(letters), names) for letters in rule.ins],
+    }
+
+    # dims of the outputs that no input has
+    taken = {letter for letters in rule.ins for letter in letters}
+    if any(axes and letter not in taken for letter, axes in strategy.axes):
+        said["makes"] = [_named_dims(strategy.cut(letters), names) for letters in rule.outs]
+    if out is None:
+        return said
+    if out.matrix == strategy.matrix:
+        return {**said, "out": [_named_dims(out, names)]}
+    names = _axis_names(out.matrix)
+    return {**said, "out": {"matrix": list(out.matrix), "axes": names, "out": [_named_dims(out, names)]}}
+
+
+def _axis_names(matrix: Sequence[int]) -> list[str]:
+    return [NAMES[a] if a < len(NAMES) else f"a{a}" for a in range(len(matrix))]
+
+
+def _named_dims(layout: TensorLayout, names: Sequence[str]) -> list[Any]:
+    dims = [[names[a] for a in axes] for axes in layout.dims]
+    return [dim if len(dim) > 1 else (dim[0] if dim else None) for dim in dims]

@@ -1,0 +1,355 @@
+"""Reads one operator's written strategy, and proposes the nearest one that fits if it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from shlex import quote
+from typing import Any
+
+from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, OpRule, OpStrategy
+from launcher.extras.device_matrix.tensor_dims import (
+    Axes,
+    UnfitError,
+    device_matrix,
+    dividing_slices,
+    divisors,
+    named_axes,
+    named_layout,
+    nearest_slices,
+    over_ranks,
+    sliced_layout,
+    slices,
+    text,
+)
+from launcher.plan.tensor_parallel.reader import FromFile
+
+KEY = "parallel.operators"
+WORDS = ("in", "out", "input", "output", "makes", "matrix", "axes")
+
+
+@dataclass(frozen=True)
+class Written:
+    """The strategy that ``key`` sets for the operator at place ``node``.
+
+    ``out``: the layout in which its output rests, if that is set. ``assigned``: a mode chose the strategy
+    before it was saved to a file.
+    """
+
+    node: int
+    key: str
+    strategy: OpStrategy
+    out: TensorLayout | None = None
+    assigned: bool = False
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator that a strategy is written for; ``shapes``: its inputs in the order that strategies use."""
+
+    graph: OpGraph
+    node: OpNode
+    rule: OpRule
+    ranks: int
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The shape of what it makes."""
+        return self.graph.values[self.node.outs[0]].shape
+
+    @property
+    def params(self) -> dict[str, int]:
+        """The places of parameters among its inputs, by their names in the module."""
+        values = {value: name.rpartition(".")[2] for name, value in self.graph.params}
+        return {values[v]: place for place, v in enumerate(self.node.ins) if v in values}
+
+    @property
+    def orders(self) -> tuple[Operator, ...]:
+        """The operator, and for a linear layer also with a transposed weight.
+
+        Its weight may be written as torch stores it, or as a matrix product takes it.
+        """
+        if self.node.kind != "linear":
+            return (self,)
+
+        def turned(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (tensors[0], tensors[1][::-1], *tensors[2:])
+
+        rule = replace(self.rule, ins=turned(self.rule.ins))
+        return self, replace(self, rule=rule, shapes=turned(self.shapes))
+
+
+def strategy_of(value: Any, op: Operator, at: int, key: str) -> Written:
+    if not isinstance(value, Mapping) or not value:
+        raise UnfitError(f"{text(value)}: not a strategy such as {{in: [[2, 4], [4, 1]]}}")
+    file = value if isinstance(value, FromFile) else None
+    value = _over_matrix(value)
+    unknown = [k for k in value if k not in (*WORDS, *op.params)]
+    if unknown:
+        there = ", ".join([*WORDS, *op.params])
+        raise UnfitError(f"{unknown[0]}: no such key; there are {there}")
+    tensors = dict(_tensors(value, op))
+    axes = _axes(value, op.ranks)
+    cut = _cut(op, tensors, axes)
+    if "makes" in value:
+        _made(value["makes"], op, cut, axes)
+    strategy = _strategy(op, cut, axes)
+    out = _output(value, op, strategy, axes)
+    if file is None:
+        return Written(at, key, strategy, out)
+    return Written(at, file.key or key, strategy, out, file.assigned)
+
+
+def _over_matrix(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns ``value`` with the keys ``matrix`` and ``axes`` in place of MindSpore's ``layout``."""
+    layout = value.get("layout")
+    if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
+        return value
+    others = {k: v for k, v in value.items() if k != "layout"}
+    return {"matrix": layout["device_matrix"], "axes": layout["alias_name"], **others}
+
+
+def _axes(value: Mapping[str, Any], ranks: int) -> Axes | None:
+    """Returns the named axes; ``None`` if the strategy has numbers of slices."""
+    if "matrix" in value or "axes" in value:
+        return device_matrix(value.get("matrix"), value.get("axes"), ranks)
+    return None
+
+
+def _tensors(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[int, Any]]:
+    """Yields the place and the written dims of each input."""
+    said = value.get("in", ())
+    if not isinstance(said, list | tuple):
+        raise UnfitError(f"in: {text(said)}: not a list with a list a tensor")
+    if len(said) > len(op.node.ins):
+        shapes = ", ".join(str(list(s)) for s in op.shapes)
+        raise UnfitError(f"in: {text(said)}: {len(said)} tensors, and {op.node.kind} takes {shapes}")
+    yield from enumerate(said)
+    if "input" in value:
+        yield 0, value["input"]
+    for name, place in op.params.items():
+        if name in value:
+            yield place, value[name]
+
+
+class _UnlikeError(UnfitError):
+    """Two tensors are cut differently along the same letter."""
+
+
+Cut = dict[str, tuple[int, ...]]
+"""For each letter, the axes that cut it; without a matrix, a single number of slices."""
+
+
+def _cut(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
+    """Returns the cut of each letter, in order of occurrence.
+
+    Raises ``UnfitError`` if the tensors fit in none of the operator's ``orders``.
+    """
+    why: UnfitError | None = None
+    for order in op.orders:
+        try:
+            return _cut_of(order, tensors, axes)
+        except UnfitError as error:
+            if why is None or isinstance(why, _UnlikeError):
+                why = error
+    assert why is not None
+    raise why
+
+
+def _cut_of(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
+    cut: Cut = {}
+    first: dict[str, int] = {}
+    for place, dims in sorted(tensors.items()):
+        where = f"in[{place}]"
+        owned = _dims(where, dims, op.shapes[place], axes)
+        for d, (letter, own) in enumerate(zip(op.rule.ins[place], owned, strict=True)):
+            if letter and cut.setdefault(letter, own) != own:
+                here, there = (_of(c, axes) for c in (own, cut[letter]))
+                other = f"the same dim in in[{first[letter]}]"
+                raise _UnlikeError(f"{where}: {text(dims)}: dim {d} is cut {here}, and {other} {there}")
+            first.setdefault(letter, place)
+    for place, dims in sorted(tensors.items()):
+        _divided(op, place, dims, axes)
+    if axes is None:
+        over_ranks("in: ", [n for (n,) in cut.values()], op.ranks)
+    else:
+        _once(cut, axes)
+    return cut
+
+
+def _made(makes: Any, op: Operator, cut: Cut, axes: Axes | None) -> None:
+    """Adds the cuts of output dims that no input has."""
+    shapes = op.graph.makes(op.node)
+    if not isinstance(makes, list | tuple) or len(makes) != len(shapes):
+        raise UnfitError(f"makes: {text(makes)}: not a list with a list for each tensor that it makes")
+    for i, (dims, shape, letters) in enumerate(zip(makes, shapes, op.rule.outs, strict=True)):
+        where = f"makes[{i}]"
+        for d, (letter, own) in enumerate(zip(letters, _dims(where, dims, shape, axes), strict=True)):
+            if _ways(own, axes) > 1 and (not letter or op.rule.size[letter] % _ways(own, axes)):
+                raise UnfitError(f"{where}: {text(dims)}: dim {d} of {list(shape)} cannot be cut so")
+            if letter and cut.setdefault(letter, own) != own:
+                raise UnfitError(f"{where}: {text(dims)}: dim {d} is cut in another way than what it takes")
+    if axes is None:
+        over_ranks("makes: ", [n for (n,) in cut.values()], op.ranks)
+    else:
+        _once(cut, axes)
+
+
+def _dims(where: str, dims: Any, shape: Sequence[int], axes: Axes | None) -> list[tuple[int, ...]]:
+    if axes is None:
+        return [(n,) for n in slices(where, dims, shape)]
+    return named_axes(where, dims, shape, axes)
+
+
+def _of(cut: tuple[int, ...], axes: Axes | None) -> str:
+    if axes is None:
+        return f"in {cut[0]}"
+    names = list(axes.places)
+    return f"by {' and '.join(names[a] for a in cut)}" if cut else "by no axis"
+
+
+def _divided(op: Operator, place: int, dims: Any, axes: Axes | None) -> None:
+    """Raises ``UnfitError`` if a dim cannot be cut as written."""
+    where, shape = f"in[{place}]: {text(dims)}", op.shapes[place]
+    for d, (letter, own) in enumerate(zip(op.rule.ins[place], _dims("", dims, shape, axes), strict=True)):
+        n = _ways(own, axes)
+        if n == 1:
+            continue
+        if not letter:
+            raise UnfitError(f"{where}: dim {d} of {list(shape)} is cut, and {op.node.kind} needs all of it")
+        if shape[d] % n:
+            raise UnfitError(f"{where}: dim {d} of {list(shape)} is no multiple of {n}")
+        if op.rule.size[letter] % n:
+            outer = op.rule.size[letter]
+            why = f"only its {outer} outermost parts stay in one piece in {op.node.kind}, no multiple of {n}"
+            raise UnfitError(f"{where}: dim {d} of {list(shape)}: {why}")
+
+
+def _ways(own: tuple[int, ...], axes: Axes | None) -> int:
+    return own[0] if axes is None else prod(axes.matrix[a] for a in own)
+
+
+def _once(cut: Cut, axes: Axes) -> None:
+    flat = [a for own in cut.values() for a in own]
+    for name, a in axes.places.items():
+        if flat.count(a) > 1:
+            raise UnfitError(f"in: axis {name} cuts two dims that are not the same")
+
+
+def _strategy(op: Operator, cut: Cut, axes: Axes | None) -> OpStrategy:
+    """Returns the strategy. Without named axes, the numbers of slices are the device matrix, in order.
+
+    If they leave ranks over, an innermost axis is added over which ranks repeat the computation, as in
+    MindSpore.
+    """
+    if axes is not None:
+        return OpStrategy(axes.matrix, tuple((letter, own) for letter, own in cut.items() if own))
+    ways = {letter: n for letter, (n,) in cut.items() if n > 1}
+    used = prod(ways.values())
+    rest = () if used == op.ranks else (op.ranks // used,)
+    matrix = (*ways.values(), *rest) or (op.ranks,)
+    return OpStrategy(matrix, tuple((letter, (i,)) for i, letter in enumerate(ways)))
+
+
+def _output(
+    value: Mapping[str, Any], op: Operator, strategy: OpStrategy, axes: Axes | None
+) -> TensorLayout | None:
+    """Returns the requested layout of the output, if any.
+
+    Numbers of slices use the operator's own axes if these cut the output so, otherwise a separate matrix.
+    """
+    said = _said_of_output(value)
+    if said is None:
+        return None
+    if isinstance(said, Mapping):  # it has a device matrix of its own
+        own_axes = device_matrix(said.get("matrix"), said.get("axes"), op.ranks)
+        return named_layout("out", _said_of_output({"out": said.get("out", ())}), op.made, own_axes)
+    if axes is not None:
+        return named_layout("out", said, op.made, axes)
+    own = strategy.makes(op.rule, 0).summed()
+    same = own.slices == tuple(dividing_slices("out", said, op.made))
+    return own if same else sliced_layout("out", said, op.made, op.ranks)
+
+
+def _said_of_output(value: Mapping[str, Any]) -> Any:
+    if "output" in value:
+        return value["output"]
+    said = value.get("out")
+    if said is None or isinstance(said, Mapping):
+        return said
+    if not isinstance(said, list | tuple) or len(said) != 1:
+        raise UnfitError(f"out: {text(said)}: not a list with one list, for the tensor that it makes")
+    return said[0]
+
+
+def nearest_cure(key: str, value: Any, op: Operator) -> str:
+    """The override with the nearest strategy that fits; "" if there is none."""
+    if isinstance(value, FromFile) or not isinstance(value, Mapping):
+        return ""
+    for name, change in _changes(value, op):
+        if not _cuts(change):
+            continue  # the user did not mean to cut nothing
+        try:
+            strategy_of({**value, name: change}, op, 0, key)
+        except UnfitError:
+            continue
+        return quote(f"{KEY}.{key}.{name}={text(change)}")
+    return ""
+
+
+def _cuts(change: Any) -> bool:
+    return any(map(_cuts, change)) if isinstance(change, list) else change not in (None, 1)
+
+
+def _changes(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[str, Any]]:
+    """Yields changes of a single key: a smaller matrix, fewer slices, fewer axes per dim."""
+    matrix, names = value.get("matrix"), value.get("axes")
+    if isinstance(matrix, list | tuple) and all(type(n) is int and n > 0 for n in matrix):
+        yield "matrix", nearest_slices(matrix, [op.ranks] * len(matrix), op.ranks)
+    try:
+        tensors = dict(_tensors({"in": value.get("in", ())}, op))
+        axes = _axes(value, op.ranks)
+    except UnfitError:
+        return
+    for order in op.orders:
+        try:
+            yield "in", _nearest(order, tensors, axes, names)
+        except UnfitError:
+            continue
+    try:
+        said = _said_of_output(value)
+        counts = [_ways(own, axes) for own in _dims("out", said, op.made, axes)]
+    except UnfitError:
+        return
+    if axes is None:
+        yield "out", [nearest_slices(counts, op.made, op.ranks)]
+    else:
+        yield "out", [[n if s % c == 0 else None for n, c, s in zip(said, counts, op.made, strict=True)]]
+
+
+def _nearest(op: Operator, tensors: Mapping[int, Any], axes: Axes | None, names: Any) -> list[list[Any]]:
+    """Returns the inputs with the most slices, or axes, that each letter and the ranks allow."""
+    cut: Cut = {}
+    for place, dims in sorted(tensors.items()):
+        owned = _dims(f"in[{place}]", dims, op.shapes[place], axes)
+        for letter, own in zip(op.rule.ins[place], owned, strict=True):
+            if letter and cut.setdefault(letter, own) != own:
+                raise UnfitError("which of two is meant is not known")
+
+    # letter by letter, from the ranks that remain
+    got: dict[str, Any] = {"": None if axes else 1}
+    left = op.ranks
+    for letter, own in cut.items():
+        size = op.rule.size[letter]
+        if axes is None:
+            got[letter] = max(k for k in divisors(left) if k <= own[0] and size % k == 0)
+            left //= got[letter]
+        else:
+            while own and size % _ways(own, axes):
+                own = own[:-1]
+            found = [names[a] for a in own]
+            got[letter] = found if len(found) > 1 else next(iter(found), None)
+    return [[got[letter] for letter in op.rule.ins[place]] for place in tensors]

@@ -1,0 +1,1 @@
+"""Data sets of images: IDX and CIFAR files, and folders of images."""

@@ -1,0 +1,84 @@
+"""Finds the batch files of CIFAR-10, in its python or binary form."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pickletools
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.data.file_checks import BadFile
+from launcher.untrusted.files import irregular, opened, read_bytes, stands
+
+RECORD = 1 + 3 * 32 * 32
+LONGEST = 64 << 20  # bytes of a batch; the published ones have half as many
+FORMS = (("", "cifar-10-batches-py"), (".bin", "cifar-10-batches-bin"))
+NAMES = (
+    "numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct", "numpy ndarray",
+    "numpy dtype", "_codecs encode",
+)  # fmt: skip
+"""The names that a pickle of arrays may refer to."""
+TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+TEST = ("test_batch",)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The files of a data set: if ``binary``, records of a label and 3072 pixels; otherwise pickles."""
+
+    binary: bool
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+
+
+def find(root: str) -> Batches | None:
+    """Finds the batches in ``root``, or in the folder that the archive unpacks to inside it.
+
+    Returns the first form of which any file exists.
+    """
+    for suffix, folder in FORMS:
+        for base in (Path(root), Path(root, folder)):
+            train, test = (tuple(base / f"{name}{suffix}" for name in names) for names in (TRAIN, TEST))
+            if any(stands(f) for f in (*train, *test)):
+                return Batches(suffix == ".bin", train, test)
+    return None
+
+
+def whole(file: Path, binary: bool) -> None:
+    """Raises ``BadFile`` for a file that is missing or truncated, or a pickle of other things than arrays.
+
+    Of a binary file it reads only the size.
+    """
+    if kind := irregular(file):
+        raise BadFile(kind)
+    if not file.is_file():
+        raise BadFile("no such file")
+    if not (size := file.stat().st_size):
+        raise BadFile("empty")
+    if size > LONGEST:
+        raise BadFile(f"{size} bytes; at most {LONGEST} are read")
+    if binary and size % RECORD:
+        raise BadFile(f"cut off: {size} bytes are no whole number of records of {RECORD}")
+    if not binary and _last_byte(file) != pickle.STOP:
+        raise BadFile(f"cut off: a pickle does not end as these {size} bytes do")
+    if not binary:
+        _check_names(file)
+
+
+def _check_names(file: Path) -> None:
+    """Raises ``BadFile`` for a pickle that refers to anything but arrays. Constructs no object of it."""
+    try:
+        codes = pickletools.genops(read_bytes(file, LONGEST))
+        named = [str(name) for code, name, _ in codes if code.name == "GLOBAL"]
+    except (ValueError, IndexError, OverflowError) as error:
+        raise BadFile(f"not a CIFAR-10 batch: no pickle of plain data ({error})") from error
+    wrong = next((name for name in named if name not in NAMES), None)
+    if wrong is not None:
+        raise BadFile(f"not a CIFAR-10 batch: {wrong.replace(' ', '.')} is not allowed")
+
+
+def _last_byte(file: Path) -> bytes:
+    with opened(file) as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read()

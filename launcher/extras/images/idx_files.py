@@ -1,0 +1,90 @@
+"""Reads the header of an idx file and checks that the file contains what it promises."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.data.file_checks import BadFile
+from launcher.untrusted.files import RefusedFile, opened, stands
+
+TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+BYTES = 0x08
+INFLATED = 1 << 30
+"""The maximum bytes in a gzipped file, which is read into memory; the largest of EMNIST has half as many."""
+
+
+def find(root: str, name: str) -> Path | None:
+    """Finds the file; the plain one takes precedence over the gzipped one."""
+    return next((f for f in (Path(root, name), Path(root, f"{name}.gz")) if stands(f)), None)
+
+
+def offset(shape: tuple[int, ...]) -> int:
+    """The number of bytes before the first element."""
+    return 4 + 4 * len(shape)
+
+
+def inflated(stream: BinaryIO) -> gzip.GzipFile:
+    """The content of a gzip file as a stream. Limit what you read: a few bytes can expand to any number."""
+    return gzip.GzipFile(fileobj=stream)
+
+
+def header(file: Path) -> tuple[int, ...]:
+    """Reads the shape. Raises ``BadFile``."""
+    try:
+        with opened(file) as plain, inflated(plain) if file.suffix == ".gz" else plain as stream:
+            start = stream.read(4)
+            dims = start[3] if len(start) == 4 else 0
+            if start[:3] != bytes((0, 0, BYTES)) or not dims:
+                raise BadFile("not an idx file of unsigned bytes")
+            words = stream.read(4 * dims)
+    except RefusedFile as error:
+        raise BadFile(error.strerror) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadFile(f"cannot be read: {error}") from error
+
+    # one length per dim
+    if len(words) < 4 * dims:
+        raise BadFile("cut off inside its header")
+    return tuple(int.from_bytes(words[i : i + 4]) for i in range(0, 4 * dims, 4))
+
+
+def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
+    """Returns the shape of a complete array of ``dims`` dims. Raises ``BadFile`` if the file has none."""
+    file = find(root, name)
+    if file is None:
+        raise BadFile("no such file, plain or with .gz")
+    shape = header(file)
+    if len(shape) != dims:
+        raise BadFile(f"an array of {len(shape)} dims, not {dims}")
+
+    # the file must have the size that the shape requires; a gzip file stores its own modulo 4 GB
+    need = offset(shape) + prod(shape)
+    packed = file.suffix == ".gz"
+    if packed and need > INFLATED:
+        text = f"at most {INFLATED} are unpacked in memory: gunzip it"
+        raise BadFile(f"its header promises {need} bytes; {text}")
+    have = _size(file)
+    wanted = need % 2**32 if packed else need
+    if have != wanted:
+        size = " x ".join(map(str, shape))
+        found = "its end is missing" if packed else f"it has {have}"
+        raise BadFile(f"cut off: its header promises {size} bytes, {need} with the header; {found}")
+    return shape
+
+
+def _size(file: Path) -> int:
+    """The uncompressed size in bytes.
+
+    A gzip file stores it in its last four bytes, modulo 4 GB; a truncated one ends differently.
+    """
+    if file.suffix != ".gz":
+        return file.stat().st_size
+    with opened(file) as stream:
+        stream.seek(-4, os.SEEK_END)
+        return int.from_bytes(stream.read(), "little")

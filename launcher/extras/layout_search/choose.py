@@ -1,0 +1,128 @@
+"""Finds a layout for a request that leaves settings open, and writes it as a recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.checkpoint.tensorfile.disk import write_bytes
+from launcher.errors import Problem, refuse
+from launcher.extras.layout_search import candidates, show
+from launcher.extras.layout_search import measure as best_recipe
+from launcher.extras.layout_search import measure as measured_cluster
+from launcher.extras.layout_search.evaluate import Finalist
+from launcher.extras.layout_search.measure import measured, refused
+from launcher.extras.layout_search.search import search
+from launcher.extras.layout_search.show import Ranking
+from launcher.job.schema.job import Job
+from launcher.plan.sizes import Note
+from launcher.planner.plan_job import planning
+from launcher.planner.resolve import with_steps
+from launcher.run import launch, memory_check
+from launcher.run.settle import Chosen, open_ended
+from launcher.runtime.processes.fork_server import serving
+
+if TYPE_CHECKING:
+    from launcher.run.external_ranks.leader import Others
+
+MOST_PROCESSES = 8
+CLUSTER = "cluster.yaml"
+"""The file beside the recipe of the best layout, if layouts were measured."""
+
+
+def check(job: Job) -> None:
+    """Raises ``RequestError`` for problems of a search that do not depend on the model."""
+    found = [*candidates.impossible(_at_home(job)), *refused(job)]
+    if job.show == "search" and not open_ended(job):
+        how = "set keys below parallel to auto or to lists; parallel=auto opens all of them"
+        found.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))
+    if job.show == "search" and job.search.best:
+        best = Path(job.search.best)
+        unwritable = best_recipe.unwritable(best, job)
+        if unwritable is None and job.search.measure:
+            unwritable = _beside(best, job)
+        found += [unwritable] if unwritable else []
+    refuse(found)
+
+
+def _at_home(job: Job) -> Job:
+    """``job`` with the number of ranks that an outer launcher has started."""
+    return launch.at_home(job, launch.outer_size())
+
+
+def _beside(best: Path, job: Job) -> Problem | None:
+    """Why the cluster file cannot be written beside the recipe."""
+    if best.name == CLUSTER:
+        text = f"{best}: is what the refitted cluster is written to"
+        return Problem(best_recipe.KEY, text, f"{best_recipe.KEY}={best.with_name('best.yaml')}")
+    problem = best_recipe.unwritable(best.with_name(CLUSTER), job)
+    if problem is not None and problem.cure.endswith(CLUSTER):
+        return replace(problem, cure=problem.cure.removesuffix(CLUSTER) + best.name)
+    return problem
+
+
+def settled(job: Job, measure: bool = False, others: Others | None = None) -> Chosen:
+    """``job`` with all settings decided; by measurements if ``measure`` and the job requests them.
+
+    ``others``: the ranks of an outer launcher.
+
+    Raises ``RequestError``.
+    """
+    check(job)
+    job = _at_home(job)
+    found, ranking = _searched(job)
+    if not (measure and job.search.measure):
+        return Chosen(found[0].job, tuple(show.notes(ranking)))
+    told = measured_cluster.measured_cluster(ranking, measured(job, found, others))
+    taken = told.ran[0].finalist
+    note = Note("search.measure", "; ".join(measured_cluster.note(told)))
+    notes = (*show.notes(ranking, taken.predicted), note)
+    return Chosen(taken.job, notes, measured_cluster.file(told))
+
+
+def shown(job: Job, others: Others | None = None) -> Iterator[str]:
+    """The report of a search, and the path of the recipe that it writes."""
+    job = memory_check.told(_at_home(job))
+    check(job)
+    found, ranking = _searched(job)
+    lines = [*show.text(ranking)]
+    best = Chosen(found[0].job)
+    if job.search.measure:
+        told = measured_cluster.measured_cluster(ranking, measured(job, found, others))
+        best = Chosen(told.ran[0].finalist.job, cluster=measured_cluster.file(told))
+        lines += _labelled("measured", measured_cluster.table(told))
+        lines += _labelled("refitted", measured_cluster.refitted(told))
+    yield from lines
+    if job.search.best is not None:
+        path = Path(job.search.best)
+        write(path, best, lines)
+        yield f"  recipe     {path}: python -m launcher recipe={path}"
+        if best.cluster:
+            beside = path.with_name(CLUSTER)
+            yield f"  cluster    {beside}: as DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME"
+
+
+def _searched(job: Job) -> tuple[list[Finalist], Ranking]:
+    """The best layouts. Starts the server of this process before anything is planned here."""
+    with planning(), serving() as server:
+        server.prepare()
+        return search(with_steps(job), processes(), start=server.start)
+
+
+def _labelled(label: str, lines: Iterator[str]) -> Iterator[str]:
+    yield from (f"  {'' if n else label:<10} {line}" for n, line in enumerate(lines))
+
+
+def write(path: Path, chosen: Chosen, said: Sequence[str]) -> None:
+    """Writes the recipe of the best layout, with ``said`` as comments, and the cluster file beside it."""
+    best_recipe.write(path, chosen.job, tuple(said))
+    if chosen.cluster:
+        write_bytes(path.with_name(CLUSTER), chosen.cluster.encode())
+
+
+def processes() -> int:
+    """One process per core."""
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))

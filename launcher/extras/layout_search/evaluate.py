@@ -1,0 +1,393 @@
+"""Predicts one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from launcher.errors import RequestError
+from launcher.extras.layout_search import bounds, candidates
+from launcher.extras.layout_search.bounds import CLOSE, NEAR, Bound, Policies, Whole
+from launcher.extras.layout_search.candidates import Candidates, Layout, Trace, job_of
+from launcher.job.schema.job import Job
+from launcher.job.schema.search import AUTO
+from launcher.plan import recompute_auto
+from launcher.plan.memory.device_memory import tightest
+from launcher.plan.plan import Plan
+from launcher.plan.time.prediction import predict
+from launcher.plan.time.speeds import Speeds
+from launcher.plan.time.step_work import StepWork
+from launcher.plan.values.text import GB
+from launcher.planner.plan_job import plan_job, plan_like
+from launcher.planner.trace_model import Traces, keeps_messages
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A layout that cannot be planned."""
+
+    layout: Layout
+    why: str
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What plans predict for a layout.
+
+    ``nbytes``: bytes on the ``ranks`` that need most. ``count``: samples or tokens per step. ``terms``: the
+    parts of ``seconds``.
+
+    ``again``: the share of the blocks that is recomputed so that the layout fits, if the plan decides that,
+    and ``policy`` how. ``between``: seconds and bytes are interpolated between plans that recompute no block
+    and all blocks. ``pipeline``: seconds until the last action ends, and ``plain``: bytes, both without
+    recomputation. ``tried``: policies, each with the bytes and the additional seconds if all blocks are
+    recomputed. ``works``: the work of those plans, if layouts will be measured.
+    """
+
+    layout: Layout
+    seconds: float
+    nbytes: int
+    ranks: tuple[int, ...]
+    mfu: float
+    count: int
+    unit: str
+    pipeline: float
+    plain: int
+    terms: tuple[tuple[str, float], ...]
+    again: float = 0.0
+    policy: str = ""
+    between: bool = False
+    tried: tuple[tuple[str, int, float], ...] = ()
+    works: tuple[StepWork, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Sorts by seconds, then by bytes; of equal layouts the simplest comes first."""
+        return (self.seconds, self.nbytes, self.layout.order)
+
+    def on(self, speeds: Speeds) -> float:
+        """The seconds of the same plans on other devices."""
+        none, *every = (predict(work, speeds).seconds for work in self.works)
+        return none + self.again * (every[0] - none) if every else none
+
+
+@dataclass(frozen=True)
+class Question:
+    """What all layouts of a search share."""
+
+    job: Job
+    named: Candidates
+    speeds: Speeds
+
+    @property
+    def room(self) -> int | None:
+        gb = self.job.cluster.memory_gb
+        return None if gb is None else int(gb * GB)
+
+    def of(self, layout: Layout) -> Job:
+        """The request for this layout."""
+        fuses = "parallel.comm_fusion" in self.job.search.over
+        return job_of(self.job, layout, self.named, self.speeds if fuses else None)
+
+
+@dataclass(frozen=True)
+class Slower:
+    """A layout that is too slow with any recomputation; ``pipeline`` and ``plain`` as in ``Predicted``."""
+
+    layout: Layout
+    pipeline: float
+    plain: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A layout to plan.
+
+    ``least``: its lower bound, or ``None`` if that does not matter. ``likely``: effects of policies in
+    similar layouts; ``surely``: their best effects. Planning stops early for a layout that would take
+    ``below`` seconds or more.
+    """
+
+    layout: Layout
+    least: Bound | None = None
+    likely: Policies = field(default_factory=dict)
+    surely: Policies = field(default_factory=dict)
+    below: float = inf
+
+    @property
+    def trace(self) -> Trace:
+        return self.layout.cut, self.layout.micro, self.layout.stages == 1
+
+    def again(self, plain: Predicted, policies: Policies) -> dict[str, float]:
+        """Seconds that each policy spends on recomputation so that the layout fits."""
+        if self.least is None:
+            return {}
+        uneven = self.least.uneven(plain.pipeline, plain.plain)
+        shares = self.least.again(uneven, policies)
+        return {p: share * uneven.seconds * self.least.forward for p, share in shares.items()}
+
+    def slow(self, plain: Predicted) -> bool:
+        """Whether the layout is too slow under every policy."""
+        again = min(self.again(plain, self.surely).values(), default=0.0)
+        return NEAR * (plain.seconds + again) >= self.below < inf
+
+    def policies(self, plain: Predicted) -> tuple[str, ...]:
+        """The policies that may be best for it."""
+        takes = self.again(plain, self.likely)
+        few = min(takes.values(), default=inf)
+        return tuple(p for p in recompute_auto.POLICIES[1:] if takes.get(p, few) <= CLOSE * few)
+
+
+def evaluate(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
+    """Predicts a layout from its plan.
+
+    If as few blocks as fit are recomputed, it interpolates between plans that recompute no block and all
+    blocks.
+    """
+    found = _evaluated(asked, trial, traces)
+    if not isinstance(found, Predicted) or asked.job.search.measure:
+        return found
+    return replace(found, works=())
+
+
+def _evaluated(asked: Question, trial: Trial, traces: Traces) -> Predicted | Refused | Slower:
+    layout = trial.layout
+    job = asked.of(layout)
+    choosing = recompute_auto.asked(job)
+    try:
+        plain = plan_job(recompute_auto.under(job, {}) if choosing else job, traces)
+        if plain.estimate.step is None:
+            return Refused(layout, "over device matrices no seconds are predicted")
+        found = predicted(layout, plain)
+        if not choosing or asked.room is None or found.nbytes <= asked.room:
+            return found
+        if trial.slow(found):
+            return Slower(layout, found.pipeline, found.plain)
+        return _fitted(found, job, plain, asked.room, policies=trial.policies(found), traces=traces)
+    except RequestError as error:
+        return Refused(layout, "; ".join(f"{p.key}: {p.text}" for p in error.problems[:1]))
+
+
+def predicted(layout: Layout, plan: Plan) -> Predicted:
+    """Reads the prediction from the layout's plan, which has seconds."""
+    step = plan.estimate.step
+    assert step is not None
+    most = tightest(plan.estimate.memory, 0)
+    count, unit = (step.samples, "samples") if step.tokens is None else (step.tokens, "tokens")
+    return Predicted(
+        layout=layout,
+        seconds=step.seconds,
+        nbytes=most.needed,
+        ranks=most.ranks,
+        mfu=step.mfu,
+        count=count,
+        unit=unit,
+        pipeline=step.timeline.makespan,
+        plain=most.needed,
+        terms=tuple((t.name, t.seconds) for t in step.terms),
+        works=(plan.estimate.work,),
+    )
+
+
+def _fitted(
+    plain: Predicted, job: Job, plan: Plan, room: int, *, policies: tuple[str, ...], traces: Traces
+) -> Predicted:
+    """The fastest prediction that fits in ``room``; the one with fewest bytes if none fits."""
+    tried: list[Predicted] = []
+    same = recompute_auto.stage_of_modules(plan)
+    others = tuple(p for p in recompute_auto.POLICIES[1:] if p not in policies)
+    again = recompute_auto.POLICIES[1:] if job.parallel.pipeline.stages > 1 else ()
+    for some, like in ((policies, same), (others, same), (again, None)):
+        if not any(one.nbytes <= room for one in tried):
+            tried += _all_again(plain, job, plan, some, like, traces)
+    shown = tuple((one.policy, one.nbytes, one.seconds - plain.seconds) for one in tried)
+    tried = [replace(one, tried=shown) for one in tried]
+    fitting = [_between(plain, all_again, room) for all_again in tried if all_again.nbytes <= room]
+    if fitting:
+        return min(fitting, key=lambda one: one.order)
+    return min([plain, *tried], key=lambda one: one.nbytes)
+
+
+def _all_again(
+    plain: Predicted,
+    job: Job,
+    plan: Plan,
+    policies: Sequence[str],
+    like: dict[str, int] | None,
+    traces: Traces,
+) -> Iterator[Predicted]:
+    """Predictions with all blocks recomputed; modules keep the stages of ``like``."""
+    blocks = recompute_auto.blocks(plan)
+    for policy in policies if blocks else ():
+        try:
+            made = plan_like(recompute_auto.under(job, dict.fromkeys(blocks, policy)), like, traces)
+        except RequestError:  # this policy does not suit the model; another one may
+            continue
+        found = replace(predicted(plain.layout, made), policy=policy, again=1.0)
+        yield replace(found, pipeline=plain.pipeline, plain=plain.plain)
+
+
+def _between(none: Predicted, every: Predicted, room: int) -> Predicted:
+    """Interpolates the share of recomputed blocks at which the layout needs exactly ``room`` bytes."""
+    share = (none.nbytes - room) / (none.nbytes - every.nbytes)
+    seconds = none.seconds + share * (every.seconds - none.seconds)
+    both = zip(none.terms, every.terms, strict=True)
+    terms = tuple((name, took + share * (more - took)) for (name, took), (_, more) in both)
+    mfu = none.mfu * none.seconds / seconds
+    works = (*none.works, *every.works)
+    mixed = replace(every, seconds=seconds, mfu=mfu, nbytes=room, between=True)
+    return replace(mixed, again=share, terms=terms, works=works)
+
+
+def fits(found: Predicted, room: int | None) -> bool:
+    return room is None or found.nbytes <= room
+
+
+def best(found: Sequence[Predicted], room: int | None) -> list[Predicted]:
+    """The predictions that fit, fastest first."""
+    return sorted((p for p in found if fits(p, room)), key=lambda p: p.order)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout that may be the best, whose recomputed blocks are still undecided."""
+
+    found: Predicted
+
+    @property
+    def trace(self) -> Trace:
+        layout = self.found.layout
+        return layout.cut, layout.micro, layout.stages == 1
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """``job``: the request with all settings decided; ``predicted``: the prediction of its plan."""
+
+    job: Job
+    predicted: Predicted
+
+
+def settle(asked: Question, choice: Choice, traces: Traces) -> Finalist | Refused:
+    """Lets a plan choose the recomputed blocks; if it finds no choice, recomputes all of them."""
+    found, job = choice.found, asked.of(choice.found.layout)
+    if not recompute_auto.asked(job):
+        return Finalist(job, found)
+    if not found.again:
+        return Finalist(recompute_auto.under(job, {}), found)
+    try:
+        return _settled(found, job, plan_job(job, traces))
+    except RequestError:
+        every = _recompute_all(found, job, traces)
+    if every is not None and fits(every.predicted, asked.room):
+        return every
+    return Refused(found.layout, f"{found.policy}: slightly too large with any recomputation")
+
+
+def _recompute_all(found: Predicted, job: Job, traces: Traces) -> Finalist | None:
+    """Recomputes all blocks, in stages that are balanced for that; ``None`` if it cannot be planned."""
+    try:
+        blocks = recompute_auto.blocks(plan_job(recompute_auto.under(job, {}), traces))
+        every = recompute_auto.under(job, dict.fromkeys(blocks, found.policy))
+        return _settled(found, every, plan_job(every, traces))
+    except RequestError:
+        return None
+
+
+def _settled(found: Predicted, job: Job, plan: Plan) -> Finalist:
+    blocks, policies = recompute_auto.blocks(plan), {r.policy for r in plan.recomputed}
+    share = len(plan.recomputed) / max(len(blocks), 1)
+    exact = predicted(found.layout, plan)
+    return Finalist(job, replace(exact, again=share, policy=" and ".join(sorted(policies))))
+
+
+LEFT_OPEN = (
+    candidates.RECOMPUTE,
+    candidates.HSDP,
+    candidates.STAGES,
+    candidates.MICROS,
+    candidates.TP,
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change: the ``words`` to type, and the changed request."""
+
+    words: str
+    job: Job
+
+
+def changes(job: Job) -> Iterator[Change]:
+    """Leaves one more setting open, or doubles the nodes; no change affects what is trained."""
+    over = job.search.over
+    for key in LEFT_OPEN:
+        if any(k == key or k.startswith(f"{key}.") for k in over):
+            continue
+        if key == candidates.TP and not (job.parallel.operators or over.get(candidates.OPERATORS)):
+            continue  # no operator is sharded over it
+        search = job.search.model_copy(update={"over": {**over, key: AUTO}})
+        yield Change(f"{key}={AUTO}", job.model_copy(update={"search": search}))
+    nodes = 2 * job.launch.nnodes
+    launch = job.launch.model_copy(update={"nnodes": nodes})
+    yield Change(f"launch.nnodes={nodes}", job.model_copy(update={"launch": launch}))
+
+
+def best_change(job: Job, leanest: Callable[[Job], int | None]) -> tuple[Change, int] | None:
+    """The change whose smallest layout needs the fewest bytes; the first of equal ones."""
+    found = [(nbytes, n, change) for n, change in enumerate(changes(job)) if (nbytes := leanest(change.job))]
+    if not found:
+        return None
+    nbytes, _, change = min(found, key=lambda one: one[:2])
+    return change, nbytes
+
+
+@dataclass(frozen=True)
+class OneSample:
+    """Layouts with the same cut, one for each number of stages."""
+
+    layouts: tuple[Layout, ...]
+
+    @property
+    def trace(self) -> Trace:
+        return self.layouts[0].cut, 1, all(layout.stages == 1 for layout in self.layouts)
+
+
+def whole(asked: Question, sample: OneSample, traces: Traces) -> Whole | str:
+    """The cost of the model, or why it cannot be planned; uses the fewest stages, but several if possible."""
+    kept = traces.keeps_messages
+    found = _planned(asked, sample, traces)
+    if isinstance(found, str):
+        return found
+    _, plan = found
+    return bounds.whole(plan, asked.speeds, keeps_messages() if kept is None else kept)
+
+
+def growth(asked: Question, sample: OneSample, traces: Traces) -> float:
+    """The seconds of a second sample relative to those of the first. The sample must have a plan."""
+    found = _planned(asked, sample, traces)
+    assert not isinstance(found, str), found
+    layout, plan = found
+    return bounds.growth(plan, plan_job(_unsharded(asked, layout, 2), traces), asked.speeds)
+
+
+def _planned(asked: Question, sample: OneSample, traces: Traces) -> tuple[Layout, Plan] | str:
+    why = ""
+    for layout in sorted(sample.layouts, key=lambda one: (one.stages == 1, one.stages)):
+        try:
+            return layout, plan_job(_unsharded(asked, layout), traces)
+        except RequestError as error:
+            why = f"{error.problems[0].key}: {error.problems[0].text}"
+    return why
+
+
+def _unsharded(asked: Question, layout: Layout, micro: int = 1) -> Job:
+    """The request for ``layout``: unsharded weights, no recomputation, ``micro`` samples a micro batch."""
+    job = job_of(asked.job, layout, asked.named)
+    pipe = job.parallel.pipeline.model_copy(
+        update={"micro_batch_num": layout.stages, "scheduler": "1f1b", "interleave": False}
+    )
+    parallel = job.parallel.model_copy(update={"pipeline": pipe, "hsdp": None, "recompute": None})
+    train = job.train.model_copy(update={"batch_size": layout.replicas * layout.stages * micro})
+    return job.model_copy(update={"parallel": parallel, "train": train})

@@ -1,0 +1,369 @@
+"""Searches layouts, best first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Any
+
+from launcher.errors import Problem, RequestError, refuse
+from launcher.extras.layout_search import candidates
+from launcher.extras.layout_search import evaluate as one_sample
+from launcher.extras.layout_search import evaluate as single_change
+from launcher.extras.layout_search.bounds import (
+    FAR,
+    NEAR,
+    UNSEEN,
+    Bound,
+    Effect,
+    Policies,
+    Uneven,
+    Whole,
+    bound,
+)
+from launcher.extras.layout_search.candidates import Cut, Layout
+from launcher.extras.layout_search.evaluate import (
+    Choice,
+    Finalist,
+    OneSample,
+    Predicted,
+    Question,
+    Refused,
+    Slower,
+    Trial,
+    evaluate,
+    settle,
+)
+from launcher.extras.layout_search.show import Ranking, nothing
+from launcher.extras.layout_search.workers import Start, Workers, workers
+from launcher.job.schema.job import Job
+from launcher.job.schema.search import AUTO
+from launcher.plan.schedule.schedules import RULES
+from launcher.plan.time.speeds import speeds
+from launcher.planner.trace_model import Traces
+
+ROOMY = 0.85
+"""A layout certainly fits if its bound is below this share of the memory."""
+
+Shape = tuple[str, int, int, int]
+Family = tuple[Cut, Shape]
+"""Layouts that differ only in how weights and optimizer states are sharded."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the plans of a family have shown."""
+
+    uneven: Uneven
+    policies: Policies
+
+
+@dataclass
+class Waiting:
+    """Layouts that may be the best, the one with the smallest lower bound first.
+
+    A plan shows how uneven its pipeline is, and what recomputation frees and costs in it. The layouts of its
+    family have the same values, and pipelines with more stages are at least as uneven.
+    """
+
+    asked: Question
+    wholes: Mapping[Cut, Whole | str]
+    heap: list[tuple[float, tuple[Any, ...], Layout]] = field(default_factory=list)
+    least: dict[Layout, Bound] = field(default_factory=dict)
+    families: dict[Family, Seen] = field(default_factory=dict)
+    kinds: dict[tuple[str, bool, Cut], Policies] = field(default_factory=dict)
+
+    @property
+    def free(self) -> bool:
+        """Whether the search decides the number of stages."""
+        over = self.asked.job.search.over
+        return AUTO in (over.get(candidates.STAGES), over.get(candidates.CHUNKS))
+
+    def add(self, layout: Layout) -> Bound | str:
+        """Queues a layout unless it cannot fit; returns its bound, or why it cannot be planned."""
+        of = self.wholes[layout.cut]
+        if isinstance(of, str):
+            return of
+        virtual = layout.stages * (2 if RULES[layout.scheduler].v and layout.stages > 1 else layout.chunks)
+        if of.blocks and virtual > of.blocks and self.free:
+            return "more virtual stages than blocks"
+        least = bound(layout, of, self.asked.speeds, self.asked.job)
+        if self.asked.room is None or least.nbytes <= self.asked.room:
+            self.least[layout] = least
+            heappush(self.heap, (self.seconds(layout), layout.order, layout))
+        return least
+
+    def take(self, most: int, below: float) -> list[Layout]:
+        """Up to ``most`` layouts that may take less than ``below`` seconds, all with different pipelines."""
+        out: list[Layout] = []
+        put_back = []
+        while self.heap and len(out) < most and self.heap[0][0] < below:
+            seconds, order, layout = heappop(self.heap)
+            known = self.seconds(layout)
+            if known > seconds:
+                heappush(self.heap, (known, order, layout))
+            elif any(layout.shape == other.shape for other in out):
+                put_back.append((seconds, order, layout))
+            else:
+                out.append(layout)
+        for one in put_back:
+            heappush(self.heap, one)
+        return out
+
+    def plain(self) -> list[Layout]:
+        """The first simple layout of each cut that certainly fits without recomputation: likely good ones."""
+        found: dict[Cut, Layout] = {}
+        room = self.asked.room
+        for _, _, layout in sorted(self.heap):
+            least = self.least[layout]
+            simple = layout.scheduler == "1f1b" and layout.chunks == 1
+            if simple and (room is None or least.states + least.kept < ROOMY * room):
+                found.setdefault(layout.cut, layout)
+        taken = set(found.values())
+        self.heap = [one for one in self.heap if one[-1] not in taken]
+        heapify(self.heap)
+        return list(found.values())
+
+    def seconds(self, layout: Layout) -> float:
+        """The lower bound of the seconds, as known so far; ``inf`` if the layout does not fit."""
+        least, seen = self.least[layout], self.families.get(_family(layout))
+        if seen is not None:
+            return least.seconds(seen.uneven, self._surely(layout), NEAR)
+        return least.seconds(self._uneven(layout), self._surely(layout), FAR)
+
+    def trial(self, layout: Layout, below: float) -> Trial:
+        """The layout with its bound and the expected effects of policies."""
+        return Trial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
+
+    def _surely(self, layout: Layout) -> Policies:
+        """Effects for bounds: of its family, else of its kind, else of all schedulers with such backwards."""
+        seen = self.families.get(_family(layout))
+        if seen is not None and seen.policies:
+            return {**UNSEEN, **seen.policies}
+        kind = _kind(layout)
+        split = RULES[kind[0]].split
+        alike = (of for other, of in self.kinds.items() if RULES[other[0]].split == split)
+        return {**UNSEEN, **(self.kinds.get(kind) or _together(alike))}
+
+    def _likely(self, layout: Layout) -> Policies:
+        """Likely effects: those of its family, else of its kind, else of the nearest kind."""
+        seen = self.families.get(_family(layout))
+        if seen is not None and seen.policies:
+            return seen.policies
+        scheduler, interleaved, cut = _kind(layout)
+        nearest = min(
+            self.kinds,
+            key=lambda kind: ((kind[0], kind[1]) != (scheduler, interleaved), kind[2] != cut),
+            default=None,
+        )
+        return {} if nearest is None else self.kinds[nearest]
+
+    def _uneven(self, layout: Layout) -> Uneven:
+        """The imbalance that similar pipelines with at most as many stages have shown."""
+        scheduler, stages, chunks, _ = layout.shape
+        exact = [seen.uneven for (_, shape), seen in self.families.items() if shape == layout.shape]
+        if exact:
+            return Uneven(min(one.seconds for one in exact), min(one.bytes for one in exact))
+
+        every = [(shape, seen.uneven) for (_, shape), seen in self.families.items()]
+        fewer = [
+            uneven
+            for (name, n, each, _), uneven in every
+            if (name, each > 1) == (scheduler, chunks > 1) and n <= stages
+        ]
+        tight = [uneven.bytes for _, uneven in every if uneven.bytes > 1]
+        return Uneven(
+            seconds=max((one.seconds for one in fewer), default=1.0),
+            bytes=min(tight, default=1.0),
+        )
+
+    def learn(self, found: Predicted | Slower) -> None:
+        """Records what a plan has shown; the least uneven pipeline of a family counts."""
+        least, family, kind = self.least[found.layout], _family(found.layout), _kind(found.layout)
+        uneven = least.uneven(found.pipeline, found.plain)
+        policies = {} if isinstance(found, Slower) else _effects(found, least, uneven)
+        before = self.families.get(family, Seen(uneven, {}))
+        both = Uneven(min(uneven.seconds, before.uneven.seconds), min(uneven.bytes, before.uneven.bytes))
+        self.families[family] = Seen(both, _together((before.policies, policies)))
+        if policies:
+            self.kinds[kind] = _together((self.kinds.get(kind, {}), policies))
+
+
+def _family(layout: Layout) -> Family:
+    return layout.cut, layout.shape
+
+
+def _kind(layout: Layout) -> tuple[str, bool, Cut]:
+    """Layouts with the same kind have about the same effects of recomputation."""
+    return layout.scheduler, layout.chunks > 1, layout.cut
+
+
+def _effects(found: Predicted, least: Bound, uneven: Uneven) -> Policies:
+    """The effect of each policy that was tried."""
+    frees = max(least.kept * uneven.bytes - least.handed, 1.0)
+    forward = uneven.seconds * least.forward
+    return {policy: (((found.plain - left) / frees, more / forward),) for policy, left, more in found.tried}
+
+
+def _together(several: Iterable[Policies]) -> Policies:
+    out: dict[str, tuple[Effect, ...]] = {}
+    for one in several:
+        for policy, seen in one.items():
+            out[policy] = (*out.get(policy, ()), *seen)
+    return out
+
+
+FEW = 40
+"""Up to this many layouts are planned before another process would have started."""
+ROUND = 12
+"""Layouts to plan before the bounds of the remaining ones are compared again."""
+GAIN = 0.01
+"""A layout that is faster by a smaller share at best is not planned."""
+FINALISTS = 2
+"""Layouts whose recomputation is decided before one is chosen: earlier predictions err by a few percent."""
+MOST = 400
+"""The most plans of a search; the report says how many layouts are left."""
+
+
+def search(
+    job: Job, processes: int = 1, traces: Traces | None = None, start: Start | None = None
+) -> tuple[list[Finalist], Ranking]:
+    """Returns the best layout, or as many as ``search.measure`` requests, and the ranking.
+
+    The result does not depend on the number of ``processes``; ``start`` starts all but this one.
+
+    Raises ``RequestError`` if the request cannot be searched, or if no layout fits.
+    """
+    refuse(candidates.impossible(job))
+    fast = speeds(job)
+    assert fast is not None
+    there = candidates.space(job)
+    asked = Question(job, there.named, fast)
+    known = traces or Traces(own=False, shallow=True)
+    ranking = Ranking(asked, len(there.layouts) + there.out.total(), refused=there.out)
+    with workers(asked, known, processes if len(there.layouts) > FEW else 1, start) as work:
+        _look(_waiting(asked, there.layouts, ranking, work), ranking, work)
+        first = _finalists(ranking, work, _count(job))
+        if not first:
+            _leanest(ranking, work)
+    if not first:
+        other = single_change.best_change(job, partial(_least_bytes, traces=known)) if ranking.found else None
+        raise RequestError((nothing(ranking, other),))
+    return first, ranking
+
+
+def _least_bytes(job: Job, traces: Traces) -> int | None:
+    """The fewest bytes of a planned layout; ``None`` if none can be planned."""
+    fast = speeds(job)
+    assert fast is not None
+    there = candidates.space(job)
+    ranking = Ranking(Question(job, there.named, fast), len(there.layouts))
+    with workers(ranking.question, traces, 1) as work:
+        waiting = _waiting(ranking.question, there.layouts, ranking, work)
+        ranking.too_large += [(least.nbytes, layout) for layout, least in waiting.least.items()]
+        _leanest(ranking, work)
+    return min((one.nbytes for one in ranking.found), default=None)
+
+
+def _leanest(ranking: Ranking, work: Workers) -> None:
+    """Plans some of the layouts that are too large, to report by how much."""
+    some = sorted(ranking.too_large, key=lambda one: (one[0], one[1].order))[:ROUND]
+    trials = [Trial(layout) for _, layout in some]
+    ranking.found += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
+
+
+def _waiting(asked: Question, layouts: Sequence[Layout], ranking: Ranking, work: Workers) -> Waiting:
+    """A queue of the layouts that may fit; counts the others in ``ranking``."""
+    out = Waiting(asked, _wholes(asked, layouts, work))
+    refuse(list(_batch_dependent(out.wholes.values(), layouts)))
+    for layout in layouts:
+        least = out.add(layout)
+        if isinstance(least, str):
+            ranking.refused[least] += 1
+        elif layout not in out.least:
+            ranking.too_large.append((least.nbytes, layout))
+    return out
+
+
+def _batch_dependent(wholes: Iterable[Whole | str], layouts: Sequence[Layout]) -> Iterator[Problem]:
+    """Refuses layouts that would compute different results."""
+    sizes = sorted({layout.micro for layout in layouts})
+    if len(sizes) > 1 and any(not isinstance(of, str) and of.batch_dependent for of in wholes):
+        text = "auto: what this model computes depends on the number of samples in a micro batch"
+        text = f"{text}, and these layouts have {', '.join(map(str, sizes))} of them"
+        yield Problem(candidates.MICROS, text)
+
+
+def _wholes(asked: Question, layouts: Sequence[Layout], work: Workers) -> dict[Cut, Whole | str]:
+    """The cost of the model on one rank of tp for each cut, or why it cannot be planned."""
+    by_cut: dict[Cut, dict[int, Layout]] = defaultdict(dict)
+    for layout in layouts:
+        by_cut[layout.cut].setdefault(layout.stages, layout)
+    samples = [OneSample(tuple(mine.values())) for mine in by_cut.values()]
+    out = dict(zip(by_cut, work(samples, one_sample.whole), strict=True))
+
+    # larger micro batches grow as in the first cut that can be planned
+    able = [sample for sample, cut in zip(samples, by_cut, strict=True) if not isinstance(out[cut], str)]
+    if not able or all(layout.micro == 1 for layout in layouts):
+        return out
+    grows = one_sample.growth(asked, able[0], work.traces)
+    return {cut: of if isinstance(of, str) else replace(of, grows=grows) for cut, of in out.items()}
+
+
+def _look(waiting: Waiting, ranking: Ranking, work: Workers) -> None:
+    """Plans the layouts that may be among the best, one round at a time."""
+    count = _count(ranking.question.job)
+    some, looked, below = waiting.plain(), 0, inf
+    while some or not looked:
+        looked += len(some)
+        for one in work([waiting.trial(layout, below) for layout in some], evaluate):
+            _noted(one, ranking, waiting)
+        if looked >= MOST:
+            ranking.left = len(waiting.heap)
+            return
+        best = ranking.best
+        below = (1 - GAIN) * best[count - 1].seconds if len(best) >= count else inf
+        some = waiting.take(ROUND, below)
+        looked = max(looked, 1)
+    too_large = [layout for seconds, _, layout in waiting.heap if seconds == inf]
+    ranking.too_large += [(waiting.least[layout].nbytes, layout) for layout in too_large]
+    ranking.beyond += len(waiting.heap) - len(too_large)
+
+
+def _noted(one: Predicted | Refused | Slower, ranking: Ranking, waiting: Waiting) -> None:
+    if isinstance(one, Refused):
+        ranking.refused[one.why] += 1
+        return
+    waiting.learn(one)
+    if isinstance(one, Slower):
+        ranking.beyond += 1
+    else:
+        ranking.found.append(one)
+
+
+def _count(job: Job) -> int:
+    """The number of layouts to find."""
+    return max(1, job.search.measure)
+
+
+def _finalists(ranking: Ranking, work: Workers, count: int) -> list[Finalist]:
+    """The best ``count`` layouts that fit, after deciding which blocks the first few recompute."""
+    settled: dict[Layout, Finalist] = {}
+    while ranking.best:
+        some = ranking.best[: max(count, FINALISTS)]
+        rest = [one for one in some if one.layout not in settled]
+        if not rest:
+            return [settled[one.layout] for one in some[:count]]
+        for one, out in zip(rest, work([Choice(one) for one in rest], settle), strict=True):
+            at = ranking.found.index(one)
+            if isinstance(out, Refused):
+                del ranking.found[at]
+                ranking.refused[out.why] += 1
+            else:
+                settled[one.layout] = out
+                ranking.found[at] = out.predicted
+    return []

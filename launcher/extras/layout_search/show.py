@@ -1,0 +1,199 @@
+"""The table of a search."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from textwrap import shorten
+
+from launcher.errors import Problem
+from launcher.extras.layout_search.candidates import KEYS, Layout
+from launcher.extras.layout_search.evaluate import Change, Predicted, Question, best
+from launcher.plan.sizes import Note
+from launcher.plan.values.text import bytes_text, many, scaled, spans
+
+
+@dataclass
+class Ranking:
+    """The predictions ``found``, out of so many ``layouts``.
+
+    ``refused``: the number of impossible layouts by reason. ``beyond``: layouts that cannot be faster than
+    the best. ``too_large``: layouts whose bound exceeds the memory. ``left``: layouts that were not examined.
+    """
+
+    question: Question
+    layouts: int
+    found: list[Predicted] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    too_large: list[tuple[float, Layout]] = field(default_factory=list)
+    beyond: int = 0
+    left: int = 0
+
+    @property
+    def best(self) -> list[Predicted]:
+        return best(self.found, self.question.room)
+
+    @property
+    def front(self) -> list[Predicted]:
+        """Predictions that no other beats in both seconds and bytes, fastest first."""
+        out: list[Predicted] = []
+        for one in self.best:
+            if not out or one.nbytes < out[-1].nbytes:
+                out.append(one)
+        return out
+
+
+SHOWN = 10
+"""Rows of the table of layouts."""
+OTHERS = 3
+"""Other values of a setting that a note compares with."""
+REASONS = 5
+WIDTH = 90
+"""Characters of a reason."""
+
+
+def text(ranking: Ranking) -> Iterator[str]:
+    """Yields a table of the best layouts, the front of time against memory, and what was left out."""
+    best = ranking.best[:SHOWN]
+    cluster = ranking.question.speeds.cluster.name or "the cluster"
+    yield f"search over {ranking.layouts:,} layouts on {cluster}, predicted"
+    rows: list[tuple[str, ...]] = [("", "time", f"{best[0].unit}/s", "MFU", "memory", "layout", "slower by")]
+    rows += [_row(n, one, best[0]) for n, one in enumerate(best, 1)]
+    yield from _table(rows)
+    if any(one.between for one in best):
+        yield "  * between plans of no and of all blocks running again"
+    leaner = [f"{took(p.seconds)} in {bytes_text(p.nbytes)}" for p in ranking.front[:SHOWN]]
+    yield f"  front      {', '.join(leaner)}"
+    yield from (f"  {'chosen' if not n else '':<10} {note}" for n, note in enumerate(notes(ranking)))
+    yield from _counted(ranking)
+
+
+def _row(n: int, one: Predicted, first: Predicted) -> tuple[str, ...]:
+    number, prefix = scaled(one.count / one.seconds)
+    star = "*" if one.between else ""
+    cells = (f"{star}{n}", took(one.seconds), f"{number}{prefix}", f"{one.mfu:.1%}", bytes_text(one.nbytes))
+    return (*cells, layout(one), _slower(one, first))
+
+
+def layout(one: Predicted) -> str:
+    """A layout in few words; omits what it does not use."""
+    it = one.layout
+    words = [f"tp {it.tp} {it.operators}"] if it.tp > 1 else []
+    if it.stages > 1:
+        chunks = f" x {it.chunks}" if it.chunks > 1 else ""
+        words.append(f"{it.stages}{chunks} stages {it.scheduler}")
+    words.append(f"{it.micros} x {it.micro}")
+    if it.hsdp is not None:
+        words.append(f"{it.hsdp.optimizer_level} {it.hsdp.shard_size} of {it.replicas}")
+    elif it.replicas > 1:
+        words.append(f"{it.replicas} copies")
+    if one.again:
+        words.append(f"{one.again:.0%} again, {one.policy}")
+    return ", ".join(words)
+
+
+def _slower(one: Predicted, first: Predicted) -> str:
+    """The term that makes it slower than the first most, with the total difference in percent."""
+    before = dict(first.terms)
+    name, more = max(((name, took - before[name]) for name, took in one.terms), key=lambda term: term[1])
+    if one is first or more <= 0:
+        return ""
+    return f"{one.seconds / first.seconds - 1:.1%}: {name}"
+
+
+def took(seconds: float) -> str:
+    """
+    >>> took(20.704), took(0.01234)
+    ('20.70 s', '12.34 ms')
+    """
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        left = [f"{cell:>{w}}" for cell, w in zip(row[:5], widths[:5], strict=True)]
+        yield f"  {'  '.join(left)}  {row[5]:<{widths[5]}}  {row[6]}".rstrip()
+
+
+def notes(ranking: Ranking, taken: Predicted | None = None) -> Iterator[Note]:
+    """Notes the value of each setting that was left open, and the seconds with the next best values.
+
+    ``taken``: the chosen layout, if it is not the first.
+    """
+    best = ranking.best
+    first = taken or best[0]
+    for name in _searched(ranking):
+        chosen = first.layout.shown()[name]
+        others: dict[str, float] = {}
+        for one in best:
+            others.setdefault(one.layout.shown()[name], one.seconds)
+        others.pop(chosen)
+        text = f"auto -> {_value(name, first)}: {took(first.seconds)} a step"
+        compared = [f"{took(seconds)} with {value}" for value, seconds in list(others.items())[:OTHERS]]
+        if compared:
+            text = f"{text}, {', '.join(compared)}"
+        else:
+            text = f"{text}; no other planned layout fits, or was worth planning"
+        yield Note(KEYS[name], text)
+
+
+def _value(name: str, one: Predicted) -> str:
+    if name == "recompute":
+        return f"{one.again:.0%} of the blocks, {one.policy}" if one.again else "null"
+    return one.layout.shown()[name]
+
+
+def _searched(ranking: Ranking) -> Iterator[str]:
+    """The names of the fields that the request leaves open."""
+    over = ranking.question.job.search.over
+    for name, key in KEYS.items():
+        below = key if name != "chunks" else "parallel.pipeline.interleave"
+        if any(k in (key, below) or k.startswith(f"{key}.") for k in over):
+            yield name
+
+
+def _counted(ranking: Ranking) -> Iterator[str]:
+    parts = [f"{len(ranking.found):,} planned"]
+    if ranking.beyond:
+        parts.append(f"{ranking.beyond:,} are not faster by 1% at best")
+    if ranking.too_large:
+        parts.append(f"{len(ranking.too_large):,} need more memory at least")
+    if ranking.left:
+        parts.append(f"{ranking.left:,} not looked at")
+    yield f"  looked at  {ranking.layouts:,}: {', '.join(parts)}"
+    for why, n in ranking.refused.most_common(REASONS):
+        yield f"             {n:,} cannot be: {shorten(why, WIDTH, placeholder=' ...')}"
+
+
+OWN = ("model", "data", "loss", "metrics", "optim")
+"""Sections whose problems no other layout solves."""
+
+
+def nothing(ranking: Ranking, other: tuple[Change, int] | None = None) -> Problem:
+    """Why there is no layout: none fits, or none is possible. ``other``: a single change and its bytes."""
+    over = ranking.question.job.search.over
+    key, what = next(iter(over), "show"), "auto" if over else "nothing is left open"
+    if not ranking.found:
+        # what is wrong with the model or the data, most layouts say; the rest is about layouts
+        often = next((text for text, _ in ranking.refused.most_common(1)), "")
+        section, _, wrong = often.partition(": ")
+        if section.partition(".")[0] in OWN:
+            return Problem(section, f"{wrong}; none of {many(ranking.layouts, 'layout')} can be planned")
+        why = "; ".join(f"{n:,} x {text}" for text, n in ranking.refused.most_common(REASONS))
+        return Problem(key, f"{what}: none of {many(ranking.layouts, 'layout')} can be: {why}")
+    assert ranking.question.room is not None
+    least = min(ranking.found, key=lambda one: (one.nbytes, one.layout.order))
+    alone = len(least.ranks) == 1
+    who = f"rank{'' if alone else 's'} {spans(least.ranks)}"
+    needs = f"{bytes_text(least.nbytes)} of {bytes_text(ranking.question.room)} on {who}"
+    text = (
+        f"{what}: none of {many(ranking.layouts, 'layout')} fits; the leanest that was planned needs {needs}"
+    )
+    text = f"{text}: {layout(least)}"
+    if other is None or other[1] >= least.nbytes:
+        return Problem(key, text)
+    change, nbytes = other
+    text = f"{text}; of single changes {change.words} helps most: {bytes_text(nbytes)}"
+    return Problem(key, text, change.words if nbytes <= ranking.question.room else "")

@@ -1,0 +1,1 @@
+"""Metric services, and the child process that feeds each."""

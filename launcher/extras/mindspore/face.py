@@ -1,0 +1,95 @@
+"""What the core uses of MindSpore's files: the only module of this folder that it reaches."""
+
+from launcher.extras.mindspore.convert import (
+    Layouts,
+    RankConversion,
+    laid_out,
+    of_checkpoint,
+    of_rank_folders,
+    whole_tensors,
+    write_ranks,
+)
+from launcher.extras.mindspore.from_ours import merged_file, stage_files
+from launcher.extras.mindspore.functions import (
+    build_searched_strategy,
+    load_segmented_checkpoints,
+    merge_pipeline_strategies,
+    merge_pipeline_strategys,
+    rank_list_for_transform,
+    transform_checkpoint_by_rank,
+    transform_checkpoints,
+)
+from launcher.extras.mindspore.operator_strategies import (
+    is_mindspores,
+    node_strategies,
+    node_text,
+    of_flow,
+    of_sharding,
+    strategies,
+)
+from launcher.extras.mindspore.rank_files import (
+    RankSource,
+    full_copy,
+    held_boxes,
+    open_source,
+    rank_paths,
+    write_held,
+)
+from launcher.extras.mindspore.strategy import StrategyFile
+from launcher.extras.mindspore.strategy_file import GroupFile, groups_text, read_strategy, strategy_text
+from launcher.extras.mindspore.strategy_input import (
+    StrategyInput,
+    by_stage,
+    listed,
+    of_whole,
+    on_paper,
+    only_names,
+    open_strategy,
+    whole_specs,
+)
+from launcher.extras.mindspore.to_ours import kind_of
+
+__all__ = [
+    "GroupFile",
+    "Layouts",
+    "RankConversion",
+    "RankSource",
+    "StrategyFile",
+    "StrategyInput",
+    "build_searched_strategy",
+    "by_stage",
+    "full_copy",
+    "groups_text",
+    "held_boxes",
+    "is_mindspores",
+    "kind_of",
+    "laid_out",
+    "listed",
+    "load_segmented_checkpoints",
+    "merge_pipeline_strategies",
+    "merge_pipeline_strategys",
+    "merged_file",
+    "node_strategies",
+    "node_text",
+    "of_checkpoint",
+    "of_flow",
+    "of_rank_folders",
+    "of_sharding",
+    "of_whole",
+    "on_paper",
+    "only_names",
+    "open_source",
+    "open_strategy",
+    "rank_list_for_transform",
+    "rank_paths",
+    "read_strategy",
+    "stage_files",
+    "strategies",
+    "strategy_text",
+    "transform_checkpoint_by_rank",
+    "transform_checkpoints",
+    "whole_specs",
+    "whole_tensors",
+    "write_held",
+    "write_ranks",
+]

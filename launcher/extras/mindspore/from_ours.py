@@ -1,0 +1,222 @@
+"""Our strategies as MindSpore's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from launcher.checkpoint.layout.strategy import STAGE, Strategy, stages
+from launcher.extras.mindspore.strategy import SAVED, Operator, Slicing, StrategyFile, merge
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
+
+
+def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
+    """Returns one file per stage; a tensor of several stages is in the file of each, under its first name.
+
+    Axes that cut dim 0 further, and that are the innermost of those that would repeat the slice, are written
+    as optimizer sharding. Raises ``ValueError`` with every tensor that MindSpore has no layout for: one that
+    is ragged, or that only some ranks of a stage hold.
+    """
+    axes = {grid: _axes(grid) for grid in (strategy.grid, *strategy.matrices)}
+    found: list[str] = []
+    slicings: dict[str, Slicing] = {}
+    for name, entry in strategy.entries.items():
+        try:
+            slicings[name] = _slicing(entry.layout, axes[entry.layout.grid])
+        except ValueError as error:
+            found.append(f"{name}: {error}")
+    if found:
+        raise ValueError("MindSpore has no such layout:\n" + "\n".join(f"  {f}" for f in found))
+    return tuple(_file(strategy, slicings, stage) for stage in range(strategy.stages))
+
+
+def merged_file(strategy: Strategy) -> StrategyFile:
+    """Returns one file for all stages; if there are several, names are prefixed with their stage."""
+    files = stage_files(strategy)
+    if len(files) == 1:
+        return files[0]
+    return merge([(f"stage {i}", file) for i, file in enumerate(files)])
+
+
+def _file(strategy: Strategy, slicings: dict[str, Slicing], stage: int) -> StrategyFile:
+    here = {n: slicings[n] for n, e in strategy.entries.items() if stage in stages(e.layout)}
+    # readers take the stage from the operators; these list no slices, as operators with layouts do
+    operators = tuple(Operator(f"Parameter_{name}", stage) for name in here) or (Operator("Stage", stage),)
+    return StrategyFile(SAVED, operators, here)
+
+
+def _axes(grid: Grid) -> tuple[str, ...]:
+    """Returns the axes of the ranks within a stage, outermost first."""
+    axes = [axis for axis, size in grid.axes if axis != STAGE or size > 1]
+    if STAGE in axes[1:]:
+        raise ValueError(f"grid {dict(grid.axes)}: MindSpore's stages are the outermost axis ({STAGE})")
+    return tuple(axis for axis in axes if axis != STAGE)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """``dims`` has the axes that cut each dim; ``shards`` of the repeats cut dim 0 further."""
+
+    dims: tuple[tuple[str, ...], ...]
+    shards: int
+
+
+def _slicing(layout: Layout, axes: Sequence[str]) -> Slicing:
+    _check(layout)
+    cut = _cut(layout, axes)
+    number = {axis: i for i, axis in enumerate(reversed(axes))}
+    devices = tuple(layout.grid[axis] for axis in axes) or (1,)
+    dims = tuple(tuple(number[axis] for axis in dim) for dim in cut.dims)
+    plain = Slicing(devices, dims, nested=any(len(dim) > 1 for dim in dims), shape=layout.shape)
+
+    # without optimizer sharding both are 0
+    if cut.shards == 1:
+        return plain
+    return replace(plain, shard_size=cut.shards, shard_step=_step(layout, axes, cut))
+
+
+def _check(layout: Layout) -> None:
+    for axis, _ in layout.at:
+        if axis != STAGE:
+            raise ValueError(f"it is at some coordinates of axis {axis} only")
+    if STAGE in layout.axes:
+        raise ValueError(f"its slices are of several stages (axis {STAGE})")
+    for dim, (n, names) in enumerate(zip(layout.shape, layout.split, strict=True)):
+        parts = prod(layout.grid[axis] for axis in names)
+        if n % parts:
+            raise ValueError(f"ragged: dim {dim} of {list(layout.shape)} does not divide into {parts} parts")
+
+
+def _cut(layout: Layout, axes: Sequence[str]) -> _Cut:
+    """Returns the cuts of a layout, with optimizer sharding if that leaves at most one axis on dim 0.
+
+    Otherwise dim 0 keeps all its axes.
+    """
+    split = tuple(
+        tuple(axis for axis in dim if axis in axes and layout.grid[axis] > 1) for dim in layout.split
+    )
+    for keep in (1, 0):
+        if not split or len(split[0]) < 2:
+            break
+        dims = (split[0][:keep], *split[1:])
+        rest = split[0][keep:]
+        free = [axis for axis in axes if layout.grid[axis] > 1 and not any(axis in dim for dim in dims)]
+        if tuple(free[-len(rest) :]) == rest:
+            return _Cut(dims, prod(layout.grid[axis] for axis in rest))
+    return _Cut(split, 1)
+
+
+def _step(layout: Layout, axes: Sequence[str], cut: _Cut) -> int:
+    """Returns the distance between ranks with the same slice; if it varies, the mean, as in MindSpore."""
+    stride = 1
+    last = 0  # the distance between the first and the last rank with the same slice
+    count = 1
+    for axis in reversed(axes):
+        size = layout.grid[axis]
+        if not any(axis in dim for dim in cut.dims):
+            last += (size - 1) * stride
+            count *= size
+        stride *= size
+    return last // (count - 1)
+
+
+DimSpans = tuple[tuple["RankSpan", ...], ...]
+"""The spans that cut each dim, outermost first."""
+
+
+@dataclass(frozen=True)
+class RankSpan:
+    """An axis given by its strides: the coordinate of rank ``r`` of a stage is ``r % hi // lo``.
+
+    >>> [r % 4 // 2 for r in range(8)]  # RankSpan(2, 4), the middle one of [2, 2, 2]
+    [0, 0, 1, 1, 0, 0, 1, 1]
+    """
+
+    lo: int
+    hi: int
+
+    @property
+    def size(self) -> int:
+        return self.hi // self.lo
+
+
+def cuts(s: Slicing) -> DimSpans:
+    """Returns the spans that cut each dim; those of optimizer sharding are the last ones of dim 0.
+
+    Raises ``ValueError`` if optimizer sharding cannot be expressed as spans.
+
+    >>> cuts(Slicing((2, 2, 2), ((0,), (1,)), shard_size=-1, shard_step=4))
+    ((RankSpan(lo=1, hi=2), RankSpan(lo=4, hi=8)), (RankSpan(lo=2, hi=4),))
+    """
+    spans = []
+    lo = 1
+    for size in reversed(s.devices):
+        spans.append(RankSpan(lo, lo * size))
+        lo *= size
+
+    # optimizer sharding is over the innermost of the ranks that repeat the slice
+    dims = [tuple(spans[axis] for axis in dim) for dim in s.dims]
+    if s.shards > 1:
+        used = {axis for dim in s.dims for axis in dim}
+        free = joined(span for axis, span in reversed([*enumerate(spans)]) if axis not in used)
+        dims[0] += _innermost(free, s.shards)
+    return tuple(map(joined, dims))
+
+
+def joined(spans: Iterable[RankSpan]) -> tuple[RankSpan, ...]:
+    """Drops spans of size 1 and joins adjacent ones; coordinates are numbered as before."""
+    out: list[RankSpan] = []
+    for span in spans:
+        if out and out[-1].lo == span.hi:
+            out[-1] = RankSpan(span.lo, out[-1].hi)
+        elif span.size > 1:
+            out.append(span)
+    return tuple(span for span in out if span.size > 1)
+
+
+def _innermost(free: Sequence[RankSpan], size: int) -> tuple[RankSpan, ...]:
+    """Returns the innermost spans of ``free`` (outermost first) that together number ``size`` ranks.
+
+    Raises ``ValueError`` if no part of ``free`` has this size.
+    """
+    out: list[RankSpan] = []
+    left = size
+    for span in reversed(free):
+        if left == 1:
+            break
+
+        # the full span, or its inner part
+        if left % span.size == 0:
+            out.append(span)
+            left //= span.size
+        elif span.size % left == 0:
+            out.append(RankSpan(span.lo, span.lo * left))
+            left = 1
+        else:
+            told = f"optimizer shards of {size} ranks do not fit the repeats' axes {[s.size for s in free]}"
+            raise ValueError(f"{told}; one must be a part of the other")
+    return tuple(reversed(out))
+
+
+def common(found: Iterable[DimSpans], ranks: int) -> tuple[RankSpan, ...] | None:
+    """Returns the coarsest grid, outermost span first, whose axes can express every cut of ``found``.
+
+    ``None`` if there is no such grid, as for 6 ranks that one tensor cuts every 2 and another every 3. For a
+    single tensor there always is one.
+
+    >>> common([((RankSpan(1, 2),),), ((RankSpan(1, 4),),)], 8)
+    (RankSpan(lo=4, hi=8), RankSpan(lo=2, hi=4), RankSpan(lo=1, hi=2))
+    """
+    spans = [span for dims in found for dim in dims for span in dim]
+    order = sorted({1, ranks, *(s.lo for s in spans), *(s.hi for s in spans)})
+    if any(b % a for a, b in pairwise(order)):
+        return None
+    return tuple(RankSpan(a, b) for a, b in pairwise(order))[::-1]
+
+
+def within(span: RankSpan, grid: Sequence[RankSpan]) -> tuple[int, ...]:
+    """Returns the positions in ``grid`` of the spans that make up ``span``, outermost first."""
+    return tuple(i for i, part in enumerate(grid) if span.lo <= part.lo and part.hi <= span.hi)

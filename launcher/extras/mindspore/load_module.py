@@ -1,0 +1,120 @@
+"""Makes torch parameters of the tensors of files, and loads them into a ``torch.nn.Module``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+from launcher.checkpoint.tensorfile.safetensors import described
+from launcher.extras.mindspore.to_ours import kind_of
+from launcher.plan.values.facts import TensorSpec
+
+
+def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
+    """Returns a ``torch.nn.Parameter`` with its own memory.
+
+    It requires a gradient only if it is floating point or complex.
+    """
+    torch = import_module("torch")  # imported here alone: the rest of this folder works without torch
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk
+
+    dtype = getattr(torch, spec.dtype)
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    trained = dtype.is_floating_point or dtype.is_complex
+    return torch.nn.Parameter(flat.reshape(spec.shape), requires_grad=trained)
+
+
+def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
+    """Copies the tensors ``found`` into the tensors of ``net`` that have their names.
+
+    If ``strict``, names and dtypes must be equal on both sides; only counters and optimizer states, which a
+    training saves beside its parameters, may be missing in the net. Otherwise a tensor of the net also takes
+    a tensor whose name ends in a dot and its own name, and values are cast to another width, floating point
+    to floating point and integers to integers. Everything is checked before anything is copied: raises
+    ``ValueError`` with all mismatches.
+    """
+    state = net.state_dict()
+    wrong = []
+    if strict:
+        extra = [name for name in found if name not in state and not _of_training(name, found)]
+        wrong += [f"only in the files: {name}" for name in extra]
+        wrong += [f"only in the net: {name}" for name in state if name not in found]
+
+    # which tensor of the files each tensor of the net takes
+    names = {name: name for name in state if name in found}
+    if not strict:
+        missing = [name for name in state if name not in names]
+        taken, doubtful = _by_suffix(missing, [name for name in found if name not in names])
+        names |= taken
+        wrong += doubtful
+    if not names and not wrong:
+        wrong.append("no tensor of the files is in the net")
+
+    misfits = (_misfit(theirs, found[theirs], state[name], strict) for name, theirs in names.items())
+    wrong += [text for text in misfits if text]
+    if wrong:
+        raise ValueError("the checkpoint does not fit the net:\n" + "\n".join(f"  {text}" for text in wrong))
+    net.load_state_dict({name: found[theirs].detach() for name, theirs in names.items()}, strict=False)
+
+
+def _of_training(name: str, found: Mapping[str, Any]) -> bool:
+    """Whether ``name`` is a counter, or an optimizer state of a parameter that the files have."""
+    ours = name.split(".", 2)
+    if ours[0] == "optim" and ours[-1] in found:
+        return True
+    return found[name].numel() == 1 or kind_of(name, found) == "optim"
+
+
+def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Matches names of the net that are ``missing`` in the files with names in ``others`` that end in them.
+
+    If exactly one prefix fits all of them, it is used. Optimizer states are never matched. Returns the
+    matches, and a message for each name that is ambiguous.
+    """
+    weights = [n for n in others if kind_of(n, dict.fromkeys(others)) == "param"]
+    found = {n: [w.removesuffix(n) for w in weights if w.endswith(f".{n}")] for n in missing}
+    found = {n: prefixes for n, prefixes in found.items() if prefixes}
+    counts = Counter(prefix for prefixes in found.values() for prefix in prefixes)
+    common = [prefix for prefix, count in counts.items() if count == len(found)]
+    if len(common) == 1:
+        return {n: common[0] + n for n in found}, []
+    doubtful = [f"{n}: {' and '.join(p + n for p in ps)} end in it" for n, ps in found.items() if len(ps) > 1]
+    return {n: ps[0] + n for n, ps in found.items() if len(ps) == 1}, doubtful
+
+
+def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
+    spec = _spec(new)
+    have = _spec(old)
+    if hasattr(old, "placements"):
+        return f"{name}: the net has been cut, and holds a part of it; load before that"
+    if spec == have:
+        return ""
+
+    castable = not strict and spec.shape == have.shape and _kind(new) == _kind(old) != ""
+    if not castable:
+        return f"{name}: the files have {described(spec)}, the net {described(have)}"
+    if not _fits(new.detach(), old.dtype):
+        return f"{name}: it has numbers that {have.dtype} cannot hold"
+    return ""
+
+
+def _fits(new: Any, dtype: Any) -> bool:
+    """Whether a cast keeps every integer and makes no finite number infinite."""
+    cast = new.to(dtype)
+    if _kind(new) == "int":
+        return bool((cast.to(new.dtype) == new).all())
+    return bool((cast.double().isfinite() | ~new.double().isfinite()).all())
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _kind(tensor: Any) -> str:
+    """Returns the kind of a dtype, within which casts are allowed; ``""`` for bool and complex: no casts."""
+    dtype = str(tensor.dtype).removeprefix("torch.").removeprefix("u").removeprefix("b")
+    return next((kind for kind in ("float", "int") if dtype.startswith(kind)), "")

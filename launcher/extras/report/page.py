@@ -1,0 +1,257 @@
+"""The report page of a run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.errors import said
+from launcher.extras.report.chart import Curve, chart, sparkline
+from launcher.runtime.run_folder import identity
+
+REFRESH_S = 15
+"""Seconds between reloads of the page while the run is running."""
+TOGETHER = {
+    "loss": ("loss", "val_loss", "val_loss_ema"),
+    "step_ms_worst": ("step_ms_worst", "step_ms_median"),
+}
+"""Curves that share a chart, by the first of them."""
+FIRST_OF = {"loss": "training", "step_ms_worst": "the slowest"}
+FIRST = ("loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "step_ms_worst", "memory_mb")
+LABELS = {
+    "lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens/s",
+    "samples_per_s": "samples/s", "step_ms": "ms a step", "memory_mb": "memory of rank 0, MB",
+    "val_loss": "validation", "val_loss_ema": "validation of the average",
+    "step_ms_worst": "ms of a rank's own work", "step_ms_median": "median of ranks",
+}  # fmt: skip
+LEFT_OUT = ("step", "steps", "bubble", "worst_rank")
+"""Row entries without a chart: the plan's bubble, which is constant; and a rank, which is no quantity."""
+STYLE = (
+    "body{font-family:sans-serif;color:#24292f;max-width:1180px;margin:24px auto;padding:0 16px}"
+    "h1{font-size:22px;margin:0}h2{font-size:16px;margin:28px 0 8px}p{margin:6px 0}a{color:#2c6fbb}"
+    ".soft{color:#6e7781}.bar{background:#eaeef2;height:8px;border-radius:4px;margin:10px 0}"
+    ".bar div{background:#2c6fbb;height:8px;border-radius:4px}.bad{color:#cf222e}"
+    ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:12px}"
+    "pre{background:#f6f8fa;padding:12px;overflow:auto;font-size:12px}img{max-width:100%}"
+    "table{border-collapse:collapse;font-size:13px}td,th{padding:3px 14px 3px 0;text-align:left}"
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The content of a page.
+
+    ``status``: running, done, or how it ended. ``changes``: the typed settings. ``pictures``: SVG texts by
+    title. ``kernels``: tables of profiled kernels. ``files``: paths in the run folder.
+    """
+
+    name: str
+    status: str
+    curves: Mapping[str, Curve]
+    steps: int
+    changes: Sequence[str]
+    plan: str
+    pictures: Mapping[str, str]
+    files: Sequence[str]
+    kernels: Sequence[str] = ()
+
+
+def page(told: Told) -> str:
+    running = told.status == "running"
+    refresh = f'<meta http-equiv="refresh" content="{REFRESH_S}">' if running else ""
+    return "\n".join([
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}',
+        f"<title>{escape(told.name)}: {escape(told.status)}</title><style>{STYLE}</style></head><body>",
+        *_head(told),
+        *_charts(told.curves),
+        *_pictures(told.pictures),
+        *_kernels(told.kernels),
+        *_settings(told.changes),
+        f"<h2>Plan</h2><details><summary>all of it</summary><pre>{escape(told.plan)}</pre></details>",
+        *_files(told.files),
+        "</body></html>\n",
+    ])  # fmt: skip
+
+
+def _head(told: Told) -> Iterator[str]:
+    done = max((c.points[-1].last for c in told.curves.values() if len(c)), default=0)
+    steps = max(told.steps, done)
+    bad = "" if told.status in ("running", "done") else ' class="bad"'
+    yield f"<h1>{escape(told.name)}</h1>"
+    yield f'<p><span{bad}>{escape(told.status)}</span> <span class="soft">step {done} of {steps}</span></p>'
+    yield f'<div class="bar"><div style="width:{100 * done / max(steps, 1):.1f}%"></div></div>'
+    rows = [(_label(key), told.curves[key].points[-1].mean) for key in _order(told.curves)]
+    if rows:
+        yield (
+            "<table><tr>" + "".join(f'<th class="soft">{escape(name)}</th>' for name, _ in rows) + "</tr><tr>"
+        )
+        yield "".join(f"<td>{value:.6g}</td>" for _, value in rows) + "</tr></table>"
+
+
+def _order(curves: Mapping[str, Curve]) -> list[str]:
+    """Known figures first, then the others in the order of their appearance."""
+    there = [key for key in curves if key not in LEFT_OUT and len(curves[key])]
+    return [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
+
+
+def _label(key: str) -> str:
+    return LABELS.get(key, key)
+
+
+def _charts(curves: Mapping[str, Curve]) -> Iterator[str]:
+    yield '<h2>Curves</h2><div class="charts">'
+    shown: set[str] = set()
+    for key in _order(curves):
+        if key in shown:
+            continue
+        keys = [k for k in TOGETHER.get(key, (key,)) if k in curves and len(curves[k])]
+        shown.update(keys)
+        alone = len(keys) == 1
+        named = {"" if alone else FIRST_OF[key] if k == key else _label(k): curves[k] for k in keys}
+        yield f"<div>{chart(_label(key), named)}</div>"
+    yield "</div>"
+
+
+def _pictures(pictures: Mapping[str, str]) -> Iterator[str]:
+    """Embeds pictures as images, so that their styles stay separate."""
+    for title, svg in pictures.items():
+        data = b64encode(svg.encode()).decode()
+        yield f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def _kernels(tables: Sequence[str]) -> Iterator[str]:
+    if tables:
+        yield "<h2>The dearest kernels</h2>"
+        yield from (f"<pre>{escape(table)}</pre>" for table in tables)
+
+
+def _settings(changes: Sequence[str]) -> Iterator[str]:
+    if changes:
+        yield "<h2>What was asked</h2><pre>" + escape("\n".join(changes)) + "</pre>"
+
+
+def _files(files: Sequence[str]) -> Iterator[str]:
+    if files:
+        links = (f'<a href="{quote(name)}">{escape(name)}</a>' for name in files)
+        yield f"<h2>Files</h2><p>{' &middot; '.join(links)}</p>"
+
+
+_log = logging.getLogger(__name__)
+
+NAME = "report.html"
+EVERY_S = 10.0
+SHARE = 50
+"""The least time between two updates, as a multiple of the time to write one."""
+PICTURES = {"One step, as planned": "timeline.svg", "Memory over a step, as planned": "memory.svg"}
+LINKS = (
+    "command.txt", "config.yaml", "plan.txt", "plan.json", "metrics.jsonl", "metrics.csv", "status.json",
+    "certificate.json", "timeline.svg", "memory.svg", "checkpoints", "exports", "graphs", "logs", "profile",
+    "strategy",
+)  # fmt: skip
+
+
+KERNELS = "profile/rank*.txt"
+"""Tables of profiled kernels, one per rank."""
+
+
+class Report:
+    """Takes every row of the metrics; ``before``: those that exist already.
+
+    If it cannot be written, it warns once, and the run goes on.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        name: str,
+        changes: Sequence[str] = (),
+        before: Sequence[Mapping[str, Any]] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.curves: dict[str, Curve] = {}
+        self._run, self._name, self._changes, self._clock = run, name, tuple(changes), clock
+        self._began = identity(run)
+        self._steps = 0
+        self._due = clock()
+        self._failed = False
+        for row in before:
+            self._add(row)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.curves:
+            self._write(_ended(error))
+
+    def feed(self, row: Mapping[str, Any]) -> None:
+        self._add(row)
+        if self._clock() >= self._due:
+            begun = self._clock()
+            self._write("running")
+            now = self._clock()
+            self._due = now + max(EVERY_S, SHARE * (now - begun))
+
+    def loss(self, width: int = 40) -> str:
+        """The loss curve as a line of text; "" with fewer than two values."""
+        curve = self.curves.get("loss", Curve())
+        if len(curve) < 2:
+            return ""
+        values = [p.mean for p in curve]
+        return f"loss {values[0]:.4f} {sparkline(values, width)} {values[-1]:.4f}"
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        step = row.get("step")
+        if not isinstance(step, int):
+            return
+        self._steps = int(row.get("steps", self._steps))
+        for key, value in row.items():
+            if key not in ("step", "steps") and isinstance(value, int | float):
+                self.curves.setdefault(key, Curve()).add(step, float(value))
+
+    def _write(self, status: str) -> None:
+        moved = self._began is not None and identity(self._run) not in (self._began, None)
+        if moved:  # another folder has taken its place; the run will say so
+            return
+        try:
+            write_text(self._run / NAME, page(self._told(status)))
+        except Exception as error:  # no error of the report may end a run
+            if not self._failed:
+                _log.warning("%s: %s; the run goes on without it", self._run / NAME, said(error))
+            self._failed = True
+
+    def _told(self, status: str) -> Told:
+        return Told(
+            name=f"{self._name} {self._run.name}",
+            status=status,
+            curves=self.curves,
+            steps=self._steps,
+            changes=self._changes,
+            plan=self._text("plan.txt"),
+            pictures={t: text for t, name in PICTURES.items() if (text := self._text(name))},
+            kernels=[path.read_text(encoding="utf-8") for path in sorted(self._run.glob(KERNELS))],
+            files=[name for name in LINKS if (self._run / name).exists()],
+        )
+
+    def _text(self, name: str) -> str:
+        path = self._run / name
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _ended(error: BaseException | None) -> str:
+    if error is None:
+        return "done"
+    if isinstance(error, Exception):
+        return f"failed: {said(error)}".splitlines()[0]
+    return type(error).__name__.lower()  # interrupted, preempted

@@ -1,0 +1,387 @@
+"""Runs cells side by side."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.errors import RequestError, said
+from launcher.extras.sweep import cell_process, folder, report, summary
+from launcher.extras.sweep.cell_process import CellProcess, CellResult
+from launcher.extras.sweep.forecast import Forecast
+from launcher.extras.sweep.requests import Checked, SweepRequest
+from launcher.extras.sweep.results import Gap, Line, Results, curves, gaps, results
+from launcher.extras.sweep.sampler import RowReader, Sampler, measured, reports
+from launcher.extras.sweep.summary import Watch, figure
+from launcher.job.schema import redact
+from launcher.job.schema.search import Sweep
+from launcher.job.sweep_grid import Cell
+from launcher.run import frozen_request
+from launcher.runtime import machine as free_memory
+from launcher.runtime.faults import Interrupted, signal_name
+from launcher.runtime.signals import StopFlag
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The ``cores`` that this process may use, free ``memory`` in bytes, and names of ``devices``.
+
+    ``visible``: the environment variable that limits a process to some of the devices.
+    """
+
+    cores: int
+    memory: int
+    devices: tuple[str, ...] = ()
+    visible: str = ""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The part of the machine that one cell gets."""
+
+    cores: int
+    memory: int
+    devices: tuple[str, ...] = ()
+    visible: str = ""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return {self.visible: ",".join(self.devices)} if self.devices else {}
+
+
+class Slots:
+    """Slots for cells. ``most``: cells at a time; ``auto``: as many as cores or devices, and memory, allow.
+
+    One cell may always run: it checks itself whether it fits.
+    """
+
+    def __init__(self, machine: Machine, most: int | Literal["auto"]) -> None:
+        self._free, self._most, self._machine = machine, most, machine
+        self._taken: list[Slot] = []
+
+    def take(self, wanted: Forecast | None) -> Slot | None:
+        """Takes a slot; returns ``None`` if there is no room now."""
+        slot = self._fit(wanted)
+        if slot is None:
+            return None
+        self._taken.append(slot)
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        self._taken.remove(slot)
+
+    def room(self, wanted: Forecast | None) -> int:
+        """How many such cells can run at a time on this machine if it is free; at least 1."""
+        tried = Slots(self._machine, self._most)
+        count = 0
+        while count < self._machine.cores + len(self._machine.devices) and tried.take(wanted):
+            count += 1
+            if wanted is None:
+                break
+        return max(count, 1)
+
+    def _fit(self, wanted: Forecast | None) -> Slot | None:
+        used = [d for slot in self._taken for d in slot.devices]
+        devices = [d for d in self._machine.devices if d not in used]
+        if wanted is None:  # its needs are unknown
+            return None if self._taken else Slot(self._machine.cores, self._machine.memory)
+        if self._most != "auto" and len(self._taken) >= self._most:
+            return None
+
+        on_devices = wanted.device != "cpu"
+        slot = Slot(
+            cores=0 if on_devices else wanted.ranks * wanted.threads,
+            memory=wanted.resident,
+            devices=tuple(devices[: wanted.ranks]) if on_devices else (),
+            visible=self._machine.visible,
+        )
+        if not self._taken:
+            return slot
+        if on_devices and len(devices) < wanted.ranks:
+            return None
+        if self._most != "auto":
+            return slot
+        cores = sum(taken.cores for taken in self._taken) + slot.cores
+        memory = sum(taken.memory for taken in self._taken) + slot.memory
+        return slot if cores <= self._machine.cores and memory <= self._machine.memory else None
+
+
+def machine(env: Mapping[str, str] = os.environ) -> Machine:
+    """This machine, as it is now.
+
+    It has no devices of a kind that no known variable controls: such cells run one after another.
+    """
+    from launcher.runtime import device
+
+    kind = device.accelerator() or device.CPU
+    variable, count = device.VISIBLE.get(kind, ""), device.count(kind)
+    devices: list[str] = []
+    if variable:
+        named = [name for name in env.get(variable, "").split(",") if name]
+        devices = named[:count] if named else [str(n) for n in range(count)]
+    free = free_memory.ram()
+    memory = 1 << 62 if free is None else free.ram
+    return Machine(len(os.sched_getaffinity(0)), memory, tuple(devices), variable)
+
+
+BEST = "best.yaml"
+EVERY_S, SHARE = 10.0, 50
+"""Seconds between two writings; at least ``SHARE`` times the seconds that a writing takes."""
+NAMED = 5
+WAITING = ("submitted", "written")
+
+_log = logging.getLogger(__name__)
+
+
+class Outcome:
+    """Writes results to ``folder``, sorted by ``metric``."""
+
+    def __init__(self, folder: Path, asked: SweepRequest, metric: str) -> None:
+        self._folder, self._asked, self._metric = folder, asked, metric
+        self._next = 0.0
+
+    @property
+    def _settings(self) -> Sweep:
+        return self._asked.settings
+
+    def now(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> None:
+        """Writes what is known so far, from time to time. An ``OSError`` does not end the sweep."""
+        began = time.monotonic()
+        if began < self._next:
+            return
+        try:
+            ranked = self._results(found, forecasts)
+            summary.write(self._folder, ranked, {})
+            report.write(self._folder, ranked, running=True)
+        except OSError as error:
+            _log.warning("the sweep goes on without its page: %s", said(error))
+        took = time.monotonic() - began
+        self._next = began + max(EVERY_S, SHARE * took)
+
+    def end(
+        self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast], *, missing: bool = False
+    ) -> bool:
+        """Writes everything and prints the table; returns whether all compared losses agree.
+
+        ``missing``: some cells have not begun.
+        """
+        ranked = self._results(found, forecasts)
+        off = self._gaps(found) if self._settings.certify else {}
+        summary.write(self._folder, ranked, off)
+        files = [summary.CSV, *self._best(ranked)]
+        report.write(self._folder, ranked, running=False, files=files)
+        print("\n".join([*summary.printed(ranked, off), *self._told(ranked, off, missing)]), flush=True)
+        return all(gap.right for gap in off.values())
+
+    def _results(self, found: Sequence[CellResult], forecasts: Mapping[str, Forecast]) -> Results:
+        losses = dict(curves(self._folder, found))
+        return results(found, forecasts, self._metric, self._settings.goal, losses)
+
+    def _gaps(self, found: Sequence[CellResult]) -> dict[str, Gap]:
+        done = [r for r in found if r.status == "done" and not r.same_as]
+        precisions = {r.cell.name: self._asked.compose(r.cell).job.train.precision for r in done}
+        return gaps(self._folder, done, precisions)
+
+    def _best(self, ranked: Results) -> list[str]:
+        """Writes the best cell as a recipe, unless it has secrets; returns the names of the files written."""
+        if ranked.best is None:
+            return []
+        try:
+            job = self._asked.compose(ranked.best.result.cell).job
+        except RequestError:  # the files have changed since
+            return []
+        values = job.model_dump(mode="json", by_alias=True)
+        if redact.values(values) != values:
+            return []
+        about = f"The best of a sweep: {ranked.best.name}, {self._metric} {figure(ranked.best.value)}."
+        write_text(self._folder / BEST, frozen_request.recipe_text(job, (about,)))
+        return [BEST]
+
+    def _told(self, ranked: Results, off: Mapping[str, Gap], missing: bool) -> list[str]:
+        out = []
+        if len(ranked.front) > 1:
+            out.append(f"front of {self._metric}, speed and memory: {_names(ranked.front)}")
+        if off and all(gap.right for gap in off.values()):
+            most = max(gap.early for gap in off.values())
+            out.append(f"the losses of {len(off)} cells are those of the first of their kind, to {most:.1e}")
+        if (self._folder / BEST).is_file() and ranked.best is not None:
+            out.append(f"best: {ranked.best.name}, as a recipe in {self._folder / BEST}")
+        statuses = [line.result.status for line in ranked.lines]
+        done = sum(status in ("done", "pruned") for status in statuses)
+        again = f": -m sweep_dir={self._folder} and the same overrides"
+        if {*statuses} & {*WAITING}:
+            again = f"; how far they are is said, and what failed is submitted again, by{again[1:]}"
+        else:
+            again = f"; to run those again{again}" if done < len(statuses) else ""
+        if missing:
+            again = f"; others have not begun, to go on: -m sweep_dir={self._folder} and the same overrides"
+        out.append(f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.NAME}{again}")
+        return out
+
+
+def _names(lines: Sequence[Line]) -> str:
+    more = f" and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
+    return ", ".join(line.name for line in lines[:NAMED]) + more
+
+
+LOOK_S = 0.1
+ROWS_S = 1.0
+"""Seconds between two reads of what the cells have written."""
+
+
+@dataclass
+class _Work:
+    process: CellProcess
+    slot: Slot
+    reader: RowReader
+    pruned: str = ""
+
+
+@dataclass
+class CellRuns:
+    """Runs cells. None begins after ``deadline`` (monotonic clock). ``results``: in the order of ending."""
+
+    folder: Path
+    sampler: Sampler
+    slots: Slots
+    command: Sequence[str]
+    metric: str
+    told: StopFlag
+    watch: Watch
+    outcome: Outcome
+    deadline: float | None = None
+    results: dict[str, CellResult] = field(default_factory=dict)
+    forecasts: dict[str, Forecast] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._work: dict[str, _Work] = {}
+        self._first: dict[str, str] = {}
+        self._looked = 0.0
+        self._dropped = False
+
+    def run(self) -> tuple[CellResult, ...]:
+        """Runs all cells; returns their results once no process is left."""
+        waiting: Checked | None = None
+        while True:
+            try:
+                if waiting is None and not self._over and not self.sampler.finished:
+                    waiting = self.sampler.ask()
+                if waiting is not None and self._over:
+                    waiting, self._dropped = None, True
+                if waiting is not None and self._begin(waiting):
+                    waiting = None
+                    continue
+                self._look()
+                if waiting is None and not self._work and (self._over or self.sampler.finished):
+                    return self._all()
+                time.sleep(LOOK_S)
+            except Interrupted:  # the second signal
+                for work in self._work.values():
+                    work.process.end()
+
+    @property
+    def missing(self) -> bool:
+        """Whether there are cells that have not begun."""
+        return self._dropped or (self._over and not self.sampler.finished)
+
+    @property
+    def _over(self) -> bool:
+        late = self.deadline is not None and time.monotonic() > self.deadline
+        return bool(self.told.signum) or late
+
+    def _begin(self, one: Checked) -> bool:
+        """Starts a cell, unless it need not run; returns false if there is no free slot."""
+        cell, wanted = one.cell, one.forecast
+        if wanted is not None:
+            self.forecasts[cell.name] = wanted
+            if self._first.setdefault(wanted.digest, cell.name) != cell.name:
+                same = CellResult(cell, "same", same_as=self._first[wanted.digest])
+                self.results[cell.name] = same
+                self.watch.ended(same, known=True)
+                return True
+
+        # it is known already, or will not run
+        done = cell_process.known_result(self.folder, cell)
+        why = folder.pruned(self.folder).get(cell.name)
+        if done is not None and done.status == "done":
+            self._end(done, known=True)
+        elif why is not None:
+            self._end(CellResult(cell, "pruned", error=why), known=True)
+        elif one.refused:
+            self._end(CellResult(cell, "refused", error=one.refused), known=False)
+        else:
+            slot = self.slots.take(wanted)
+            if slot is None:
+                return False
+            self._start(cell, slot)
+        return True
+
+    def _start(self, cell: Cell, slot: Slot) -> None:
+        held = cell_process.held(self.folder, cell)
+        if held is not None:
+            self.slots.give_back(slot)
+            self._end(held, known=False)
+            return
+        run = self.folder / cell.name
+        (run / "status.json").unlink(missing_ok=True)
+        process = CellProcess(self.folder, cell, self.command, slot.env)
+        self._work[cell.name] = _Work(process, slot, RowReader(run))
+        self.watch.began(cell)
+
+    def _look(self) -> None:
+        """Checks for cells that have ended, and periodically reads what running ones have written."""
+        for name, work in [*self._work.items()]:
+            if self.told.signum:
+                work.process.stop()
+            ended, why = self._why(work)
+            result = work.process.result(ended, why)
+            if result is not None:
+                del self._work[name]
+                self.slots.give_back(work.slot)
+                self._end(result, known=False)
+        if time.monotonic() - self._looked > ROWS_S:
+            self._looked = time.monotonic()
+            self._read()
+
+    def _why(self, work: _Work) -> tuple[str, str]:
+        if work.pruned:
+            return "pruned", work.pruned
+        if self.told.signum:
+            return "interrupted", f"stopped by {signal_name(self.told.signum)}"
+        return "", ""
+
+    def _read(self) -> None:
+        for name, work in self._work.items():
+            found = work.reader.read()
+            if not work.pruned and not self.told.signum:
+                work.pruned = self.sampler.hopeless(name, reports(found, self.metric))
+                if work.pruned:
+                    folder.prune(self.folder, name, work.pruned)
+                    work.process.stop()
+        self.watch.rows({work.process.cell: work.reader.rows for work in self._work.values()})
+        self.outcome.now(self._all(), self.forecasts)
+
+    def _end(self, result: CellResult, known: bool) -> None:
+        """Records a result, with the measurements in the cell's rows added."""
+        rows = RowReader(self.folder / result.cell.name).read()
+        result = replace(result, metrics={**result.metrics, **measured(rows)})
+        self.results[result.cell.name] = result
+        if result.status != "interrupted":
+            self.sampler.tell(result, reports(rows, self.metric))
+        self.watch.ended(result, known)
+
+    def _all(self) -> tuple[CellResult, ...]:
+        """All results; a cell that is the same run as another gets that one's result."""
+        out = []
+        for result in self.results.values():
+            twin = self.results.get(result.same_as)
+            if twin is not None:
+                result = replace(twin, cell=result.cell, same_as=twin.cell.name)
+            out.append(result)
+        return tuple(sorted(out, key=lambda r: int(r.cell.name.partition("-")[0])))

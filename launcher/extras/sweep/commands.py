@@ -1,0 +1,57 @@
+"""``status``, ``logs`` and ``cancel`` for the folder of a sweep: applies them to its cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher.console import say
+from launcher.errors import DONE, Problem, RequestError, RunError
+from launcher.extras.sweep import folder
+from launcher.plan.values.text import many
+from launcher.run import commands, slurm
+
+NOTHING = "no run of its own yet"
+
+
+def carry_out(words: Sequence[str]) -> int:
+    """Runs a command on the folder of a sweep or a run. Raises ``RequestError`` and ``RunError``."""
+    name, *rest = words
+    if len(rest) != 1 or not (Path(rest[0]) / folder.INDEX).exists():
+        return commands.carry_out(words)
+    at = Path(rest[0])
+    cells = [at / cell for cell in folder.known(at)]
+    if name == "logs":
+        one = cells[0] if cells else at
+        text = f"logs {at}: is a sweep; each of its cells has a log: launcher logs {one}"
+        raise RequestError((Problem("", text, "", tuple(words)),))
+    say("\n".join({"status": _status, "cancel": _cancel}[name](at, cells)))
+    return DONE
+
+
+def _status(at: Path, cells: Sequence[Path]) -> Iterator[str]:
+    """Yields one line per cell, then the number of cells in each state."""
+    pruned, states = folder.pruned(at), Counter[str]()
+    for cell in cells:
+        state, *more = list(commands.progress(cell)) or [NOTHING]
+        if cell.name in pruned:
+            state = f"pruned: {pruned[cell.name]}"
+        states[state.partition(":")[0]] += 1
+        yield "; ".join([f"{cell.name}: {state}", *more])
+    counts = ", ".join(f"{n} {state}" for state, n in states.most_common())
+    yield f"{at}: {many(len(cells), 'cell')}: {counts}" if cells else f"{at}: no cell has begun"
+
+
+def _cancel(at: Path, cells: Sequence[Path]) -> Iterator[str]:
+    """Cancels all Slurm jobs of the cells in one call."""
+    found = (commands.cancellable(cell) for cell in cells)
+    asked = dict.fromkeys(number for number in found if number is not None)
+    alive = slurm.jobs() if asked else frozenset()  # a killed job has not recorded that it ended
+    numbers = [number for number in asked if number in alive]
+    if not numbers:
+        text = "none of its cells is a job of Slurm that is not over; those that run here end with it"
+        raise RunError(f"{at}: {text}")
+    slurm.ask(["scancel", *numbers])
+    jobs = many(len(numbers), "job")
+    yield f"{jobs} of Slurm cancelled; what was training saves, and the same command goes on"

@@ -1,0 +1,133 @@
+"""The folder of a sweep: finds or makes it, names its cells' folders, and records pruned cells."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.errors import Problem, RequestError, said
+from launcher.job.schema import redact
+from launcher.job.sweep_grid import Cell
+from launcher.runtime.cluster import launch_env
+from launcher.untrusted.files import read_json, read_text
+
+INDEX = "sweep.json"
+"""The overrides of each cell, by the cell's name."""
+
+PRUNED = "pruned.json"
+"""The reason why each pruned cell was pruned, by its name."""
+
+COMMAND, JOB = "command.txt", "job"
+"""The command as typed, and the Slurm job that began the sweep."""
+
+HOME = Path("runs/sweeps")
+
+
+def open_folder(named: Path | None, words: Sequence[str]) -> Path:
+    """``named``, else the folder of this sweep if Slurm restarts its job, else a new one."""
+    folder = named or _begun(HOME, words) or _new(HOME)
+    _make(folder)
+    write_text(folder / COMMAND, _command(words))
+    if job := launch_env.job():
+        write_text(folder / JOB, job)
+    return folder
+
+
+def _begun(above: Path, words: Sequence[str]) -> Path | None:
+    job = launch_env.job()
+    if job is None or not launch_env.again():
+        return None
+    for place in sorted(above.glob(f"*/{JOB}"), reverse=True):
+        try:
+            mine = read_text(place) == job and read_text(place.parent / COMMAND) == _command(words)
+        except (OSError, ValueError):
+            continue
+        if mine:
+            return place.parent
+    return None
+
+
+def _command(words: Sequence[str]) -> str:
+    typed = [redact.text(word) for word in words]
+    return shlex.join(["python", "-m", "launcher", "-m", *typed]) + "\n"
+
+
+def _new(above: Path) -> Path:
+    """Makes a folder that no other sweep has."""
+    _make(above)
+    for k in itertools.count(1):
+        folder = above / f"{k:04d}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("counting ended")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError((Problem("sweep_dir", f"{folder}: cannot be made: {error.strerror}"),)) from error
+
+
+def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Names the cells' folders. Known overrides keep their name; new ones get the next number."""
+    path = folder / INDEX
+    names = {tuple(overrides): name for name, overrides in known(folder).items()}
+    out = []
+    for cell in cells:
+        key = without_run_dir(cell.overrides)
+        if key not in names:
+            names[key] = f"{len(names)}-{cell.name.partition('-')[2]}".rstrip("-")
+        out.append(Cell(names[key], cell.overrides, cell.varied, cell.repeat))
+
+    write_text(path, json.dumps({name: list(key) for key, name in names.items()}, indent=1) + "\n")
+    return tuple(out)
+
+
+def known(folder: Path) -> dict[str, list[str]]:
+    """The overrides of each known cell, by name. Raises ``RequestError`` for a file that is damaged."""
+    index = folder / INDEX
+    if not os.path.lexists(index):
+        return {}
+    try:
+        found: dict[str, list[str]] = read_json(index)
+    except (OSError, ValueError) as error:
+        why = said(error) if isinstance(error, OSError) else f"{index}: no JSON"
+        raise RequestError((Problem("sweep_dir", why),)) from error
+
+    # users may edit the file
+    rows: list[Any] = [*found.values()] if isinstance(found, dict) else [None]
+    if not all(isinstance(row, list) and all(isinstance(word, str) for word in row) for row in rows):
+        raise RequestError((Problem("sweep_dir", f"{index}: it does not say which overrides each cell has"),))
+    return found
+
+
+def texts(file: Path) -> dict[str, str]:
+    """The texts in ``file``, by names of cells; empty if it is damaged, so that its cells run again."""
+    try:
+        found = read_json(file)
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def pruned(folder: Path) -> dict[str, str]:
+    return texts(folder / PRUNED)
+
+
+def prune(folder: Path, name: str, why: str) -> None:
+    write_text(folder / PRUNED, json.dumps(pruned(folder) | {name: why}, indent=1) + "\n")
+
+
+def without_run_dir(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that identify a cell, with secrets hidden."""
+    return tuple(redact.text(o) for o in overrides if not o.lstrip("+").startswith("run_dir="))

@@ -1,0 +1,245 @@
+"""Lets optuna propose cells, based on the results of earlier ones.
+
+The same seed gives the same proposals. Each one has its own random stream and knows the results of a fixed
+number of cells, in whatever order they end. So a resumed sweep replays the known results.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import TrialState
+
+from launcher.errors import RequestError
+from launcher.extras.sweep.cell_process import CellResult
+from launcher.extras.sweep.requests import Checked, SweepRequest, check, reason
+from launcher.extras.sweep.results import value
+from launcher.extras.sweep.sampler import Reports
+from launcher.job import sweep_grid
+from launcher.job.schema import redact
+from launcher.job.schema.search import Sweep
+from launcher.job.sweep_grid import Axis, Cell
+
+IDLE = 50
+"""The number of proposals in a row that cannot run, or already ran, after which the sampler stops."""
+STREAMS = 1 << 20
+"""Random streams per seed of a sweep; each proposal has its own."""
+
+
+@dataclass
+class _Trial:
+    """A proposal, and the results so far of its ``cells``."""
+
+    optuna: optuna.Trial
+    cells: tuple[str, ...] = ()
+    results: dict[str, CellResult] = field(default_factory=dict)
+    reports: Reports = ()
+    pruned: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return len(self.results) == len(self.cells)
+
+
+class OptunaSampler:
+    """Proposes cells.
+
+    ``named`` names cells. ``known``: the overrides of existing cells, in order. ``window``: the maximum
+    number of proposals that are waiting for results.
+    """
+
+    def __init__(
+        self,
+        asked: SweepRequest,
+        metric: str,
+        named: Callable[[Sequence[Cell]], tuple[Cell, ...]],
+        known: Sequence[Sequence[str]],
+        window: int,
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._asked, self._settings, self._metric = asked, asked.settings, metric
+        self._named, self._window = named, window
+        least = self._settings.goal == "min"
+        self._study = optuna.create_study(
+            direction="minimize" if least else "maximize", pruner=_pruner(asked)
+        )
+        self._space = {axis.key: _distribution(axis) for axis in asked.axes if axis.varies}
+        self._known = deque(_params(asked.axes, known))
+        self._trials: list[_Trial] = []
+        self._told = self._counted = self._idle = 0
+        self._repeats: deque[Checked] = deque()
+        self._seen: set[str] = set()
+        self.size = self._settings.cells and self._settings.cells * self._settings.seeds
+
+    @property
+    def finished(self) -> bool:
+        most = self._settings.cells
+        enough = most is not None and self._counted >= most
+        return not self._repeats and (enough or self._idle >= IDLE)
+
+    def ask(self) -> Checked | None:
+        while not self._repeats and not self.finished:
+            if len(self._trials) - self._told >= self._window:
+                return None
+            self._propose()
+        return self._repeats.popleft() if self._repeats else None
+
+    def tell(self, result: CellResult, reports: Reports) -> None:
+        trial = self._of(result.cell.name)
+        trial.results[result.cell.name] = result
+        self._report(trial, reports)
+        self._learn()
+
+    def hopeless(self, name: str, reports: Reports) -> str:
+        trial = self._of(name)
+        self._report(trial, reports)
+        if not trial.pruned:
+            return ""
+        step, last = trial.reports[-1]
+        return f"{self._metric} {last:.6g} at step {step} is behind that of other cells"
+
+    def _of(self, name: str) -> _Trial:
+        return next(trial for trial in self._trials if name in trial.cells)
+
+    def _propose(self) -> None:
+        """Makes a proposal.
+
+        One that cannot run becomes a refused cell. One that already ran is not run again: optuna is told that
+        it failed.
+        """
+        number = len(self._trials)
+        if self._known:
+            self._study.enqueue_trial(self._known.popleft())
+        self._study.sampler = _sampler(self._settings, number)
+        trial = _Trial(self._study.ask(self._space))
+        self._trials.append(trial)
+
+        one = self._cell(number, trial.optuna.params)
+        try:
+            request = self._asked.compose(one)
+            seeds = [request.job.seed + n for n in range(self._settings.seeds)]
+            made = sweep_grid.repeated(one, seeds)
+            first = check(self._asked.compose(made[0]))
+        except RequestError as error:
+            self._idle += 1
+            self._refused(trial, one, reason(error, self._asked.words))
+            return
+        if first is not None and first.digest in self._seen:
+            self._idle += 1
+            self._learn()
+            return
+        self._idle = 0
+        self._counted += 1
+        self._seen |= {first.digest} if first is not None else set()
+        cells = self._named(made)
+        trial.cells = tuple(cell.name for cell in cells)
+        self._repeats.extend(Checked(cell, first) for cell in cells)
+
+    def _refused(self, trial: _Trial, one: Cell, why: str) -> None:
+        (cell,) = self._named((one,))
+        trial.cells = (cell.name,)
+        self._repeats.append(Checked(cell, refused=why))
+
+    def _cell(self, number: int, params: Mapping[str, Any]) -> Cell:
+        words = tuple(_word(axis, params) for axis in self._asked.axes)
+        varied = tuple(w for w, axis in zip(words, self._asked.axes, strict=True) if axis.varies)
+        return sweep_grid.cell(number, words, varied)
+
+    def _report(self, trial: _Trial, reports: Reports) -> None:
+        """Reports new values to optuna, up to the first that prunes the trial."""
+        if self._settings.prune is None:
+            return
+        for step, found in reports[len(trial.reports) :]:
+            if trial.pruned:
+                return
+            trial.optuna.report(found, step)
+            trial.reports = (*trial.reports, (step, found))
+            trial.pruned = trial.optuna.should_prune()
+
+    def _learn(self) -> None:
+        """Tells optuna the results of complete trials, in the order of proposals."""
+        while self._told < len(self._trials) and self._trials[self._told].complete:
+            self._tell(self._trials[self._told])
+            self._told += 1
+
+    def _tell(self, trial: _Trial) -> None:
+        values = [value(result, self._metric) for result in trial.results.values()]
+        numbers = [number for number in values if number is not None]
+        if trial.pruned:
+            self._study.tell(trial.optuna, state=TrialState.PRUNED)
+        elif numbers and len(numbers) == len(trial.cells):
+            self._study.tell(trial.optuna, fmean(numbers))
+        else:
+            self._study.tell(trial.optuna, state=TrialState.FAIL)
+
+
+def _sampler(asked: Sweep, number: int) -> optuna.samplers.BaseSampler:
+    seed = asked.seed * STREAMS + number
+    if asked.sampler == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    return optuna.samplers.TPESampler(seed=seed)
+
+
+def _pruner(asked: SweepRequest) -> optuna.pruners.BasePruner:
+    if asked.settings.prune == "asha":
+        first = asked.first.job.train.eval_every or 1
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=first)
+    return optuna.pruners.MedianPruner() if asked.settings.prune else optuna.pruners.NopPruner()
+
+
+def _distribution(axis: Axis) -> BaseDistribution:
+    it = axis.interval
+    if it is None:
+        return CategoricalDistribution(axis.words)
+    if it.whole:
+        return IntDistribution(int(it.low), int(it.high), log=it.log)
+    return FloatDistribution(it.low, it.high, log=it.log)
+
+
+def _word(axis: Axis, params: Mapping[str, Any]) -> str:
+    if not axis.varies:
+        return axis.words[0]
+    value = params[axis.key]
+    return str(value) if axis.interval is None else axis.word(value)
+
+
+def _params(axes: Sequence[Axis], known: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """The parameters of each earlier proposal of this sweep, without repeats for other seeds."""
+    last: dict[str, Any] | None = None
+    for words in known:
+        found = _param(axes, words)
+        if found is not None and found != last:
+            yield found
+        last = found
+
+
+def _param(axes: Sequence[Axis], words: Sequence[str]) -> dict[str, Any] | None:
+    """The parameters that ``words`` set; ``None`` if they belong to another sweep."""
+    found: dict[str, Any] = {}
+    for axis, word in zip(axes, words, strict=False):
+        if axis.interval is not None:
+            key, _, value = word.partition("=")
+            try:
+                number = int(value) if axis.interval.whole else float(value)
+            except ValueError:
+                return None
+            if key != axis.key or not axis.interval.low <= number <= axis.interval.high:
+                return None
+            found[axis.key] = number
+        else:
+            same = [w for w in axis.words if redact.text(w) == word]
+            if not same:
+                return None
+            found |= {axis.key: same[0]} if axis.varies else {}
+    return found if len(words) >= len(axes) else None

@@ -1,0 +1,292 @@
+"""Cells of a sweep: composed and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from launcher.errors import Problem, RequestError, refuse
+from launcher.extras.sweep.forecast import Forecast, forecast
+from launcher.job import sweep_grid
+from launcher.job.args import Args
+from launcher.job.compose import BadRequest, Request, compose, late
+from launcher.job.config_files import ConfigFiles
+from launcher.job.origins import Origins
+from launcher.job.overrides import shell
+from launcher.job.schema import redact
+from launcher.job.schema.job import Job
+from launcher.job.schema.objective import figure
+from launcher.job.schema.search import GRID, Sweep
+from launcher.job.sweep_grid import OWN, Axis, Cell
+from launcher.optional import install_command
+from launcher.run import hand_over
+
+MEASURED = ("step_ms", "tokens_per_s", "samples_per_s", "memory_mb")
+"""Measurements in the rows of a run, and of a complete run."""
+TIMED = ("step_ms", "tokens_per_s", "samples_per_s", "seconds")
+"""Metrics that cells distort when they run at the same time."""
+
+
+def intervals(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
+    """Reports intervals in a grid, which would have infinitely many cells."""
+    for axis in axes:
+        if axis.interval is not None and asked.sampler == GRID:
+            key, _, shown = axis.words[0].lstrip("+").partition("=")
+            text = f"{shown}: a grid is of lists of values, as {key}=A,B; samplers take intervals"
+            yield Problem(key, text, "sweep.sampler=tpe sweep.cells=20")
+
+
+def refused(asked: Sweep, axes: Sequence[Axis], jobs: Sequence[Job]) -> Iterator[Problem]:
+    """Yields problems of a sweep's settings. ``jobs``: those of the cells that are known before any runs."""
+    if asked.sampler != GRID:
+        yield from _sampler(asked, axes)
+    else:
+        if asked.cells is not None:
+            text = f"{asked.cells}: a grid has as many cells as there are combinations"
+            yield Problem("sweep.cells", text, "sweep.sampler=tpe")
+        if asked.prune is not None:
+            text = f"{asked.prune}: only a sampler learns from cells that are ended early"
+            yield Problem("sweep.prune", text)
+    if asked.seeds > 1 and any(axis.varies and axis.key.lstrip("+") == "seed" for axis in axes):
+        yield Problem("sweep.seeds", f"{asked.seeds}: seed varies already")
+    if asked.certify and not any(_trains(job) for job in jobs):
+        yield Problem("sweep.certify", "true: no cell trains, so there are no losses to compare")
+    yield from _metric(asked, jobs)
+    yield from _prune(asked, jobs)
+    yield from _elsewhere(asked, jobs)
+
+
+def metric(asked: Sweep, jobs: Sequence[Job]) -> str:
+    """The metric by which cells are sorted."""
+    if asked.metric is not None:
+        return asked.metric
+    return "val_loss" if any(_validates(job) for job in jobs) else "loss"
+
+
+def side_by_side(asked: Sweep, metric: str) -> int | Literal["auto"]:
+    """How many cells run at a time; for ``auto``, one if the metric is their speed."""
+    return 1 if asked.parallel == "auto" and metric in TIMED else asked.parallel
+
+
+def _sampler(asked: Sweep, axes: Sequence[Axis]) -> Iterator[Problem]:
+    key = "sweep.sampler"
+    if find_spec("optuna") is None:
+        text = f"{asked.sampler}: optuna is not installed: {install_command('optuna')}"
+        yield Problem(key, text)
+    if not any(axis.varies for axis in axes):
+        text = f"{asked.sampler}: nothing varies; give a key a list, A,B, or an interval, interval(LOW, HIGH)"
+        yield Problem(key, text)
+    if asked.cells is None and asked.minutes is None:
+        text = "null: this says how many cells a sampler proposes, or sweep.minutes how long it goes on"
+        yield Problem("sweep.cells", text, "sweep.cells=20")
+
+
+def _metric(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
+    """Reports a metric that no cell reports."""
+    if asked.metric is None:
+        return
+    known = [*MEASURED, "seconds"]
+    if any(_trains(job) for job in jobs):
+        known.append("loss")
+    for job in jobs:
+        if _validates(job):
+            known += ["val_loss", *(f"val_{figure(one)}" for one in job.metrics)]
+    if asked.metric in known:
+        return
+    there = ", ".join(dict.fromkeys(reversed(known)))
+    close = get_close_matches(asked.metric, known, 1)
+    cure = f"sweep.metric={close[0]}" if close else ""
+    yield Problem("sweep.metric", f"{asked.metric}: no cell reports it; there are {there}", cure)
+
+
+def _prune(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
+    if asked.prune is None:
+        return
+    if asked.seeds > 1:
+        text = f"{asked.seeds}: sweep.prune ends a cell by what one run of it says, and each has several"
+        yield Problem("sweep.seeds", text, "sweep.seeds=1")
+    by = metric(asked, jobs)
+    if by in (*MEASURED, "seconds"):
+        text = f"{asked.prune}: goes by a loss or a metric of the model, and {by} is none"
+        yield Problem("sweep.prune", text)
+    elif by != "loss" and not any(job.train.eval_every for job in jobs):
+        steps = min((job.train.steps or 10 for job in jobs), default=10)
+        text = f"{asked.prune}: looks at {by} while cells train, and nothing is validated meanwhile"
+        yield Problem("sweep.prune", text, f"train.eval_every={max(1, steps // 10)}")
+
+
+def _elsewhere(asked: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
+    """Reports settings that do not work for cells on a cluster."""
+    keys = dict.fromkeys(hand_over.key(job) for job in jobs)
+    key = next((key for key in keys if key is not None), None)
+    if key is None:
+        return
+    if len(keys) > 1:
+        yield Problem(key, "some cells would run there, others not: a sweep has one place for all")
+    if "launch.k8s" in keys:
+        text = "cells of a sweep are no jobs of Kubernetes; write each by a run of its own"
+        yield Problem("launch.k8s", text)
+    if asked.sampler != GRID:
+        text = f"{asked.sampler}: proposes cells by what others came to, and a cluster tells that later"
+        yield Problem("sweep.sampler", f"{text}; inside an allocation, with launch=auto, it does")
+
+
+def _trains(job: Job) -> bool:
+    return any(step.kind == "train" for step in job.steps.values())
+
+
+def _validates(job: Job) -> bool:
+    evaluates = any(step.kind == "evaluate" for step in job.steps.values())
+    return evaluates or (_trains(job) and job.train.eval_every is not None)
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """``axes``: those of the cells; ``own``: settings of the sweep itself, which cells do not get.
+
+    ``words``: the command line. ``cells``: the composed cells of a grid, or those at the ends of a sampler's
+    axes.
+    """
+
+    words: tuple[str, ...]
+    config_dir: Path | None
+    axes: tuple[Axis, ...]
+    own: tuple[str, ...]
+    cells: Mapping[Cell, Request]
+
+    @property
+    def first(self) -> Request:
+        return next(iter(self.cells.values()))
+
+    @property
+    def settings(self) -> Sweep:
+        return self.first.job.sweep
+
+    def compose(self, cell: Cell) -> Request:
+        """Composes the request of ``cell``. Raises ``BadRequest``."""
+        return compose((*self.own, *cell.overrides), config_dir=self.config_dir)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A cell with its forecast, or the reason why it is ``refused``."""
+
+    cell: Cell
+    forecast: Forecast | None = None
+    refused: str = ""
+
+
+def composed(args: Args) -> SweepRequest:
+    """Composes the sweep. Raises ``RequestError`` with each problem once, whichever cells have it."""
+    configs = ConfigFiles.of(args.config_dir)
+    given = sweep_grid.axes(args.overrides, configs)
+    own = tuple(axis for axis in given if axis.key.lstrip("+").startswith(OWN))
+    refuse([_one_value(axis) for axis in own if axis.varies])
+    typed = tuple(axis for axis in given if axis not in own)
+    words = tuple(word for axis in own for word in axis.words)
+    probe = SweepRequest(args.overrides, args.config_dir, typed, words, {})
+
+    # a cell that can be composed shows the other axes and the sampler
+    first = Cell("0", tuple(axis.ends[0] for axis in typed), ())
+    try:
+        request = probe.compose(first)
+    except BadRequest:
+        _composed(probe, tuple(_ends(typed)), args)  # others may have problems, too
+        raise
+    asked = request.job.sweep
+    try:
+        axes = (*typed, *sweep_grid.written_axes(asked.over, typed, configs))
+    except RequestError as error:
+        raise BadRequest(error.problems, request.origins) from error
+    refuse([*intervals(asked, axes)])
+    cells = sweep_grid.grid(axes) if asked.sampler == GRID else tuple(_ends(axes))
+    found = SweepRequest(args.overrides, args.config_dir, axes, words, _composed(probe, cells, args))
+    wrong = [*refused(found.settings, axes, [r.job for r in found.cells.values()])]
+    if wrong:
+        raise BadRequest(tuple(wrong), found.first.origins)
+    return found
+
+
+def _composed(asked: SweepRequest, cells: Sequence[Cell], args: Args) -> dict[Cell, Request]:
+    errors: dict[Cell, BadRequest] = {}
+    out: dict[Cell, Request] = {}
+    for cell in cells:
+        try:
+            request = asked.compose(cell)
+        except BadRequest as error:
+            errors[cell] = error
+            continue
+
+        out[cell] = request
+        if request.job.run_dir is not None:
+            errors[cell] = BadRequest((_own_folder(request.job.run_dir, args),), request.origins)
+    if errors:
+        raise together(errors)
+    return out
+
+
+def _ends(axes: Sequence[Axis]) -> Iterator[Cell]:
+    """Yields a cell for each listed value and each end of an interval; other axes have their first value."""
+    first = tuple(axis.ends[0] for axis in axes)
+    yield sweep_grid.cell(0, first, ())
+    for i, axis in enumerate(axes):
+        for word in axis.ends[1:]:
+            yield sweep_grid.cell(0, (*first[:i], word, *first[i + 1 :]), (word,))
+
+
+def _one_value(axis: Axis) -> Problem:
+    """The problem of a setting of the sweep itself that has several values."""
+    key = axis.key.lstrip("+")
+    shown = ",".join(word.partition("=")[2] for word in axis.words)
+    return Problem(key, f"{shown}: cells differ in other settings; a sweep has one {key}", axis.words[0])
+
+
+def _own_folder(run_dir: str, args: Args) -> Problem:
+    typed = tuple(o for o in args.overrides if o.lstrip("+").startswith("run_dir="))[-1:]
+    cure = shell(f"sweep_dir={run_dir}") if typed else ""
+    return Problem("run_dir", f"{run_dir}: a sweep gives each cell its own folder", cure, typed)
+
+
+def check(request: Request) -> Forecast | None:
+    """The forecast of its plan. Raises ``BadRequest`` if the request would be refused when it runs."""
+    from launcher.run.run import rehearse
+
+    try:
+        plan = rehearse(request)
+        return None if plan is None else forecast(request.job, plan)
+    except RequestError as error:
+        raise late(error, request) from error
+
+
+def impossible(requests: Mapping[Cell, Request], planned: bool) -> dict[Cell, BadRequest]:
+    """The cells that would be refused when they run, with the reason."""
+    from launcher.run.run import rehearse
+
+    out = {}
+    for cell, request in requests.items():
+        try:
+            rehearse(request, planned)
+        except RequestError as error:
+            out[cell] = late(error, request)
+    return out
+
+
+def together(errors: Mapping[Cell, BadRequest]) -> BadRequest:
+    """One error with each problem once, whichever cells have it."""
+    places: dict[Problem, Origins] = {}
+    for error in errors.values():
+        origins = error.origins if isinstance(error.origins, Origins) else Origins()
+        places.update({p: origins for p in error.problems if p not in places})
+    late = all(e.late for e in errors.values())
+    planned = any(e.planned for e in errors.values())
+    return BadRequest(tuple(places), places, late, planned)
+
+
+def reason(error: RequestError, words: Sequence[str]) -> str:
+    """The problems in one line, without the secrets of the command line ``words``."""
+    said = "; ".join(f"{p.key}: {p.text}" if p.key else p.text for p in error.problems)
+    return redact.hide(said, redact.typed(words))

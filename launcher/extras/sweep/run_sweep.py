@@ -1,0 +1,183 @@
+"""Runs a sweep from its checks to its summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher.errors import Problem, RequestError
+from launcher.extras.sweep import cluster_cells, folder, requests
+from launcher.extras.sweep.cells import CellRuns, Outcome, Slots, machine
+from launcher.extras.sweep.requests import Checked, SweepRequest, composed, impossible, reason, together
+from launcher.extras.sweep.sampler import GridSampler, Sampler
+from launcher.extras.sweep.summary import Watch, planned, reasons
+from launcher.job import sweep_grid
+from launcher.job.args import Args
+from launcher.job.compose import BadRequest, Depth, Request, late
+from launcher.job.overrides import shell
+from launcher.job.schema import redact
+from launcher.job.schema.search import GRID
+from launcher.job.sweep_grid import Cell
+from launcher.run import hand_over
+from launcher.runtime.cluster import launch_env
+from launcher.runtime.faults import Preempted
+from launcher.runtime.run_folder import at_work, locked
+from launcher.runtime.signals import heard
+
+
+def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable, "-m", "launcher")) -> int:
+    """Checks every known cell, then runs those that are not done; returns 1 if any failed.
+
+    Raises ``RequestError`` before any cell runs.
+    """
+    _refuse_outer_launcher(args, rank)
+    asked = composed(args)
+    if all(r.job.show is not None for r in asked.cells.values()):
+        return _show(asked.cells)
+
+    # refuse what can be refused before any cell runs
+    checked = _checked(asked)
+    if asked.settings.plan:
+        print("\n".join(planned(checked)), flush=True)
+        return 0
+
+    cluster_cells.refuse_long_array(asked, checked)
+
+    # the folder of the sweep, with a folder per cell
+    at = folder.open_folder(args.sweep_dir, asked.words)
+    with _alone(at):
+        if hand_over.key(asked.first.job) is not None:
+            return _hand_over(asked, checked, at)
+        return _run(asked, checked, at, _command(args, command))
+
+
+def check(args: Args, depth: Depth | None) -> None:
+    """Raises ``RequestError`` with the problems of all cells, as far as ``depth`` says."""
+    _refuse_outer_launcher(args, launch_env.rank())
+    cells = composed(args).cells
+    if depth == Depth.COMPOSED:
+        return
+    if wrong := impossible(cells, depth != Depth.SETTLED):
+        raise together(wrong)
+
+
+def _checked(asked: SweepRequest) -> tuple[Checked, ...]:
+    """Plans all cells of a grid, or those at the ends of a sampler's axes. Raises if none can run."""
+    out: list[Checked] = []
+    wrong: dict[Cell, BadRequest] = {}
+    for one, request in asked.cells.items():
+        seeds = [request.job.seed + n for n in range(request.job.sweep.seeds)]
+        for cell in sweep_grid.repeated(one, seeds):
+            try:
+                again = request if cell is one else asked.compose(cell)
+                out.append(Checked(cell, requests.check(again)))
+            except BadRequest as error:
+                wrong[cell] = error
+                out.append(Checked(cell, refused=reason(error, asked.words)))
+    if len(wrong) == len(out):
+        raise together(wrong)
+    return tuple(out)
+
+
+def _run(asked: SweepRequest, checked: Sequence[Checked], at: Path, command: Sequence[str]) -> int:
+    said = asked.settings
+    metric = requests.metric(said, [r.job for r in asked.cells.values()])
+    slots = Slots(machine(), requests.side_by_side(said, metric))
+    sampler = _sampler(asked, checked, at, metric, slots)
+    deadline = None if said.minutes is None else time.monotonic() + 60 * said.minutes
+
+    outcome = Outcome(at, asked, metric)
+    with heard() as told, Watch(sampler.size) as watch:
+        runs = CellRuns(at, sampler, slots, command, metric, told, watch, outcome, deadline)
+        done = runs.run()
+    right = outcome.end(done, runs.forecasts, missing=runs.missing)
+    if told.signum:
+        return Preempted(told.signum).code
+    return int(not right or any(r.status in _wrong(asked) for r in done))
+
+
+def _hand_over(asked: SweepRequest, checked: Sequence[Checked], at: Path) -> int:
+    """Hands cells over to a cluster; reports the results of those that it has already run."""
+    metric = requests.metric(asked.settings, [r.job for r in asked.cells.values()])
+    found = cluster_cells.submitted(asked, at, _named(checked, at))
+    forecasts = {one.cell.name: one.forecast for one in checked if one.forecast is not None}
+    right = Outcome(at, asked, metric).end(found, forecasts)
+    return int(not right or any(r.status in _wrong(asked) for r in found))
+
+
+def _named(checked: Sequence[Checked], at: Path) -> list[Checked]:
+    cells = folder.named(at, [one.cell for one in checked])
+    named = [Checked(c, o.forecast, o.refused) for c, o in zip(cells, checked, strict=True)]
+    _announce(named)
+    return named
+
+
+def _wrong(asked: SweepRequest) -> tuple[str, ...]:
+    """The statuses that fail a sweep. A sampler may propose cells that are refused."""
+    return ("failed", "interrupted", *(("refused",) if asked.settings.sampler == GRID else ()))
+
+
+@contextmanager
+def _alone(at: Path) -> Iterator[None]:
+    """Raises ``RequestError`` while another sweep uses this folder."""
+    if busy := at_work(at, patience_s=0):
+        raise RequestError((Problem("sweep_dir", f"{at}: {busy}"),))
+    with locked(at):
+        yield
+
+
+def _sampler(asked: SweepRequest, checked: Sequence[Checked], at: Path, metric: str, slots: Slots) -> Sampler:
+    if asked.settings.sampler == GRID:
+        return GridSampler(_named(checked, at))
+    from launcher.extras.sweep.optuna_sampler import OptunaSampler
+
+    first = next((one.forecast for one in checked if one.forecast is not None), None)
+    known = [*folder.known(at).values()]
+    window = slots.room(first)
+    return OptunaSampler(asked, metric, lambda cells: folder.named(at, cells), known, window)
+
+
+def _command(args: Args, command: Sequence[str]) -> tuple[str, ...]:
+    flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
+    return (*command, *flags)
+
+
+def _refuse_outer_launcher(args: Args, rank: int | None) -> None:
+    if rank is not None:
+        text = "a sweep cannot run under torchrun or srun (RANK is set): each cell starts its own ranks"
+        words = " ".join(shell(redact.text(o)) for o in args.overrides)
+        raise RequestError((Problem("", f"-m: {text}; outside: python -m launcher -m {words}"),))
+
+
+def _show(cells: Mapping[Cell, Request]) -> int:
+    """Prints what each cell shows; starts and writes nothing. Raises ``RequestError`` if no cell can."""
+    errors: dict[Cell, BadRequest] = {}
+    for cell, request in cells.items():
+        print(f"[{cell.name}] {' '.join(redact.text(v) for v in cell.varied)}", flush=True)
+        try:
+            print(_shown(request), flush=True)
+        except RequestError as error:
+            errors[cell] = late(error, request)
+            print(f"  cannot run: {reason(error, cell.overrides)}", flush=True)
+    if errors and len(errors) == len(cells):
+        raise together(errors)
+    return int(bool(errors))
+
+
+def _shown(request: Request) -> str:
+    from launcher.job.cures.report import as_yaml
+    from launcher.run.run import plan_lines
+
+    if request.job.show == "config":
+        return as_yaml(request.data)
+    return "\n".join(plan_lines(request.job, request.overrides))
+
+
+def _announce(cells: Sequence[Checked]) -> None:
+    refused = sum(bool(one.refused) for one in cells)
+    if refused:
+        print(f"{refused} of {len(cells)} cells cannot run, the others do:", flush=True)
+        print("\n".join(reasons(cells)), flush=True)

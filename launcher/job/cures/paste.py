@@ -1,0 +1,268 @@
+"""Writes cures that can be pasted into a command line or a file."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.origins import Origin, Origins
+from launcher.job.overrides import OPEN, Override, parsable, parse, paste, shell
+from launcher.job.schema import keys
+from launcher.job.schema.keys import nearest
+from launcher.job.schema.redact import text as redacted
+from launcher.job.schema.redact import values
+
+WEIGHT_SOURCES = {"train", "load", "import"}
+"""The steps that give a model weights worth saving."""
+
+
+def kept(problem: Problem, origins: Origins, late: bool) -> bool:
+    """Whether the cure keeps what the user has set, or moves it to the nearest possible value.
+
+    A value that is valid by itself (``late``) but conflicts with others is never changed: nothing tells which
+    one was meant. Otherwise a new value for the key itself is safe, and so is moving an unknown key
+    elsewhere.
+    """
+    changes = list(settings(shlex.split(problem.cure)))
+    if not late:
+        if not problem.key:
+            return True
+        if not settable(problem.key.split("."), origins):
+            return not any(
+                key == "recipe" and _typed_otherwise(key, value, origins) for key, value in changes
+            )
+        changes = [(key, value) for key, value in changes if not overlap(key, problem.key)]
+    return all(_kept(key, value, origins) for key, value in changes)
+
+
+def _typed_otherwise(key: str, new: Any, origins: Origins) -> bool:
+    """Whether the command line sets ``key`` to another value."""
+    origin = origins.of(key)
+    return origin is not None and origin.typed and origins.value(key) != new
+
+
+def settable(parts: Sequence[str], origins: Origins) -> bool:
+    """Whether the schema has this key for the chosen model, data set, optimizer and steps.
+
+    Below a user's own class any key is an argument.
+    """
+    note = keys.at(parts, origins.data)
+    if note is None:
+        above = (origins.value(".".join(parts[:n])) for n in range(1, len(parts)))
+        return any(isinstance(node, Mapping) and "_target_" in node for node in above)
+    is_choice = bool(keys.kinds(note))
+    return not is_choice or keys.settings(note, origins.value(".".join(parts))) is not None
+
+
+def overlap(key: str, other: str) -> bool:
+    """Whether the keys are equal, or one is below the other."""
+    return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
+
+
+def settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yields every key that the overrides in ``words`` set, and its new value; ``None`` for a deleted key."""
+    for word in words:
+        if "=" in word or word.startswith("~"):
+            parsed = parse(word)
+            yield from _leaves(parsed.key_or_group, None if parsed.is_delete() else parsed.value())
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _leaves(f"{key}.{name}", below)
+    else:
+        yield key, value
+
+
+def _kept(key: str, new: Any, origins: Origins) -> bool:
+    """Whether ``new`` preserves the meaning of what the user set at ``key``."""
+    old = origins.value(key)
+    if old is None or old == new or not _set_by_user(key, origins):
+        return True
+
+    # a cure may add steps, but none for weights that nobody asked to train, to bring or to save
+    if key == "steps" and isinstance(old, dict) and isinstance(new, list):
+        worth = bool(WEIGHT_SOURCES & set(new)) or "save" in old
+        return set(old) <= set(new) and (set(old) == set(new) or worth)
+
+    # a number may move to a near one, a misspelt word to the right one, a list to any list
+    if isinstance(old, bool) or isinstance(new, bool) or new is None:
+        return False
+    if isinstance(old, int | float) and isinstance(new, int | float):
+        return old / 2 <= new <= old * 2 and new != 1
+    if isinstance(old, str) and isinstance(new, str):
+        known = old in keys.literals(keys.at(key.split("."), origins.data))
+        return not known and nearest(old, [new]) is not None
+    return isinstance(old, list | tuple) and isinstance(new, list | tuple)
+
+
+def _set_by_user(key: str, origins: Origins) -> bool:
+    """Whether the user's command line or files set ``key`` or a key below it."""
+    last = [*origins.all(key)[-1:], *(p[-1] for k, p in origins.places.items() if k.startswith(f"{key}."))]
+    return any(place.typed or not place.shipped for place in last)
+
+
+def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[str, ...]:
+    """``words`` with the cure in place of those that caused the problem, or at the end if a file did."""
+    new = shlex.split(problem.cure)
+    start, taken = _place(words, problem, origins)
+    if start is None:
+        return (*words, *(w for w in new if w not in words))
+    return (*words[:start], *new, *words[start + taken :])
+
+
+def _place(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[int | None, int]:
+    """The index of the first of the words that caused the problem, and their number.
+
+    If they occur more than once, the last place counts, as for overrides.
+    """
+    taken = len(problem.words)
+    if taken:
+        starts = [i for i in range(len(words)) if tuple(words[i : i + taken]) == problem.words]
+        return (starts[-1] if starts else None), taken
+    origin = typed_origin(problem, origins)
+    if origin is None:
+        return None, 0
+    starts = [i for i, word in enumerate(words) if redacted(word) == origin.text]
+    return (starts[-1] if starts else None), 1
+
+
+def typed_origin(problem: Problem, origins: Origins) -> Origin | None:
+    """The override that set the key of ``problem``; ``None`` if a file set it or nothing did."""
+    origin = origins.of(problem.key) if problem.key else None
+    return origin if origin is not None and origin.typed else None
+
+
+def whole_override(problem: Problem, origins: Origins) -> Problem:
+    """Adds the override to a cure that would replace it, if the cure only sets other keys."""
+    origin = typed_origin(problem, origins)
+    if not problem.cure or origin is None or problem.words:
+        return problem
+
+    # not if the cure contains it or is a flag, or the override cannot be parsed
+    words = shlex.split(problem.cure)
+    if any(w.startswith("-") for w in words) or origin.text in words or not parsable(origin.text):
+        return problem
+
+    # not if the cure replaces the key itself
+    own = parse(origin.text).key_or_group
+    if not settable(problem.key.split("."), origins) or any(own.startswith(f"{node}.") for node in OPEN):
+        return problem
+    if any(overlap(key, own) for key, _ in settings(words)):
+        return problem
+    return replace(problem, cure=f"{shell(origin.text)} {problem.cure}")
+
+
+def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:
+    """The ``problem`` of one cell of a sweep, with a cure that does not change the other cells."""
+    origin = typed_origin(problem, origins)
+    if not problem.cure or origin is None or origin.text in map(redacted, words):
+        return problem
+
+    # replace the bad value among the values of the swept word
+    name, _, bad = origin.text.partition("=")
+    right = shlex.split(problem.cure)
+    for word in words:
+        key, _, values = word.partition("=")
+        items = [v.strip() for v in values.split(",")]
+        if key == name and bad in items and len(right) == 1 and right[0].startswith(f"{name}="):
+            value = right[0].partition("=")[2]
+            good = ",".join(dict.fromkeys(value if item == bad else item for item in items))
+            return replace(problem, cure=shell(f"{name}={good}"), words=(word,))
+
+    # any other cure would change all cells
+    return replace(problem, cure="")
+
+
+def with_group_cures(
+    problems: Sequence[Problem], typed: Sequence[Override], origins: Origins
+) -> tuple[Problem, ...]:
+    """If an override of a group of keys caused a problem, makes the corrected override its cure."""
+    blamed = {p: _blamed(p, typed, origins) for p in problems}
+    cures: dict[str, str] = {}
+    for group in blamed.values():
+        if group is not None:
+            cures[group.text] = _cure(group, [p for p in problems if blamed[p] is group], origins)
+    out = []
+    for problem in problems:
+        group = blamed[problem]
+        out.append(replace(problem, cure=cures[group.text]) if group and problem.cure else problem)
+    return tuple(out)
+
+
+def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Override | None:
+    """The override of a group of keys that set the key of ``problem``; ``None`` if none did."""
+    origin = origins.of(problem.key) if problem.key else None
+    if origin is None or not origin.typed:
+        return None
+    groups = (o for o in typed if isinstance(o.value, Mapping) and _within(problem, o))
+    return next((o for o in groups if redacted(o.text) == origin.text), None)
+
+
+def _within(problem: Problem, group: Override) -> bool:
+    """Whether ``problem`` is about a key of ``group``, or about one that is missing from it."""
+    below = f"{group.key}."
+    words = shlex.split(problem.cure)
+    lacks = problem.key == group.key and bool(words) and all(w.startswith(below) for w in words)
+    return lacks or problem.key.startswith(below)
+
+
+def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str:
+    """``group`` with the cures of ``problems`` applied; overrides of other keys follow it."""
+    tree = copy.deepcopy(group.value)
+    above = f"{group.key}."
+    beside: list[str] = []
+    for problem in problems:
+        elsewhere = not any(overlap(key, problem.key) for key, _ in settings(shlex.split(problem.cure)))
+        unknown = not settable(problem.key.split("."), origins)
+        if problem.cure and problem.key != group.key and unknown and elsewhere:
+            _drop(tree, problem.key.removeprefix(above).split("."))
+
+        # put what a cure sets below the group into it
+        for word in shlex.split(problem.cure):
+            parsed = parse(word)
+            inside = parsed.key_or_group.startswith(above)
+            parts = parsed.key_or_group.removeprefix(above).split(".")
+            if inside and parsed.is_delete():
+                _drop(tree, parts)
+            elif inside:
+                _set(tree, parts, parsed.value(), group.key in OPEN)
+            else:
+                beside.append(shell(word))
+
+    # a secret would be pasted as asterisks
+    hidden = values(tree, group.key) != tree
+    return "" if hidden else " ".join([paste(group.key, tree), *beside])
+
+
+def _drop(tree: dict[Any, Any], parts: Sequence[str]) -> None:
+    n = _longest_key(tree, parts)
+    if n == len(parts):
+        del tree[".".join(parts)]
+        return
+    below = tree[".".join(parts[:n])] if n else None
+    if isinstance(below, dict):
+        _drop(below, parts[n:])
+
+
+def _set(tree: dict[Any, Any], parts: Sequence[str], value: Any, dotted: bool) -> None:
+    """Sets a value. ``dotted``: a new key may contain dots."""
+    n = _longest_key(tree, parts)
+    below = tree[".".join(parts[:n])] if 0 < n < len(parts) else None
+    if isinstance(below, dict):
+        _set(below, parts[n:], value, dotted)
+    elif n == len(parts) or dotted or len(parts) == 1:
+        tree[".".join(parts)] = value
+    else:
+        tree[parts[0]] = {}
+        _set(tree[parts[0]], parts[1:], value, dotted)
+
+
+def _longest_key(tree: Mapping[Any, Any], parts: Sequence[str]) -> int:
+    """The largest number of first ``parts`` that, joined by dots, are a key of ``tree``; 0 if none are."""
+    return next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in tree), 0)

@@ -1,0 +1,291 @@
+"""Applies overrides to a composed configuration and resolves the result to plain data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.errors import Problem
+from launcher.job.overrides import GROUPS, OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell, written
+from launcher.job.schema import keys as schema_keys
+from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.schema.optim import groups_by_name
+from launcher.job.schema.redact import HIDDEN, secret
+from launcher.job.schema.redact import text as redacted
+from launcher.job.schema.search import AUTO, PARALLEL, RECOMPUTE, every_axis
+
+CHOSEN = ("model", "data", "loss", "optim", "schedule")
+"""Sections that are one choice among several: another ``name`` replaces all their keys."""
+SWITCHES = "parallel.transformer_opt"
+AUTO_AS_KEYS: dict[str, dict[str, Any]] = {
+    "parallel.grid": {"pp": AUTO, "dp_shard": AUTO, "tp": AUTO},
+    "parallel.hsdp": {"shard_size": AUTO, "optimizer_level": AUTO},
+    "parallel.comm_fusion": {"network": AUTO},
+    "parallel.recompute": {"modules": AUTO},
+}
+"""The keys that ``auto`` means where keys may replace it."""
+WORDS = (PARALLEL, *AUTO_AS_KEYS, SWITCHES)
+"""Settings that are a word, or keys that are merged with those that the word means."""
+
+
+def put(cfg: DictConfig, override: Override) -> Problem | None:
+    """Applies one override to ``cfg``, in place; returns the problem if there is one."""
+    key = override.key
+    value = override.value
+    node = next((n for n in OPEN if key.startswith(n + ".")), None)
+    try:
+        if override.delete:
+            return _delete(cfg, key, node)
+        places = _beside_words(cfg, override)
+        if isinstance(places, Problem):
+            return places
+        if node is not None:
+            _put_open(cfg, node, key.removeprefix(f"{node}."), value)
+        elif (key, value) == (PARALLEL, AUTO):
+            OmegaConf.update(cfg, key, every_axis(), merge=True, force_add=True)
+        else:
+            # another choice replaces its section; everything else is merged into it
+            chooses = isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
+            another = key in CHOSEN and chooses
+            merged = isinstance(value, Mapping) and not another  # a list of candidates replaces it
+            for place in places:
+                OmegaConf.update(cfg, place, value, merge=merged, force_add=True)
+    except OmegaConfBaseException as error:
+        return Problem(key, f"{redacted(override.text)}: {_first_line(error)}")
+    return None
+
+
+def as_keys(key: str, word: Any) -> dict[str, Any] | None:
+    """The keys that ``word`` means at ``key``, so that others can be set beside them; ``None`` for none."""
+    if key == SWITCHES and isinstance(word, str) and word:
+        return {"file": word}
+    if word == AUTO:
+        return every_axis() if key == PARALLEL else AUTO_AS_KEYS.get(key)
+    note = schema_keys.anywhere(key) if word is True else None
+    switched_on = note is not None and schema_keys.settings(note, {}) and schema_keys.accepts(note, True)
+    return {} if switched_on else None
+
+
+def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Problem:
+    """The keys to set: that of ``override``, or those in each candidate of a list above it.
+
+    A word above it that means keys is replaced by them; any other would be lost, which is a problem.
+    """
+    parts = override.key.split(".")
+    above = [".".join(parts[:n]) for n in range(1, len(parts))]
+    if isinstance(override.value, Mapping) and override.value:  # an empty group replaces the word
+        above.append(override.key)
+    for key in above:
+        below = override.key.removeprefix(key).lstrip(".")
+        word = OmegaConf.select(cfg, key, throw_on_missing=False)
+        if not isinstance(word, str | bool | ListConfig) or not word:
+            continue
+        if (stands_for := as_keys(key, word)) is not None:
+            OmegaConf.update(cfg, key, stands_for, merge=False)
+        elif below and key in AUTO_AS_KEYS and isinstance(word, ListConfig):
+            for n in (n for n, one in enumerate(word) if key == RECOMPUTE and one == AUTO):
+                OmegaConf.update(cfg, f"{key}.{n}", AUTO_AS_KEYS[key])
+            groups = [n for n, one in enumerate(word) if isinstance(one, DictConfig)]
+            return [f"{key}.{n}.{below}" for n in groups] or _replaces(key, word, override, below)
+        elif below and not _replaceable(key, word, below):
+            return _replaces(key, word, override, below)
+    return (override.key,)
+
+
+def _replaceable(key: str, word: Any, below: str) -> bool:
+    """Whether ``below`` can be set: as an item of a list, or because the word loses no information."""
+    item = isinstance(word, ListConfig) and below.partition(".")[0].isdecimal()
+    return item or word is True or (key, word) == (STAGE_CONFIG, AUTO)
+
+
+def _replaces(key: str, word: Any, override: Override, below: str) -> Problem:
+    value = OmegaConf.to_container(word) if isinstance(word, ListConfig) else word
+    text = f"{redacted(override.text)}: {key} is {written(value)}, which it would replace"
+    if key == OPERATORS:
+        strategies = {below: override.value}
+        if not isinstance(override.value, Mapping) and "." in below:
+            module, _, field = below.rpartition(".")
+            strategies = {module: {field: override.value}}
+        return Problem(override.key, f"{text}; give the strategies together", paste(key, strategies))
+    return Problem(
+        override.key, f"{text}; write the key there, or give all keys in place of {written(value)}"
+    )
+
+
+def words_first(overrides: Sequence[Override]) -> list[Override]:
+    """Reorders ``overrides``: words that mean keys, and lists of candidates, precede the keys below them."""
+    out: list[Override] = []
+    for o in overrides:
+        below = [n for n, before in enumerate(out) if before.key.startswith(f"{o.key}.")]
+        candidates = o.key in AUTO_AS_KEYS and isinstance(o.value, list)
+        first = below and not o.delete and (candidates or as_keys(o.key, o.value) is not None)
+        out.insert(below[0] if first else len(out), o)
+    return out
+
+
+def replaced(overrides: Sequence[Override]) -> Iterator[Problem]:
+    """Yields a problem for each key that a later word replaces together with its section."""
+    for n, o in enumerate(overrides):
+        words = isinstance(o.value, str | list) and not o.delete
+        for before in overrides[:n] if words else ():
+            if before.key.startswith(f"{o.key}."):
+                text = (
+                    f"{redacted(before.text)}: {redacted(o.text)} behind it takes the place of all of {o.key}"
+                )
+                yield Problem(before.key, f"{text}; leave one of them out")
+
+
+class WordsOfFiles:
+    """Words that files have set where others set keys, so that later keys are merged with their meaning."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, Any] = {}
+
+    def read(self, cfg: DictConfig) -> None:
+        """Records the words in ``cfg``, the next file; expands earlier words to keys beside its own."""
+        for key in WORDS:
+            value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+            if key == PARALLEL and value == AUTO:
+                OmegaConf.update(cfg, key, every_axis(), merge=False)
+            elif isinstance(value, DictConfig) and value and key in self._words:
+                keys = as_keys(key, self._words.pop(key)) or {}
+                OmegaConf.update(cfg, key, OmegaConf.merge(keys, value), merge=False)
+            elif value is not None:
+                self._words[key] = value
+
+
+def _delete(cfg: DictConfig, key: str, open_node: str | None) -> Problem | None:
+    """Deletes a key. ``open_node``: the setting with module names that the key is below, if any."""
+    above, _, name = key.rpartition(".")
+    modules = OmegaConf.select(cfg, open_node) if open_node else None
+    whole = key.removeprefix(f"{open_node}.")
+    if open_node is not None and isinstance(modules, DictConfig) and ("*" in whole or whole in modules):
+        above, name = open_node, whole
+    node = OmegaConf.select(cfg, above) if above else cfg
+    if not isinstance(node, DictConfig) or name not in node:
+        known = [str(k) for k in node] if isinstance(node, DictConfig) else []
+        hint = nearest(name, known)
+        meant = f"{above}.{hint}" if above and hint else hint
+        text = f"~{key}: nothing to delete{did_you_mean(meant)}"
+        return Problem(key, text, shell(f"~{meant}") if meant else "")
+    del node[name]
+    return None
+
+
+def _put_open(cfg: DictConfig, node: str, name: str, value: Any) -> None:
+    """Sets module ``name`` below ``node``. Names keep their dots.
+
+    Fields of a strategy or group may be set one by one: ``operators.layers.0.in=[[1,2]]``.
+    """
+    # the existing entries; stages may be nested in a file
+    was = OmegaConf.select(cfg, node)
+    entries: dict[str, Any] = {}
+    if node == STAGE_CONFIG and isinstance(was, DictConfig):
+        entries = _flat(OmegaConf.to_container(was))
+    elif node == GROUPS and isinstance(was, DictConfig):
+        entries = groups_by_name(OmegaConf.to_container(was))
+    elif isinstance(was, Mapping | DictConfig):
+        entries = dict(was)
+
+    # the last part of the name is a field of the strategy or group, unless the value is a mapping
+    if node in (OPERATORS, GROUPS) and "." in name and not isinstance(value, Mapping):
+        name, _, field = name.rpartition(".")
+        value = {**(entries.get(name) or {}), field: value}
+    entries.pop(name, None)  # the last one wins, so it also comes last
+    OmegaConf.update(cfg, node, {**entries, name: value}, merge=False, force_add=True)
+
+
+def _flat(tree: Any, above: str = "") -> dict[str, Any]:
+    """Flattens nested groups of keys to dotted names; the last one of a name wins and comes last."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{above}.{key}" if above else str(key)
+        for k, v in _flat(value, name).items() if isinstance(value, Mapping) else [(name, value)]:
+            out.pop(k, None)
+            out[k] = v
+    return out
+
+
+def plain(cfg: DictConfig, found: list[Problem]) -> dict[str, Any]:
+    """Resolves every interpolation; returns dicts, lists and scalars.
+
+    Reports and drops a key that cannot be resolved. Drops a key that is still ``???``, too, and reports it
+    without text, because the text needs all other data.
+    """
+    known = tuple(keys(OmegaConf.to_container(cfg, resolve=False)))
+    out: dict[str, Any] = _plain(cfg, "", found, known)
+    return out
+
+
+_HOLE = object()
+_SUGGESTED = 50
+"""The number of problems after which none gets a similar key: each search compares all keys."""
+
+
+def _plain(node: Any, above: str, found: list[Problem], known: tuple[str, ...]) -> Any:
+    if isinstance(node, ListConfig):
+        items = [_value(node, i, above, found, known=known) for i in range(len(node))]
+        return [v for v in items if v is not _HOLE]
+    out = {}
+    for name in node:
+        key = f"{above}.{name}" if above else str(name)
+        value = _value(node, name, key, found, known=known)
+        if value is not _HOLE:
+            out[str(name)] = value
+    return out
+
+
+def _value(node: Any, name: Any, key: str, found: list[Problem], *, known: tuple[str, ...]) -> Any:
+    if OmegaConf.is_missing(node, name):
+        found.append(Problem(key, ""))
+        return _HOLE
+    try:
+        value = node[name]
+    except (OmegaConfBaseException, RecursionError) as error:
+        text = str(node._get_node(name)._value())
+        searched = known if len(found) < _SUGGESTED else ()
+        found.append(_unresolved(key, text, error, [k for k in searched if k != key]))
+        return _HOLE
+    if isinstance(value, DictConfig | ListConfig):
+        return None if value._is_none() else _plain(value, key, found, known)
+    return value
+
+
+def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> Problem:
+    reason = _first_line(error)
+    if isinstance(error, RecursionError) or reason.startswith("Recursive"):
+        reason = "it refers to itself"
+
+    # hide a secret value; give only the reason if it names no other key
+    if secret(key):
+        return Problem(key, f"{HIDDEN}: cannot be resolved")
+    wanted = reason.split("'")[1] if reason.startswith("Interpolation key") else None
+    if wanted is None:
+        return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
+
+    # suggest a similar key
+    hint = nearest(wanted, known, 0.8)
+    fixed = paste(key, text.replace(wanted, hint)) if hint else ""
+    section = wanted.partition(".")[0]
+    advice = did_you_mean(hint, shown=lambda name: f"${{{name}}}")
+    if not hint and section in CHOSEN:
+        advice = f": this {section} has none"
+    return Problem(key, f"{redacted(text)}: cannot be resolved; there is no key {wanted!r}{advice}", fixed)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    first = next((line for line in lines if line), type(error).__name__)
+    return re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
+
+
+def keys(tree: Any, above: str = "") -> list[str]:
+    """Every dotted key of a group of keys, each before those below it."""
+    if not isinstance(tree, Mapping):
+        return []
+    names = [(f"{above}.{k}" if above else str(k), v) for k, v in tree.items()]
+    return [key for name, value in names for key in (name, *keys(value, name))]

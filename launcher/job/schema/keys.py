@@ -1,0 +1,163 @@
+"""The keys of the schema, and the names that are spelled like another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import SequenceMatcher, get_close_matches
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, Discriminator, Tag, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from launcher.job.schema.job import Job
+
+
+def fields(cls: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a class by the name that a user writes."""
+    return {f.alias or n: f for n, f in cls.model_fields.items()}
+
+
+def typed(field: FieldInfo) -> Any:
+    """The annotation of a field, including its constraints."""
+    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+
+
+def kinds(note: Any) -> dict[str, type[BaseModel]]:
+    """The members of a tagged union by tag; empty if ``note`` is anything else."""
+    found = {}
+    for member in _members(note):
+        tag = next((m.tag for m in getattr(member, "__metadata__", ()) if isinstance(m, Tag)), None)
+        if tag is not None:
+            found[tag] = get_args(member)[0]
+    return found
+
+
+def settings(note: Any, value: Any) -> type[BaseModel] | None:
+    """The settings class for ``value`` at a key of type ``note``; ``None`` for a plain value."""
+    tagged = kinds(note)
+    if tagged:
+        chooser = next((m for m in note.__metadata__ if isinstance(m, Discriminator)), None)
+        tag = chooser.discriminator(value) if chooser and callable(chooser.discriminator) else None
+        return tagged.get(tag) if isinstance(tag, str) else None
+    classes = [c for c in map(_bare, _members(note)) if isinstance(c, type) and issubclass(c, BaseModel)]
+    return classes[0] if classes else None
+
+
+def below(note: Any, name: str, value: Any) -> Any:
+    """The annotation of key ``name`` in a node of type ``note`` with ``value``; ``None`` if it has none."""
+    cls = settings(note, value)
+    if cls:
+        field = fields(cls).get(name)
+        return typed(field) if field else None
+    return next((get_args(m)[1] for m in map(_bare, _members(note)) if get_origin(m) is dict), None)
+
+
+def at(parts: Sequence[str], data: Any) -> Any:
+    """The annotation of a key, given as its parts, in ``data``; ``None`` if the schema has no such key."""
+    note: Any = Job
+    for part in parts:
+        if note is None:
+            return None
+        note = below(note, part, data)
+        data = data.get(part) if isinstance(data, dict) else None
+    return note
+
+
+def field_at(parts: Sequence[str], data: Any) -> FieldInfo | None:
+    """The field of a key, with its default and description."""
+    above = at(parts[:-1], data)
+    for part in parts[:-1]:
+        data = data.get(part) if isinstance(data, dict) else None
+    cls = settings(above, data) if above is not None else None
+    return fields(cls).get(parts[-1]) if cls else None
+
+
+def names(parts: Sequence[str], data: Any) -> tuple[str, ...]:
+    """Every name that may be set below a key; empty for an open node or a plain value."""
+    note = at(parts, data)
+    for part in parts:
+        data = data.get(part) if isinstance(data, dict) else None
+    cls = settings(note, data) if note is not None else None
+    return tuple(fields(cls)) if cls else ()
+
+
+def everywhere(note: Any = Job, above: str = "") -> Iterator[str]:
+    """Yields every dotted key of the schema; keys repeat if several members of a union have them."""
+    yield from (key for key, _ in noted(note, above))
+
+
+def anywhere(key: str) -> Any:
+    """The annotation of a key that any model, data set, optimizer or step has; ``None`` if none has it."""
+    return next((note for name, note in noted() if name == key), None)
+
+
+def noted(note: Any = Job, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every dotted key with its annotation, for each member of a union."""
+    for cls in kinds(note).values() or [c for c in [settings(note, None)] if c]:
+        for name, field in fields(cls).items():
+            key = f"{above}.{name}" if above else name
+            yield key, typed(field)
+            yield from noted(typed(field), key)
+
+
+def accepts(note: Any, value: Any) -> bool:
+    """Whether ``value`` is valid at a key of type ``note``."""
+    try:
+        TypeAdapter(note).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def literals(note: Any) -> tuple[Any, ...]:
+    """The words that a key accepts; empty if it accepts none."""
+    return tuple(v for m in map(_bare, _members(note)) if get_origin(m) is Literal for v in get_args(m))
+
+
+def _members(note: Any) -> tuple[Any, ...]:
+    bare = _bare(note)
+    if get_origin(bare) in (Union, UnionType):
+        return tuple(m for m in get_args(bare) if m is not NoneType)
+    return (note,)
+
+
+def _bare(note: Any) -> Any:
+    return get_args(note)[0] if get_origin(note) is Annotated else note
+
+
+def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | None:
+    """The most similar of ``names``, if it is at least ``alike`` (0 to 1) and no other is equally similar.
+
+    Digits are never a misspelling: fp128 is not similar to fp16, nor level4 to level3.
+    """
+    text = str(word).lower()
+    lower = {n.lower(): n for n in names}
+    fits = [n for n in lower if _same_numbers(text, n)]
+    found = get_close_matches(text, fits, 2, alike)
+    if len(found) == 2 and text not in found and _ratio(text, found[0]) == _ratio(text, found[1]):
+        return None
+    return lower[found[0]] if found else None
+
+
+def did_you_mean(name: str | None, *, joint: str = ", ", shown: Callable[[str], str] = repr) -> str:
+    """The end of a message that suggests ``name``, formatted by ``shown``; "" if ``name`` is None.
+
+    >>> f"unknown key{did_you_mean('steps')}"
+    "unknown key, did you mean 'steps'?"
+    """
+    return f"{joint}did you mean {shown(name)}?" if name else ""
+
+
+def _ratio(a: str, b: str) -> float:
+    return SequenceMatcher(None, b, a).ratio()  # get_close_matches compares in this order
+
+
+def _same_numbers(a: str, b: str) -> bool:
+    """Whether the digits of ``a`` and ``b`` allow for a misspelling.
+
+    They do if one has none, both have the same in any order, or one begins with all digits of the other.
+    """
+    mine, theirs = ("".join(c for c in t if c.isdigit()) for t in (a, b))
+    same = sorted(mine) == sorted(theirs)
+    return not (mine and theirs) or same or mine.startswith(theirs) or theirs.startswith(mine)

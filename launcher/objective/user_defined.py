@@ -1,0 +1,240 @@
+"""Losses and metrics of users, tried first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.errors import Problem, RequestError, RunError, owned
+from launcher.job.schema.components import Target
+from launcher.job.schema.objective import figure
+from launcher.job.targets import build
+from launcher.objective.losses import Output, Parts, at_least_float32, each, formed, tensors
+from launcher.plan.values.facts import TensorSpec
+
+Pair = tuple[Tensor, Tensor]
+
+
+class OwnLoss:
+    """A user-defined loss.
+
+    ``instance(output, target)`` returns the sum and the count, and ``instance.count(target)`` the count
+    alone.
+    """
+
+    def __init__(self, settings: Target, allow: tuple[str, ...], device: torch.device) -> None:
+        key = "loss._target_"
+        self._name = settings.target
+        self._made = made(settings, allow, key, device)
+        if not callable(getattr(self._made, "count", None)):
+            text = f"{self._name}: it has no method count(target), and the mean over a global batch divides"
+            text += " by what its targets count before any forward is done"
+            raise RequestError((Problem(key, text),))
+        self._apart: Tensor | None = None
+
+    def __call__(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
+        assert parts is None, "the planner does not shard outputs for a loss of your own"
+        total, count = self.pair(output, target)
+
+        # different counts make the loss NaN, because a check would wait for the GPU
+        apart = (count - self.count(target)).abs()
+        self._apart = apart if self._apart is None else self._apart + apart
+        return torch.where(apart == 0, total, torch.nan)
+
+    def pair(self, output: Output, target: Tensor) -> Pair:
+        """Return the sum and the count of the user's instance.
+
+        Raises ``RunError`` if it returns anything else.
+        """
+        return pair(self._made, output, target, self._name)
+
+    def count(self, target: Tensor) -> Tensor:
+        return number(self._made.count(target), f"{self._name}.count(target)", target)
+
+    def problem(self) -> str:
+        if self._apart is None or not self._apart.item():
+            return ""
+        return f"{self._name}: it returns another count than its count(target)"
+
+
+class OwnMetric:
+    def __init__(self, settings: Target, allow: tuple[str, ...], device: torch.device) -> None:
+        self.name = figure(settings)
+        self._target = settings.target
+        self._made = made(settings, allow, "metrics", device)
+
+    def sums(self, output: Output, target: Tensor, parts: Parts | None = None) -> Tensor:
+        assert parts is None, "the planner does not shard outputs for a metric of your own"
+        total, count = self.pair(output, target)
+        return torch.stack([total.double(), count])
+
+    def pair(self, output: Output, target: Tensor) -> Pair:
+        """Return the sum and the count, as ``OwnLoss.pair`` does."""
+        return pair(self._made, output, target, self._target)
+
+    def value(self, total: float, count: float) -> float:
+        return total / count
+
+
+def made(settings: Target, allow: tuple[str, ...], key: str, device: torch.device) -> Any:
+    """Build an instance; the buffers of a module are moved to ``device``. Raises ``RequestError``."""
+    with owned(key, f"{settings.target}: cannot be built"):
+        instance: Any = build(settings, allow, Callable, key=key)  # type: ignore[arg-type]
+    if not isinstance(instance, nn.Module):
+        return instance
+    if any(True for _ in instance.parameters()):
+        text = f"{settings.target}: it has parameters that would not be trained; move them into the model"
+        raise RequestError((Problem(key, text),))
+    return instance.to(device)
+
+
+def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tensor, name: str) -> Pair:
+    """Return the sum and the count that ``call`` returns, 0-d. Raises ``RunError`` if they are anything else.
+
+    ``call`` gets outputs in float32 at least, and floating-point targets in the same dtype.
+    """
+    wide = each(output, at_least_float32)
+    near = next(t for t in tensors(wide) if t.is_floating_point())
+    found = call(wide, target.to(near.dtype) if target.is_floating_point() else target)
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise RunError(f"{name}: it gives {type(found).__name__} where a sum and a count were expected")
+    total, count = found
+    if isinstance(total, Real):
+        total = torch.tensor(float(total), dtype=torch.float64, device=near.device)
+    if not isinstance(total, Tensor) or total.dim():
+        raise RunError(f"{name}: its sum is {_kind(total)} where one number was expected; add up all samples")
+    return total, number(count, f"the count of {name}", near)
+
+
+def number(found: object, what: str, near: Tensor) -> Tensor:
+    """Return ``found`` as 0-d float64 on the device of ``near``.
+
+    Raises ``RunError``; ``what`` names the value.
+    """
+    if isinstance(found, Tensor) and not found.dim():
+        return found.detach().to(near.device, torch.float64)
+    if isinstance(found, Real):
+        return torch.tensor(float(found), dtype=torch.float64, device=near.device)
+    raise RunError(f"{what} is {_kind(found)} where one number was expected")
+
+
+def _kind(found: object) -> str:
+    return f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+
+
+FEW = 1 << 24
+"""Most elements of an output to try; larger ones are left to the run."""
+CLOSE = 1e-9
+"""Relative tolerance: another order of additions changes the rounding of float64."""
+SAMPLES = 4
+
+Call = Callable[[Output, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A loss or metric to try.
+
+    Attributes:
+        key: the setting that problems name.
+        name: the class that problems name.
+        call: returns a sum and a count.
+        made: the specs of one sample's outputs, named by ``keys`` if the model returns several.
+        targets: of all samples that are tried.
+        pieces: whether sequences pass in pieces, so that sums over positions must be additive too.
+    """
+
+    key: str
+    name: str
+    call: Call
+    made: tuple[TensorSpec, ...]
+    targets: Tensor
+    pieces: bool
+    keys: tuple[str | int, ...] = ()
+
+
+def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Problem | None:
+    """Return what is wrong with ``tried``, if anything; ``count`` is the ``count(target)`` of a loss.
+
+    Raises ``RequestError`` if it cannot be called.
+    """
+    n = len(tried.targets)
+    if n * sum(prod(t.shape) for t in tried.made) > FEW:
+        return None
+    stream = torch.Generator().manual_seed(0)
+    drawn = [_drawn(t, n, stream) for t in tried.made]
+    output = formed(drawn if tried.keys else drawn[0], tried.keys)
+    shapes = [_shape(t) for t in drawn]
+    what = f"an output of shape {shapes[0]}"
+    if tried.keys:
+        what = ", ".join(f"{key!r}: {shape}" for key, shape in zip(tried.keys, shapes, strict=True))
+        what = f"an output of shapes {{{what}}}"
+    said = f"{tried.name}: it cannot be called with {what}"
+    with owned(tried.key, f"{said} and targets of shape {_shape(tried.targets)}"):
+        try:
+            return next(_wrong(tried, output, count), None)
+        except RunError as error:
+            return Problem(tried.key, str(error))
+
+
+def _shape(t: Tensor) -> str:
+    return f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
+
+
+def _drawn(made: TensorSpec, n: int, stream: torch.Generator) -> Tensor:
+    """Draw outputs of ``n`` samples: floating-point values in [0, 1), and integers 0 or 1."""
+    shape = (n, *made.shape)
+    if made.dtype.startswith(("float", "bfloat")):
+        return torch.rand(shape, generator=stream, dtype=torch.float64)
+    return torch.randint(0, 2, shape, generator=stream).to(getattr(torch, made.dtype))
+
+
+def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | None) -> Iterator[Problem]:
+    # over all samples
+    trained = each(output, lambda t: _trained(t) if count is not None else t)
+    total, counted = tried.call(trained, tried.targets)
+    if count is not None:
+        if not total.requires_grad:
+            text = "its sum has no gradient: work it out of the output by torch's operations"
+            yield Problem(tried.key, f"{tried.name}: {text}")
+        alone = count(tried.targets)
+        if alone.item() != counted.item():
+            text = f"it counts {counted.item():g} where its count(target) is {alone.item():g}"
+            yield Problem(tried.key, f"{tried.name}: {text}; both must be the same")
+
+    # over parts of them
+    ways = [("samples", 0)] + ([("positions of a sequence", 1)] if tried.pieces else [])
+    for what, dim in ways:
+        if dim >= tried.targets.dim() or tried.targets.shape[dim] < 2:
+            continue
+        for parts in _cuts(output, tried.targets, dim):
+            first, second = (tried.call(*part) for part in parts)
+            for of, whole, a, b in zip(("sum", "count"), (total, counted), first, second, strict=True):
+                once, twice = whole.item(), a.item() + b.item()
+                if abs(twice - once) > CLOSE * max(abs(twice), abs(once)):
+                    text = f"its {of} over all {what} is {once:g}, over two parts of them {twice:g}"
+                    why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
+                    yield Problem(tried.key, f"{tried.name}: {text}; {why}")
+
+
+def _trained(t: Tensor) -> Tensor:
+    return t.clone().requires_grad_() if t.is_floating_point() else t
+
+
+def _cuts(output: Output, targets: Tensor, dim: int) -> Iterator[list[tuple[Output, Tensor]]]:
+    """Split the samples in two parts in several ways: a part may contain only targets that do not count."""
+    size = targets.shape[dim]
+    for first in sorted({1, size // 2, size - 1}):
+        lengths = [first, size - first]
+        halves = [_part(output, dim, 0, first), _part(output, dim, first, size - first)]
+        yield list(zip(halves, targets.split(lengths, dim), strict=True))
+
+
+def _part(output: Output, dim: int, start: int, length: int) -> Output:
+    return each(output, lambda t: t.narrow(dim, start, length))

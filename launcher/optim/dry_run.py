@@ -1,0 +1,427 @@
+"""What the step of a user's optimizer depends on, found by trying."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from launcher.errors import RequestError, of_users
+from launcher.optim.build import keep_rates, scale_lr
+from launcher.optim.state_packing import pack, unpack, unpackable
+from launcher.plan.values.optimizer import OptimizerTraits
+
+Build = Callable[[list[nn.Parameter]], Optimizer]
+Shape = tuple[int, ...]
+
+STEPS, RESUMED = 24, 11
+"""Number of steps of a trial, and the step at which its state moves to another instance."""
+SCALES = (1.0, 1e3, 1e-3, 30.0, 0.1)
+"""Factors of the gradients, step by step, so that some norms pass a limit and others do not."""
+SPIKES = {1: slice(0, 1), 4: slice(-1, None)}
+RATES = (1.0, 0.5, 0.25, 1.0)
+LONGEST = {1: 6000, 2: 136, 3: 24}
+"""Longest dim by the number of dims, else 8: some classes treat 128 rows, or 4096 values, unlike fewer."""
+OURS = frozenset({"params", "param_names", "lr", "initial_lr"})
+
+
+class Broken(Exception):
+    """Says why the class cannot train."""
+
+
+@dataclass(frozen=True)
+class TrialCut:
+    """Splits every tensor in two along ``dim``: a third and the rest; if ``empty``, all and nothing."""
+
+    dim: int | None = None
+    empty: bool = False
+
+    def pieces(self, t: Tensor) -> tuple[Tensor, ...]:
+        if self.dim is None or self.dim >= t.ndim:
+            return (t,)
+        n = t.shape[self.dim]
+        fewest = 1 if self.empty else 2
+        if n < fewest:
+            return (t,)
+        first = n if self.empty else -(-n // 3)
+        return t.narrow(self.dim, 0, first), t.narrow(self.dim, first, n - first)
+
+    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
+        return pieces[0] if self.dim is None or len(pieces) == 1 else torch.cat([*pieces], self.dim)
+
+
+@dataclass
+class Observation:
+    """What a run left: the tensors, the optimizer, and the group values that the optimizer changed itself.
+
+    ``first`` has the keys of its state after one step; ``paths`` has the way that each value moved, summed
+    over all steps.
+    """
+
+    params: list[nn.Parameter]
+    optimizer: Optimizer
+    counters: tuple[str, ...]
+    first: tuple[str, ...]
+    paths: list[Tensor]
+
+
+def small(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return the largest and the smallest shape of each number of dims, made small; at least two shapes."""
+    out: list[Shape] = []
+    for dims in sorted({len(s) for s in shapes}, reverse=True):
+        alike = sorted((s for s in shapes if len(s) == dims), key=prod)
+        longest = LONGEST.get(dims, 8)
+        out += dict.fromkeys(tuple(min(n, longest) for n in s) for s in (alike[-1], alike[0]))
+    return out if len(out) > 1 else out * 2
+
+
+@dataclass
+class Trial:
+    """A trial of ``build`` on the CPU; ``device`` is the device of the run."""
+
+    build: Build
+    shapes: list[Shape]
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float64
+    starts: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        g = torch.Generator().manual_seed(0)
+        self.starts = [torch.randn(s, generator=g, dtype=self.dtype) for s in self.shapes]
+
+    def gradients(self, step: int) -> list[Tensor]:
+        """Return random gradients whose sizes differ between steps, tensors and positions.
+
+        Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in its
+        own way; now and then the first or the last value is far larger than the rest.
+        """
+        g = torch.Generator().manual_seed(1 + step)
+        out = []
+        for i, s in enumerate(self.shapes):
+            size = torch.linspace(0.1, 2.0, prod(s), dtype=self.dtype)
+            size = size * SCALES[(step + 2 * i) % len(SCALES)] * (1 + i)
+            if spike := SPIKES.get((step + i) % 6):
+                size[spike] *= 1e4
+            out.append(torch.randn(s, generator=g, dtype=self.dtype) * size.reshape(s))
+        return out
+
+    def made(self, tensors: Sequence[Tensor]) -> tuple[list[nn.Parameter], Optimizer]:
+        params = [nn.Parameter(t.clone(memory_format=torch.contiguous_format)) for t in tensors]
+        try:
+            optimizer = self.build(params)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise Broken(
+                f"it cannot be constructed for this model's parameters: {of_users(error)}"
+            ) from error
+        if wrong := _unusable(optimizer):
+            raise Broken(wrong)
+
+        # as in a run
+        keep_rates(optimizer)
+        torchs = type(optimizer).__module__.startswith("torch.optim.")
+        for group in optimizer.param_groups:
+            if group.get("capturable") and self.device == "cpu" and torchs:
+                why = "capturable=True is for graphs of an accelerator, and torch takes no such step on CPUs"
+                raise Broken(f"{why}; set optim.capturable=false")
+            if self.device != "cpu" and group.get("capturable"):
+                group["capturable"] = False  # no CPU supports it
+        return params, optimizer
+
+    def run(self, cut: TrialCut = TrialCut(), seed: int = 0) -> list[Tensor]:
+        """Train tensors that are split by ``cut``, and return them joined again."""
+        torch.manual_seed(seed)
+        lengths = [len(cut.pieces(t)) for t in self.starts]
+        params, optimizer = self.made([p for t in self.starts for p in cut.pieces(t)])
+        for step in range(STEPS):
+            advance(params, optimizer, [p for g in self.gradients(step) for p in cut.pieces(g)], step)
+        left = iter(params)
+        return [cut.joined([next(left).detach() for _ in range(n)]) for n in lengths]
+
+    def alone(self) -> list[Tensor]:
+        """Train each tensor in an optimizer of its own."""
+        torch.manual_seed(0)
+        made = [self.made([t]) for t in self.starts]
+        for step in range(STEPS):
+            for (params, optimizer), g in zip(made, self.gradients(step), strict=True):
+                advance(params, optimizer, [g], step)
+        return [p.detach() for params, _ in made for p in params]
+
+    def observed(self) -> Observation:
+        """Train as ``run`` does, and compare the groups after every step."""
+        torch.manual_seed(0)
+        params, optimizer = self.made(self.starts)
+        before = [_values(g) for g in optimizer.param_groups]
+        changed: dict[str, None] = {}
+        first: tuple[str, ...] = ()
+        paths = [torch.zeros_like(t) for t in self.starts]
+        for step in range(STEPS):
+            were = [p.detach().clone() for p in params]
+            advance(params, optimizer, self.gradients(step), step)
+            if step == 0:
+                first = keys(params, optimizer)
+
+            # how far each value moved, and which group values changed
+            for path, p, old in zip(paths, params, were, strict=True):
+                path += (p.detach() - old).abs()
+            for was, group in zip(before, optimizer.param_groups, strict=True):
+                now = _values(group)
+                changed |= dict.fromkeys(k for k in now if k not in was or not _same(was[k], now[k]))
+        return Observation(params, optimizer, tuple(sorted(changed)), first=first, paths=paths)
+
+    def resumed(self, counters: tuple[str, ...]) -> list[Tensor]:
+        """Train as ``run`` does, but move the state to another instance after ``RESUMED`` steps."""
+        torch.manual_seed(0)
+        params, optimizer = self.made(self.starts)
+        for step in range(STEPS):
+            if step == RESUMED:
+                after, other = self.made([p.detach() for p in params])
+                for p, q in zip(params, after, strict=True):
+                    unpack(other, q, {n: t.clone() for n, t in pack(optimizer, p, counters).items()})
+                params, optimizer = after, other
+            advance(params, optimizer, self.gradients(step), step)
+        return [p.detach() for p in params]
+
+    def unused(self) -> None:
+        """Train without a gradient of the first tensor, and once without one of the last."""
+        params, optimizer = self.made(self.starts)
+        for step in range(4):
+            grads: list[Tensor | None] = [*self.gradients(step)]
+            grads[0] = None
+            if step == 1:
+                grads[-1] = None
+            advance(params, optimizer, grads, step)
+
+
+def advance(
+    params: Sequence[nn.Parameter], optimizer: Optimizer, grads: Sequence[Tensor | None], step: int
+) -> None:
+    """Take one step with ``grads``, at the rate that a schedule sets. Raises ``Broken``."""
+    for p, g in zip(params, grads, strict=True):
+        p.grad = None if g is None else g.clone(memory_format=torch.contiguous_format)
+    scale_lr(optimizer, RATES[step % len(RATES)])
+
+    # the step may change the parameters and its own state, nothing else
+    rates, theirs = _rates(optimizer), _members(optimizer)
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise Broken(f"its step() without a closure fails on dense gradients: {of_users(error)}") from error
+    if theirs != _members(optimizer):
+        raise Broken("it puts other tensors into its groups in place of the parameters")
+    if rates != _rates(optimizer):
+        raise Broken("it changes the lr of its groups, which the schedule sets before every step")
+
+
+def _rates(optimizer: Optimizer) -> list[float]:
+    return [float(g["lr"]) for g in optimizer.param_groups]
+
+
+def _members(optimizer: Optimizer) -> list[int]:
+    return [id(p) for g in optimizer.param_groups for p in g["params"]]
+
+
+def keys(params: Sequence[nn.Parameter], optimizer: Optimizer) -> tuple[str, ...]:
+    """Return the keys in the state of any of ``params``, sorted."""
+    return tuple(sorted({key.split("/")[0] for p in params for key in pack(optimizer, p)}))
+
+
+def _unusable(optimizer: Optimizer) -> str:
+    """Return why the optimizer cannot be used, as far as that is known without a step."""
+    needed = [
+        n for n, p in inspect.signature(optimizer.step).parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]  # fmt: skip
+    if needed:
+        return f"its step() needs {', '.join(needed)}: a step works out loss and gradients once, before it"
+    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+        return (
+            "it requires train() and eval() calls around validation and saving, which "
+            "the launcher does not make"
+        )
+    if any(not _number(g.get("lr")) for g in optimizer.param_groups):
+        return "its groups have no number lr, which the schedule sets before every step"
+    return ""
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _values(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: _kept(value) for key, value in group.items() if key not in OURS}
+
+
+def _kept(value: Any) -> Any:
+    """Return a copy of the value as it is now."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return [_kept(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Compare two values from ``_kept``.
+
+    Objects other than numbers and strings are equal if they are identical.
+    """
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a is b or (type(a) is type(b) and isinstance(a, int | float | str) and a == b)
+
+
+CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3}
+"""Tolerance as a share of the way that a value has moved.
+
+The same sums in another order differ by less, other sums by more.
+"""
+DTYPES = {"float64": (torch.float64,), "float32": (torch.float64, torch.float32)}
+"""The dtypes to try for weights of a dtype: fp64 first, which tells more if the class supports it."""
+
+
+def probe(
+    build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu", dtype: str = "float64"
+) -> OptimizerTraits:
+    """Return what the class at ``name`` does to tensors of ``shapes``.
+
+    ``build`` makes the optimizer of a list of tensors; ``device`` and ``dtype`` are those of the weights.
+    Raises ``RequestError`` if no such class exists, or its arguments do not fit.
+    """
+    why = ""
+    with _apart():
+        for kind in DTYPES[dtype]:
+            try:
+                return _traits(Trial(build, small(shapes), device, kind), name)
+            except Broken as broken:
+                why = str(broken)
+    return OptimizerTraits(name, broken=why)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Isolate the trial: threads, random streams and devices are as before afterwards.
+
+    Ranks are forked later, when no thread may run and no device may be in use.
+    """
+    threads, stream = torch.get_num_threads(), random.getstate()
+    torch.set_num_threads(1)
+
+    try:
+        with torch.random.fork_rng(devices=[]), _no_accelerator(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        random.setstate(stream)
+
+
+def _no_accelerator() -> AbstractContextManager[object]:
+    """Hide the accelerator: torch's optimizers query and start it before they take a step on the CPU."""
+    found = torch.accelerator.current_accelerator()
+    if found is None:
+        return nullcontext()
+    return mock.patch.object(torch.get_device_module(found), "is_available", return_value=False)
+
+
+def _traits(trial: Trial, name: str) -> OptimizerTraits:
+    seen = trial.observed()
+    want = [p.detach() for p in seen.params]
+    if _alike(want, trial.starts) and any(g["initial_lr"] for g in seen.optimizer.param_groups):
+        raise Broken("its step() changes no parameter")
+
+    # split along the first dim, then along each other dim
+    rows = _near(trial, seen, TrialCut(0))
+    others = range(1, max(map(len, trial.shapes)))
+
+    return OptimizerTraits(
+        name,
+        rows=rows,
+        elements=rows and all(_near(trial, seen, TrialCut(dim)) for dim in others),
+        alone=_close(trial.alone(), seen),
+        empty=_near(trial, seen, TrialCut(0, empty=True)),
+        unused=_works(trial),
+        draws=_draws(trial, want),
+        first=seen.first,
+        keys=keys(seen.params, seen.optimizer),
+        odd=_odd(seen),
+        counters=seen.counters,
+        lost=_lost(trial, seen, want),
+        copies=_copies(seen),
+    )
+
+
+def _near(trial: Trial, seen: Observation, cut: TrialCut) -> bool:
+    """Whether the tensors of a split run end where those of the unsplit run do."""
+    try:
+        return _close(trial.run(cut), seen)
+    except Broken:
+        return False
+
+
+def _close(got: Sequence[Tensor], seen: Observation) -> bool:
+    """Compare value by value: a large value must not hide a wrong one beside it."""
+    for a, p, path in zip(got, seen.params, seen.paths, strict=True):
+        want = p.detach()
+        rounding = 500 * torch.finfo(want.dtype).eps * (want.abs() + path)
+        near = (a - want).abs() <= CLOSE[want.dtype] * path + rounding
+        if not (near | (a == want) | (a.isnan() & want.isnan())).all():
+            return False
+    return True
+
+
+def _alike(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether the tensors are bit-equal, except for NaN."""
+    return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(a, b, strict=True))
+
+
+def _works(trial: Trial) -> bool:
+    try:
+        trial.unused()
+    except Broken:
+        return False
+    return True
+
+
+def _draws(trial: Trial, want: Sequence[Tensor]) -> Literal["", "torch", "elsewhere"]:
+    """Whether the values change with the seed; if they do, whether torch's generator alone decides."""
+    if _alike(trial.run(seed=1), want):
+        return ""
+    return "torch" if _alike(trial.run(seed=0), want) else "elsewhere"
+
+
+def _odd(seen: Observation) -> str:
+    """Describe the first state that has neither its parameter's shape nor zero dims."""
+    for p in seen.params:
+        for key, t in pack(seen.optimizer, p).items():
+            if t.ndim and t.shape != p.shape:
+                return f"{key} of shape {list(t.shape)} for a parameter of shape {list(p.shape)}"
+    return ""
+
+
+def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
+    known = {id(p) for p in seen.params}
+    if any(id(key) not in known for key in seen.optimizer.state):
+        return "it keeps state under keys that are no parameters"
+    if found := [text for p in seen.params for text in unpackable(seen.optimizer, p, seen.counters)]:
+        return f"it keeps {found[0]}, which checkpoints cannot store"
+    if _alike(trial.resumed(seen.counters), want):
+        return ""
+    return "restored from its state and groups, it computes other numbers: it keeps state elsewhere"
+
+
+def _copies(seen: Observation) -> int:
+    """Return the number of state tensors of a parameter's size per parameter, on average, rounded."""
+    held = sum(t.numel() for p in seen.params for t in pack(seen.optimizer, p).values() if t.ndim)
+    return round(held / max(sum(p.numel() for p in seen.params), 1))

@@ -1,0 +1,125 @@
+"""Parts that not every launcher has, reached by name through five tables, and optional packages.
+
+The core imports nothing of ``launcher/extras``. It reaches a part with
+``from launcher.optional import mindspore``; the part's module is imported when an attribute of it is first
+used. A part that was taken out of an installation takes nothing with it: what needs it is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import Problem, RequestError
+
+if TYPE_CHECKING:
+    from launcher.extras.device_matrix import face as matrices
+    from launcher.extras.drill import drill
+    from launcher.extras.drill import report as drill_report
+    from launcher.extras.images import checks as image_files
+    from launcher.extras.images import face as images
+    from launcher.extras.k8s import k8s as kubernetes
+    from launcher.extras.layout_search import choose as layout_search
+    from launcher.extras.loggers import process as metric_loggers
+    from launcher.extras.mindspore import face as mindspore
+    from launcher.extras.starter import new_project as starter
+    from launcher.extras.sweep import commands as sweep_commands
+    from launcher.extras.sweep import run_sweep as sweeps
+
+__all__ = [
+    "COMMANDS",
+    "ENGINES",
+    "FORMATS",
+    "HAND_OVERS",
+    "LOGGERS",
+    "drill",
+    "drill_report",
+    "has",
+    "image_files",
+    "images",
+    "install_command",
+    "kubernetes",
+    "layout_search",
+    "matrices",
+    "metric_loggers",
+    "mindspore",
+    "starter",
+    "sweep_commands",
+    "sweeps",
+]
+
+ENGINES = {"matrices": "launcher.extras.device_matrix.face"}
+"""Ways to cut operators besides the axis ``tp``."""
+FORMATS = {
+    "image_files": "launcher.extras.images.checks",
+    "images": "launcher.extras.images.face",
+    "mindspore": "launcher.extras.mindspore.face",
+}
+LOGGERS = {"metric_loggers": "launcher.extras.loggers.process"}
+HAND_OVERS = {"kubernetes": "launcher.extras.k8s.k8s"}
+"""Clusters that a run is handed to, besides Slurm."""
+COMMANDS = {
+    "drill": "launcher.extras.drill.drill",
+    "drill_report": "launcher.extras.drill.report",
+    "layout_search": "launcher.extras.layout_search.choose",
+    "starter": "launcher.extras.starter.new_project",
+    "sweep_commands": "launcher.extras.sweep.commands",
+    "sweeps": "launcher.extras.sweep.run_sweep",
+}
+PARTS = ENGINES | FORMATS | LOGGERS | HAND_OVERS | COMMANDS
+
+DISTRIBUTION = "autoparallel-launcher"
+
+
+class _Part:
+    """Stands for the module of a part, which is imported when an attribute is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if not has(self._name):
+            folder = ".".join(PARTS[self._name].split(".")[:3])
+            text = f"this installation of the launcher lacks {folder}, which the request needs"
+            raise RequestError((Problem("", text),))
+        return getattr(import_module(PARTS[self._name]), attribute)
+
+
+if not TYPE_CHECKING:  # a type checker sees the modules themselves
+
+    def __getattr__(name: str) -> Any:
+        if name in PARTS:
+            return _Part(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def has(name: str) -> bool:
+    """Whether this installation has the part ``name`` of ``PARTS``."""
+    try:
+        return find_spec(PARTS[name]) is not None
+    except ModuleNotFoundError:  # not even its folder
+        return False
+
+
+def install_command(extra: str) -> str:
+    """A line for the shell that installs what ``extra`` of ``pyproject.toml`` lists, with its version bounds.
+
+    It names the packages, not the launcher: the launcher is not on PyPI, so ``pip install 'launcher[extra]'``
+    could not work. In a checkout that is not installed the line installs the checkout.
+
+    >>> install_command("images").startswith("pip install ")
+    True
+    """
+    from importlib.metadata import PackageNotFoundError, requires  # slow, and only a refusal needs it
+
+    try:
+        lines = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        return f"pip install -e '.[{extra}]'"
+    pattern = re.compile(rf"(.*?)\s*;\s*extra == ['\"]{re.escape(extra)}['\"]")
+    packages = [match[1] for line in lines if (match := pattern.fullmatch(line))]
+    return " ".join(("pip install", *(f"'{package}'" for package in packages)))

@@ -1,0 +1,324 @@
+"""torch.compile of modules, its times and its graph breaks."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
+from torch.utils.checkpoint import checkpoint
+
+from launcher.errors import RunError
+from launcher.parallel import kept_calls
+from launcher.parallel.kept_calls import SENT
+from launcher.parallel.recompute import RecomputedForward
+from launcher.parallel.stages import StagePart
+from launcher.parallel.tensor_parallel.collectives import Axis
+from launcher.plan.cut.stages import covers
+from launcher.plan.values.setting import STAGE, Compilation
+from launcher.plan.values.text import many
+
+LOSS = "the loss"
+_log = logging.getLogger(__name__)
+
+
+def backends() -> tuple[str, ...]:
+    """Return the names of torch's compiler backends, and of those that installed packages add."""
+    from torch._dynamo import list_backends  # takes a second
+
+    return tuple(list_backends(exclude_tags=()))
+
+
+def compile_modules(parts: Iterable[StagePart], plan: Compilation | None, axis: Axis) -> CompileTimes | None:
+    """Replace the forward of each module in ``parts`` that the plan compiles by a compiled one.
+
+    FSDP2 hooks modules, not forwards: its gathers and reductions stay outside of every graph.
+    """
+    if plan is None:
+        return None
+
+    # under the first name, as a module may have two
+    chosen: dict[nn.Module, str] = {}
+    for part in parts:
+        for name, module in _modules(part, plan).items():
+            chosen.setdefault(module, name)
+
+    _configure(len(chosen) + plan.loss, axis)
+    times = CompileTimes()
+    for module, name in chosen.items():
+        vars(module)["forward"] = _compiled(module, name, plan, times, axis)
+    return times
+
+
+def _modules(part: StagePart, plan: Compilation) -> dict[str, nn.Module]:
+    """Return the modules to compile that ``part`` runs.
+
+    Modules that only contain those of a stage have a name there too, but are not run.
+    """
+    if plan.modules == (STAGE,):
+        return {STAGE: part.module}
+    here = dict(part.module.named_modules(remove_duplicate=False))
+    runs = part.stage.modules
+    return {m: here[m] for m in plan.modules if m in here and any(covers(r, m) for r in runs)}
+
+
+def _configure(modules: int, axis: Axis) -> None:
+    """Set torch's options for the whole process."""
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    for name, value in tracing(modules, axis.size).items():
+        setattr(dynamo, name, value)
+    inductor.fallback_random = True  # dropout draws the same values as in eager code
+
+
+def tracing(modules: int, tp: int) -> dict[str, Any]:
+    """Return torch's options for tracing this many modules, whose operators are split over ``tp`` ranks."""
+    from torch._dynamo import config
+
+    # blocks of one class share a list of graphs, and may all differ
+    limit = config.recompile_limit + modules
+    total = config.accumulated_recompile_limit + modules * limit
+    found: dict[str, Any] = {"recompile_limit": limit, "accumulated_recompile_limit": total}
+
+    # recomputed operators leave results on the axis for the next operator in the same run
+    if tp > 1:
+        found["skip_fwd_side_effects_in_bwd_under_checkpoint"] = True
+    return found
+
+
+def _compiled(
+    module: nn.Module, name: str, plan: Compilation, times: CompileTimes, axis: Axis
+) -> Callable[..., Any]:
+    """Return the compiled forward of ``module``."""
+    outer = module.forward
+    compiled = _graph(traceable(module), plan)
+    if isinstance(outer, RecomputedForward) and not outer.recomputed.keep:
+        return replace(outer, plain=CompiledForward(name, outer.plain, compiled, plan, times, axis))
+    return CompiledForward(name, outer, compiled, plan, times, axis)
+
+
+def _graph(run: Callable[..., Any], plan: Compilation) -> Callable[..., Any]:
+    mode = None if plan.mode == "default" else plan.mode
+    made: Callable[..., Any] = torch.compile(
+        run, backend=plan.backend, mode=mode, fullgraph=plan.fullgraph, dynamic=plan.dynamic
+    )
+    return made
+
+
+def compile_loss(
+    loss: Callable[..., Any], plan: Compilation, times: CompileTimes, axis: Axis
+) -> Callable[..., Any]:
+    """Compile ``loss`` of one micro batch as one graph, which writes no float32 copy of its logits."""
+    return CompiledForward(LOSS, loss, _graph(loss, plan), plan, times, axis)
+
+
+def traceable(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward of ``module`` as torch compiles it, with its recomputed submodules.
+
+    If the module itself is recomputed, its graph is recomputed as a whole; the results to keep are chosen
+    among the graph's operations.
+    """
+    for inner in module.modules():
+        inside = vars(inner).get("forward")
+        if inner is not module and isinstance(inside, RecomputedForward):
+            vars(inner)["forward"] = _Either(inside, _again(inside))
+    forward = module.forward
+    if not isinstance(forward, RecomputedForward):
+        return forward
+    return _again(forward) if forward.recomputed.keep else forward.plain
+
+
+@dataclass
+class CompiledForward:
+    """A compiled forward around the ``plain`` one; if gradients are off, as in validation, ``plain`` runs."""
+
+    name: str
+    plain: Callable[..., Any]
+    compiled: Callable[..., Any]
+    plan: Compilation
+    times: CompileTimes
+    axis: Axis
+    given_up: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.given_up or not torch.is_grad_enabled():
+            return self.plain(*args, **kwargs)
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        self.axis.last = None  # its content would become a part of the graph's guards
+        try:
+            with self.times.of(self.name):
+                return self.compiled(*args, **kwargs)
+        except FailOnRecompileLimitHit:
+            self.given_up = True
+            text = "takes another graph in each call, and runs eagerly from here on"
+            _log.warning("train.compile: %s %s", self.name or "a stage", text)
+        except TorchDynamoException as error:
+            raise RunError(self._failed(error)) from error
+        finally:
+            self.axis.last = None
+        return self.plain(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return deepcopy(self.plain, memo)  # the graph belongs to the module that was compiled
+
+    def _failed(self, error: Exception) -> str:
+        text = f"train.compile: {self.plan.backend} cannot compile {self.name or 'a stage'}: {cause(error)}"
+        if self.plan.fullgraph:
+            return f"{text} (try: train.compile.fullgraph=false, which runs as it is what cannot be compiled)"
+        return f"{text}; name other modules in train.compile.modules"
+
+
+@dataclass(frozen=True)
+class _Either:
+    """The forward of a recomputed module inside a compiled one."""
+
+    plain: RecomputedForward
+    traced: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.traced if torch.compiler.is_compiling() else self.plain
+        return forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return deepcopy(self.plain, memo)
+
+
+def _again(forward: RecomputedForward) -> Callable[..., Any]:
+    """Return a recomputed forward that torch can compile: the graph of the backward begins with it.
+
+    A graph does not have the checks of ``RecomputedForward`` for inputs that are changed in place.
+    """
+    plain, keep = forward.plain, forward.recomputed.keep
+    if forward.axis.size > 1 and not forward.recomputed.comm:
+        keep = (*keep, SENT)
+    if not keep:
+
+        def run_all(*args: Any, **kwargs: Any) -> Any:
+            return checkpoint(plain, *args, use_reentrant=False, **kwargs)
+
+        return run_all
+    contexts = partial(kept_calls.operation_contexts, keep)
+
+    def run_most(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    return run_most
+
+
+def cause(error: BaseException) -> str:
+    """Return the first line of the message, and the next one if the first ends in a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
+class CompileTimes:
+    """Compile times of one model's modules by name, in seconds; ``graphs`` counts what was compiled for each.
+
+    torch has one list of callbacks: of several models in one process, each counts what is compiled while its
+    own modules run, and their backwards.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.graphs: dict[str, int] = {}
+        self.called: set[str] = set()
+        self._running: str | None = None
+        self._owners: dict[str, str] = {}
+        self._began = 0.0
+        callback_handler.register_start_callback(self._start)
+        callback_handler.register_end_callback(self._end)
+
+    @contextmanager
+    def of(self, module: str) -> Iterator[None]:
+        """Attribute compilations to ``module`` while it is called."""
+        self.called.add(module)
+        around, self._running = self._running, module
+        try:
+            yield
+        finally:
+            self._running = around
+
+    def _start(self, compilation: CallbackArgs) -> None:
+        if self._running is not None:
+            self._owners[compilation.compile_id] = self._running
+        self._began = time.perf_counter()
+
+    def _end(self, compilation: CallbackArgs) -> None:
+        module = self._owners.get(compilation.compile_id)
+        if module is None:
+            return
+        seconds = time.perf_counter() - self._began
+        self.seconds[module] = self.seconds.get(module, 0.0) + seconds
+        if compilation.callback_trigger is CallbackTrigger.DYNAMO:
+            self.graphs[module] = self.graphs.get(module, 0) + 1
+        _log.debug("compiled %s in %.2f s (%s)", module, seconds, compilation.callback_trigger.name.lower())
+
+    def told(self) -> str:
+        """Return a line about what has been compiled so far."""
+        each = ", ".join(f"{module or 'the stage'} {n:.1f} s" for module, n in self.seconds.items())
+        text = f"{many(sum(self.graphs.values()), 'graph')} in {sum(self.seconds.values()):.1f} s"
+        alike = len(self.called - self.seconds.keys())
+        shared = f"; {many(alike, 'module')} like these" if alike else ""
+        return f"{text}{each and f': {each}'}{shared}"
+
+
+def graph_breaks(
+    model: nn.Module, plan: Compilation, modules: Iterable[str], inputs: Sequence[torch.Tensor], tp: int
+) -> dict[str, str]:
+    """Return the ``modules`` that are not one graph in a forward of ``inputs``, and why.
+
+    Operators are split over ``tp`` ranks. ``model`` must not be used afterwards.
+    """
+    from torch import _dynamo as dynamo
+
+    tried = {name: _Tried(traceable(model.get_submodule(name)), plan) for name in modules}
+    for name, forward in tried.items():
+        vars(model.get_submodule(name))["forward"] = forward
+
+    # torch's warnings while it traces are not for the user
+    with dynamo.config.patch(**tracing(len(tried), tp)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with torch.device("meta"):  # also for tensors that the forward creates
+                model(*inputs)
+        except Exception as error:  # it needs memory, or a mode: the first step will show it
+            _log.debug("what torch can compile is not known before the first step: %s", error)
+    dynamo.reset()
+    return {name: forward.why for name, forward in tried.items() if forward.why}
+
+
+@dataclass
+class _Tried:
+    """A forward whose first call is traced; ``why`` says why it is not one graph."""
+
+    plain: Callable[..., Any]
+    plan: Compilation
+    why: str = field(default="", init=False)
+    called: bool = field(default=False, init=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from torch._dynamo.exc import TorchDynamoException
+
+        if self.called:
+            return self.plain(*args, **kwargs)
+        self.called = True
+        if torch._C._are_functorch_transforms_active():
+            self.why = "a transform of torch.func (vmap, grad) calls it"
+            return self.plain(*args, **kwargs)
+        traced = torch.compile(self.plain, backend="eager", fullgraph=True, dynamic=self.plan.dynamic)
+        try:
+            return traced(*args, **kwargs)
+        except TorchDynamoException as error:
+            self.why = cause(error)
+        return self.plain(*args, **kwargs)

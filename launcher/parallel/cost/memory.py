@@ -1,0 +1,326 @@
+"""Peak bytes of a forward and of a backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointError
+
+from launcher.parallel.cost.fusion_meter import FusionMeter
+from launcher.parallel.cost.kernels import FusedKernels, OperationsMeter, flops_of
+from launcher.parallel.cost.saved_hooks import AGAIN, PLAIN, SavedHooks, Sent
+from launcher.parallel.dispatch import modes
+from launcher.parallel.dispatch.modes import Dispatch, default_dtype, tree_leaves, tree_map_only
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.python_state import PythonState, changed, held
+from launcher.parallel.split_backward import FORMS, Deferral, MatmulCall
+from launcher.plan.values.facts import Backward, Compiled
+from launcher.plan.values.operations import Operations, Product, total
+
+
+class MemoryMeter(Dispatch):
+    """Records in ``peak`` the most bytes in use at the end of any operation while entered.
+
+    Counts every storage once, at its current size, because FSDP2 empties and refills storages without an
+    operation. Memory that an operation needs inside is not counted; for CUDA use the allocator's statistics.
+    ``before`` has the tensors that exist already.
+    """
+
+    kind = "real"
+    run: Callable[[Any, Any, Any], Any] = staticmethod(lambda func, args, kwargs: func(*args, **kwargs))
+
+    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        for t in before:
+            self._see(t)
+
+    @property
+    def now(self) -> int:
+        """Bytes in use now."""
+        storages = [ref() for ref in list(self._alive.values())]
+        return sum(s.nbytes() for s in storages if s is not None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = self.run(func, args, kwargs or {})
+        for t in tree_leaves((args, kwargs, out)):
+            if isinstance(t, torch.Tensor):
+                self._see(t)
+        if self.now > self.peak:
+            self.settle()
+            self.peak = max(self.peak, self.now)
+        return out
+
+    def settle(self) -> None:
+        """Called before a new peak counts: a subclass may wait until other threads have freed memory."""
+
+    def _see(self, t: torch.Tensor) -> None:
+        inner = getattr(t, "_local_tensor", t)
+        storage = inner.untyped_storage()
+        key = storage._cdata
+        mine = (storage.device.type == "meta") == (self.kind == "meta")
+        if mine and (key not in self._alive or self._alive[key]() is not storage):
+            self._alive[key] = weakref.ref(storage, partial(self._gone, key))
+
+    def _gone(self, key: int, _: Any) -> None:
+        self._alive.pop(key, None)
+
+
+class _MetaMeter(MemoryMeter):
+    """Counts meta tensors, except gradients of parameters, which the plan counts separately."""
+
+    kind = "meta"
+    run = staticmethod(modes.run)
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.params = params
+        self.summed = 0
+        self.operations = OperationsMeter()
+        self.fusion = FusionMeter(params)
+        self.entered = False
+
+    def keep(self, t: torch.Tensor) -> torch.Tensor:
+        """Note a tensor that autograd saves, for saved-tensor hooks."""
+        return self.fusion.keep(t) if self.entered else t
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.operations.see(func, args, kwargs or {}, out)
+        self.fusion.see(func, args, kwargs or {}, out)
+        return out
+
+    @property
+    def now(self) -> int:
+        grads = sum(p.grad.untyped_storage().nbytes() for p in self.params if p.grad is not None)
+        every = super().now
+        self.summed = max(self.summed, every)
+        return every - grads
+
+
+class _Running(ExitStack):
+    """Enters the modes in which the planner runs a forward on meta."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        for mode in (default_dtype(torch.float32), torch.device("meta"), FusedKernels()):
+            self.enter_context(mode)
+        return self
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measured backward, and the operations of the forward before it."""
+
+    backward: Backward
+    forward: Operations
+
+
+class BackwardMeter:
+    """Measures the backward of modules, and of equal ones only once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Measured | None] = {}
+
+    def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
+        """Measure the backward of a call with ``args`` and ``kwargs``; ``None`` if it cannot be run."""
+        given = tree_leaves((args, kwargs))
+        regions = (m.forward.recomputed for m in _regions(module))
+        key = (
+            type(module),
+            str(module),
+            tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
+            tuple((r.keep, r.comm) for r in regions),
+            tuple(map(_kind, given)),
+        )
+        if key not in self._known:
+            self._known[key] = _tried(module, args, kwargs)
+        return self._known[key]
+
+
+def _kind(value: Any) -> Any:
+    """Return everything in an argument that its cost depends on."""
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _regions(module: nn.Module) -> list[Any]:
+    """Return the submodules that are recomputed."""
+    return [m for m in module.modules() if hasattr(m.forward, "recomputed")]
+
+
+@contextmanager
+def _counting(again: _Again, params: list[nn.Parameter]) -> Iterator[None]:
+    """Report recomputed forwards to ``again``; afterwards ``params`` have no gradients."""
+    before = AGAIN.set(again.around)
+    try:
+        yield
+    finally:
+        AGAIN.reset(before)
+        for p in params:
+            p.grad = None
+
+
+def _learning(made: Any) -> list[torch.Tensor]:
+    """Return the outputs of a forward that a backward starts from; the rest can be freed."""
+    return [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
+
+
+def _tried(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
+    if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
+        module = copied(module).to("meta")  # a part of a model that reads values
+    params = [p for p in module.parameters() if p.requires_grad]
+    regions = _regions(module)
+    twice: tuple[str, ...] = ()
+
+    # outside the modes that trace the forward; the meter sees only what this call allocates
+    meter = _MetaMeter(params)
+    with _disable_current_modes(), SavedHooks(meter.keep), _Running():
+        args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
+        deferred = _Deferred()
+        again = _Again()
+        try:
+            with _counting(again, params):
+                whole = _saved(module, args, kwargs) if regions else 0
+                state = [(m, held(m), _streams(m)) for m in regions]
+
+                # the forward, and the state that it changes although it is recomputed
+                with meter, torch.enable_grad():
+                    meter.entered = True
+                    with deferred.running(tree_leaves((args, kwargs))):
+                        out = _learning(module(*args, **kwargs))
+                    twice = tuple(n for s in state for n in _changed(*s))
+
+                    # the backward, measured from what the forward keeps
+                    before, ended, fused = meter.now, meter.operations.mark(), meter.fusion.mark()
+                    made_again = 0 if regions else meter.fusion.made_again(fused, out)
+                    meter.peak = meter.summed = before
+                    torch.autograd.backward(out, [torch.empty_like(t) for t in out])
+        except CheckpointError:
+            unlike = tuple(m.forward.recomputed.module for m in regions)
+            return Measured(Backward(twice=twice, unlike=unlike), Operations())
+        except (RuntimeError, NotImplementedError):
+            # it reads values, or has no backward
+            return Measured(Backward(twice=twice), Operations()) if twice else None
+
+    everything, later = meter.operations.since(0), meter.operations.since(ended)
+    seen = Backward(
+        work=max(0, meter.peak - before),
+        summed=max(0, meter.summed - before),
+        kept=deferred.kept,
+        deferred=total(deferred.products),
+        again=again.flops,
+        spared=whole - before if regions else 0,
+        sent=tuple(again.sent),
+        twice=twice,
+        operations=later,
+        compiled=Compiled(meter.fusion.spared(0, fused), meter.fusion.spared(fused), made_again),
+    )
+    return Measured(seen, everything - later)
+
+
+def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) -> Iterator[str]:
+    """Yield the Python attributes of a module that have changed, and the changed random generators in it."""
+    forward: Any = region.forward
+    name = forward.recomputed.module
+    yield from (f"{name}.{attribute}" for attribute, _ in changed(before, held(region)))
+    yield from (f"{name}.{n}" for n, state in _streams(region).items() if state != streams.get(n))
+
+
+def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:
+    """Return the bytes in use after a forward that keeps all that its backward needs."""
+    meter = _MetaMeter([])
+    token = PLAIN.set(True)
+    try:
+        with meter, torch.enable_grad():
+            made = [t for t in tree_leaves(module(*args, **kwargs)) if isinstance(t, torch.Tensor)]
+            out = [t for t in made if t.requires_grad]
+            del made
+            return meter.now if out else 0
+    finally:
+        PLAIN.reset(token)
+
+
+class _Again(Dispatch):
+    """Counts the flops of recomputed forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self.sent: Sent = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.flops += flops_of(func, args, kwargs or {}, out)
+        return out
+
+    @contextmanager
+    def around(self, sent: Callable[[], Sent]) -> Iterator[None]:
+        """Count while a module is recomputed; ``sent`` returns what it sent over tp, afterwards."""
+        try:
+            with self, torch.device("meta"), FusedKernels():  # torch left these modes for the backward
+                yield
+        finally:
+            self.sent += sent()
+
+
+def _streams(module: nn.Module) -> dict[str, bytes]:
+    """Return the states of the random generators among the attributes of modules."""
+    return {
+        f"{path}.{name}".lstrip("."): value.get_state().numpy().tobytes()
+        for path, m in module.named_modules()
+        for name, value in vars(m).items()
+        if isinstance(value, torch.Generator)
+    }
+
+
+class _Deferred(Deferral):
+    """Runs everything unchanged, and counts what a split backward would defer.
+
+    The gradient of an output is as large as the output.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[Operations] = []
+        self.outputs = 0
+        self.taken: dict[int, int] = {}
+
+    @property
+    def kept(self) -> int:
+        """The bytes of inputs, each storage once, and of gradients of outputs."""
+        return sum(self.taken.values()) + self.outputs
+
+    def apply(self, call: MatmulCall, leaf: nn.Parameter, turned: bool) -> Any:
+        out = call.run(call.x, call.weight, call.bias)
+        storage = call.x.untyped_storage()
+        width = call.x.shape[-1]
+        made = Product(out.shape[-1], width, call.x.numel() // max(width, 1), 1, call.x.dtype.itemsize)
+        self.products.append(Operations(((made, 1),), kernels=1))
+        self.outputs += out.nbytes
+        self.taken[storage._cdata] = 0 if isinstance(call.x, nn.Parameter) else storage.nbytes()
+        return out
+
+
+def product(func: Any, args: Any, kwargs: Any) -> Backward:
+    """Return the cost of a function that the glue calls with meta tensors."""
+    if func not in FORMS:
+        return Backward()
+    seen = _Deferred()
+    with _disable_current_modes(), torch.enable_grad(), seen.running(tree_leaves((args, kwargs))):
+        func(*args, **kwargs)
+    return Backward(kept=seen.kept, deferred=total(seen.products))
+
+
+def _leaf(t: torch.Tensor) -> torch.Tensor:
+    if t.is_inference():
+        t = t.clone()
+    return t.detach().to("meta").requires_grad_(t.is_floating_point())

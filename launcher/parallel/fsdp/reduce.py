@@ -1,0 +1,257 @@
+"""Buckets of reduce-scatters, and their order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import record_function
+
+from launcher.errors import RunError
+from launcher.parallel.dispatch.modes import tree_leaves
+from launcher.parallel.fsdp.gather import GatherOrder, unreduced
+from launcher.parallel.fsdp.shard import SUMS_APART
+from launcher.plan.plan import Plan
+
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""Its name since torch 2.13, which deprecates the older name."""
+
+
+class ReduceScatter:
+    """A reduction of the gradients of FSDP2's ``params``, all of one dtype, to this rank's shards.
+
+    The memory layout is FSDP2's, so that results are bit-equal: all that a rank keeps is contiguous. Nothing
+    waits before ``proceed`` or ``end``, which every rank calls in the same order.
+    """
+
+    def __init__(self, params: Sequence[Any], grads: Sequence[Tensor], dtype: torch.dtype) -> None:
+        mesh = params[0].mesh_info
+        self._params = params
+        self._replicas: dist.ProcessGroup | None = getattr(mesh, "replicate_process_group", None)
+        group: dist.ProcessGroup = mesh.shard_process_group
+        ranks = group.size()
+
+        # each rank's shards, side by side
+        whole = [_rows_first(p, g, ranks) for p, g in zip(params, grads, strict=True)]
+        self._kept = [_padded(g, ranks) // ranks for g in whole]
+        given = torch.empty(ranks * sum(self._kept), dtype=dtype, device=whole[0].device)
+        torch._chunk_cat(whole, dim=0, num_chunks=ranks, out=given.view(ranks, -1))
+
+        # in flight; the transport reads the input until it is done
+        self._given: Tensor | None = given
+        self._out = torch.empty(sum(self._kept), dtype=dtype, device=given.device)
+        self._work: Any = _reduce_scatter(self._out, given, group=group, async_op=True)
+
+    def proceed(self) -> None:
+        """Wait for the scatter, free its input, and start the sum over replicas."""
+        if self._given is None:
+            return
+        self._wait()
+        self._given = None
+        if self._replicas is not None:
+            self._work = dist.all_reduce(self._out, group=self._replicas, async_op=True)
+
+    def end(self) -> None:
+        """Wait, and add the result to the gradients of the shards."""
+        self.proceed()
+        self._wait()
+        out = self._out.to(self._params[0].orig_dtype)
+        at = 0
+        for p, kept in zip(self._params, self._kept, strict=True):
+            mine = out.as_strided(p.sharded_size, p.contiguous_sharded_stride, at)
+            at += kept
+            if p.sharded_param.grad is None:
+                p.sharded_param.grad = p.to_sharded_dtensor(mine)
+            else:
+                p.sharded_param.grad._local_tensor += mine
+
+    def _wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+
+def _rows_first(p: Any, grad: Tensor, ranks: int) -> Tensor:
+    """Return the gradient with the dim along which it is split as rows, rank after rank."""
+    dim = p.fsdp_placement.dim
+    return grad if dim == 0 else torch.cat(grad.chunk(ranks, dim), 0)
+
+
+def _padded(grad: Tensor, ranks: int) -> int:
+    """Return the size of a gradient whose rows are padded to a multiple of ``ranks``."""
+    rows, *rest = grad.shape
+    return -(-rows // ranks) * ranks * prod(rest)
+
+
+NODE = "RegisterPostBackwardFunctionBackward"
+"""Autograd's name of the node that FSDP2 puts before a module."""
+
+OFF = "parallel.transformer_opt.grad_computation_allreduce_overlap=false"
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """FSDP2's parameters whose gradients share a collective, and their groups."""
+
+    name: str
+    params: tuple[Any, ...]
+    groups: tuple[int, ...]
+
+
+class ReduceOrder:
+    """The buckets of one part in the plan's order, which is the same on every rank.
+
+    A bucket is due once autograd, in the last micro batch, has passed every call of its groups, and the
+    buckets before it are due. The other buckets follow after the backward: groups whose inputs need no
+    gradient, and those that a rank has skipped.
+    """
+
+    def __init__(self, order: GatherOrder, plan: Plan) -> None:
+        self._order = order
+        self._early = plan.reduces_early
+        self._queue = tuple(_buckets(order, plan))
+        self._calls: dict[int, Counter[int]] = {}  # by micro batch: calls of each group still to be passed
+        self._unknown: dict[int, set[int]] = {}  # groups with a call that autograd does not pass
+        self._forward: int | None = None
+        self._backward: int | None = None
+        self._waiting: list[_Bucket] = []
+        self._closed: set[int] = set()
+        self._under_way: list[ReduceScatter] = []
+        for i in {i for b in self._queue for i in b.groups}:
+            group = order.groups[i]
+            register = group._register_post_backward_hook
+            group._register_post_backward_hook = partial(self._enter, i, register)
+            group.post_backward = partial(self._finish, i, group.post_backward)
+
+    @contextmanager
+    def forward(self, micro: int) -> Iterator[None]:
+        """Enter around a forward that a backward will follow."""
+        self._calls[micro], self._unknown[micro] = Counter(), set()
+        self._closed.clear()
+        self._waiting = list(self._queue)
+        self._forward = micro
+        try:
+            yield
+        finally:
+            self._forward = None
+
+    @contextmanager
+    def last_backward(self, micro: int) -> Iterator[None]:
+        """Enter around the backward of ``micro``, the last of a step."""
+        self._backward = micro if self._early else None
+        yield
+        self._backward = None
+
+    def flush(self) -> None:
+        """Send all remaining buckets, after the last backward."""
+        while self._waiting:
+            self._send(self._waiting.pop(0))
+        self._calls.clear()
+        self._unknown.clear()
+
+    def end(self) -> None:
+        """Wait for all reductions at the end of a step: the shards have their gradients then."""
+        for scatter in self._under_way:
+            scatter.end()
+        self._under_way.clear()
+
+    def _enter(self, i: int, register: Any, args: Any, kwargs: Any) -> Any:
+        """Run when a module of group ``i`` is called."""
+        given = register(args, kwargs)
+        micro = self._forward
+        if micro is None:
+            return given
+        nodes = {t.grad_fn for t in tree_leaves(given) if isinstance(t, torch.Tensor)}
+        found = [n for n in nodes if n is not None and n.name() == NODE]
+        if given[0] is args or len(found) != 1:
+            self._unknown[micro].add(i)
+        else:
+            self._calls[micro][i] += 1
+            found[0].register_hook(partial(self._past, micro, i))
+        return given
+
+    def _past(self, micro: int, i: int, *grads: Any) -> None:
+        """Run when a backward has passed a call."""
+        if micro != self._backward:
+            return
+        self._calls[micro][i] -= 1
+        while self._waiting and all(self._due(micro, at) for at in self._waiting[0].groups):
+            self._send(self._waiting.pop(0))
+
+    def _due(self, micro: int, i: int) -> bool:
+        left = self._calls[micro]
+        return i in left and not left[i] and i not in self._unknown[micro]
+
+    def _send(self, bucket: _Bucket) -> None:
+        """Send the gradients of a bucket and free the weights of its groups.
+
+        The bucket before may be in flight.
+        """
+        for i in bucket.groups:
+            if i not in self._closed:
+                self._order.fill(i)
+                self._order.groups[i]._to_sharded()
+                self._closed.add(i)
+        for before in self._under_way[-1:]:
+            before.proceed()
+        for before in self._under_way[:-1]:
+            before.end()
+        del self._under_way[:-1]
+
+        with record_function(f"scatter ({bucket.name})"):
+            grads = [_take(p) for p in bucket.params]
+            dtype = self._order.groups[bucket.groups[0]]._reduce_dtype or grads[0].dtype
+            self._under_way.append(ReduceScatter(bucket.params, grads, dtype))
+
+    def _finish(self, i: int, post_backward: Any, *unused: Any) -> None:
+        """Run FSDP2's own hook without a reduction, after a backward and at the end of a step.
+
+        Raises ``RunError`` if a gradient came after its group was reduced.
+        """
+        group = self._order.groups[i]
+        if (
+            not self._waiting
+            and i in self._closed
+            and any(unreduced(p) is not None for p in group.fsdp_params)
+        ):
+            names = ", ".join(m or "the model" for m in self._order.rows[i].modules)
+            text = f"{names}: a gradient came after those of its group had been summed"
+            raise RunError(f"{text} (try: {OFF})")
+        asked, group.reduce_grads = group.reduce_grads, False
+        post_backward()
+        group.reduce_grads = asked
+
+
+def _buckets(order: GatherOrder, plan: Plan) -> Iterator[_Bucket]:
+    of = {id(t): p.name for p, _, t in order.part.named(plan.params)}
+    group_of, found = {}, {}
+    for i, group in order.groups.items():
+        for n, p in enumerate(group.fsdp_params):
+            name = of[id(p.sharded_param)]
+            group_of[name], found[name] = i, (n, p)
+
+    for bucket in plan.scatters:
+        if bucket.stage != order.part.stage.index:
+            continue
+        groups = list(dict.fromkeys(group_of[n] for n in bucket.names))
+        names = sorted(bucket.names, key=lambda n: (groups.index(group_of[n]), found[n][0]))
+        modules = ", ".join(m or "root" for i in groups for m in order.rows[i].modules)
+        yield _Bucket(modules, tuple(found[n][1] for n in names), tuple(groups))
+
+
+def _take(p: Any) -> torch.Tensor:
+    """Return the full gradient of FSDP2's parameter, and remove it there."""
+    grad: torch.Tensor
+    if SUMS_APART and p.unsharded_accumulated_grad is not None:
+        grad, p.unsharded_accumulated_grad = p.unsharded_accumulated_grad_data, None
+    else:
+        grad, p.unsharded_param.grad = p.unsharded_grad_data, None
+    return grad

@@ -1,0 +1,114 @@
+"""Global and local norms of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from launcher.parallel.mesh import grad, local, to_host
+from launcher.parallel.parallel_model import ParallelModel
+
+
+@dataclass(frozen=True)
+class Norm:
+    """This rank's pieces with their weights: a piece on n ranks (replicas, tied copies) counts 1/n."""
+
+    pieces: tuple[tuple[torch.Tensor, float], ...]
+    copies: tuple[torch.Tensor, ...]
+
+    def squared(self) -> torch.Tensor:
+        """Return this rank's term of the squared global norm (fp64, 0-d, CPU), which sums over ranks."""
+        return self.squared_beside(torch.zeros((), dtype=torch.float64))[1]
+
+    @torch.no_grad()
+    def squared_beside(self, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``number`` (fp64, 0-d) and the result of ``squared``, in one copy from device to CPU.
+
+        It is the only copy of a step. Otherwise the CPU waits for the device only if a gradient is missing,
+        to learn whether all ranks miss it.
+        """
+        # the gradients of this rank
+        every = [(grad(p), weight) for p, weight in self.pieces]
+        found = [(g, weight) for g, weight in every if g is not None and g.numel()]
+        if not found:
+            return to_host(number), torch.zeros((), dtype=torch.float64)
+
+        # in fp64: a CPU's sum of a million squares in fp32 has five correct digits
+        norms = torch.stack(torch._foreach_norm([g for g, _ in found], 2, torch.float64))
+        both = to_host(torch.cat([number.to(norms.device).reshape(1), norms]))
+        weights = torch.tensor([weight for _, weight in found], dtype=torch.float64)
+        return both[0], both[1:].square() @ weights
+
+    @torch.no_grad()
+    def clip(self, norm: float, limit: float | None, scaled: float = 1.0) -> None:
+        """Scale every gradient so that the global ``norm`` is at most ``limit``, as ``clip_grad_norm_`` does.
+
+        ``norm`` is that of the gradients divided by ``scaled``; the gradients are divided by it here.
+        """
+        scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+        grads = [local(p.grad) for p in self.copies if p.grad is not None]  # redistributed ones are copies
+        if scale / scaled != 1.0 and grads:
+            torch._foreach_mul_(grads, scale / scaled)
+
+
+def build(model: ParallelModel) -> Norm:
+    """The norm of ``model``'s gradients on this rank."""
+    pieces = []
+    for placed, t in model.named():
+        box = placed.layout.box(model.meshes.rank)
+        if placed.trainable and box is not None and not box.empty:
+            pieces.append((t, 1 / len(placed.layout.holders()[box])))
+    return Norm(tuple(pieces), tuple(p for _, p in model.trainable()))
+
+
+@dataclass(frozen=True)
+class OwnGradients:
+    """Squared norms by names of ``ParallelModel.trainable``, which add up until the end of a step.
+
+    Sharded parameters are measured in full when FSDP2 is about to reduce them: at level1 the sum over micro
+    batches, at levels 2 and 3 each micro batch, whose squares are added up. Tensor-parallel parameters are
+    measured piece by piece.
+    """
+
+    model: ParallelModel
+    squares: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def see(self, names: Sequence[str], grads: Sequence[torch.Tensor]) -> None:
+        """Add the squared norms of ``grads``, computed in fp64 as the global norm is."""
+        norms = torch._foreach_norm([local(g) for g in grads], 2, torch.float64)
+        for name, n in zip(names, norms, strict=True):
+            square = n.square()
+            self.squares[name] = self.squares[name] + square if name in self.squares else square
+
+    def see_whole(self) -> None:
+        """Add those of unsharded parameters, after a step's last backward and before their sum over ranks."""
+        sharded = {p.name for p in self.model.plan.params if p.sharded}
+        found = [(n, p.grad) for n, p in self.model.trainable() if self.model.first_name(n) not in sharded]
+        has = [(n, g) for n, g in found if g is not None]
+        if has:
+            self.see(*zip(*has, strict=True))
+
+    def take(self, scale: float) -> dict[str, float]:
+        """Return each norm of the step times ``scale``, in the plan's order, and reset all."""
+        seen = {n: self.squares[n] for n, _ in self.model.trainable() if n in self.squares}
+        self.squares.clear()
+        if not seen:
+            return {}
+        norms = to_host(torch.stack(list(seen.values()))).sqrt().tolist()  # one copy from the device
+        return {n: norm * scale for n, norm in zip(seen, norms, strict=True)}
+
+
+def watch(model: ParallelModel) -> OwnGradients:
+    """Measure the gradients of ``model`` from now on."""
+    own = OwnGradients(model)
+    names = {id(p): n for n, p in model.trainable()}
+
+    def see(params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        own.see([names[id(p)] for p in params], grads)
+
+    for order in model.orders:
+        order.see = see
+    return own

@@ -1,0 +1,474 @@
+"""The operations whose results selective recomputation keeps.
+
+Torch's own way intercepts every operation twice, in Python; on a GPU that takes longer than running all of
+them again. Here a function mode sees the functions that the forward calls. A function whose result is kept
+runs as usual, but autograd saves its arguments only as references, which are resolved once the forward has
+run again. In that second run the function is not called: its kept result is returned.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from launcher.parallel.dispatch.containers import tensors
+from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.tensor_parallel.collectives import COLLECTIVES
+
+KINDS: dict[str, frozenset[str]] = {
+    "matmul": frozenset({"mm", "addmm", "_scaled_mm", "_grouped_mm"}),
+    "batched_matmul": frozenset({"bmm", "baddbmm"}),
+    "attention": frozenset({
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward",
+        "_efficient_attention_forward", "flex_attention",
+    }),
+    "convolution": frozenset({"convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"}),
+    "normalization": frozenset({
+        "native_layer_norm", "native_group_norm", "_fused_rms_norm", "native_batch_norm",
+        "_native_batch_norm_legit", "cudnn_batch_norm",
+    }),
+    "activation": frozenset({"gelu", "silu", "relu", "sigmoid", "tanh", "_softmax", "_log_softmax"}),
+    "random": frozenset({"native_dropout", "bernoulli", "rand", "rand_like", "randn", "randn_like"}),
+}  # fmt: skip
+"""Operations by their names in ATen, without overloads."""
+SENT = "sent"
+"""Results of tensor-parallel collectives, which are operations of a graph and are kept there."""
+
+
+@cache
+def _named(kinds: tuple[str, ...]) -> frozenset[str]:
+    return frozenset[str]().union(*(COLLECTIVES if kind == SENT else KINDS[kind] for kind in kinds))
+
+
+def is_kept(func: Any, kinds: Iterable[str]) -> bool:
+    """Whether the result of an ATen operation is kept."""
+    return (
+        func._overloadpacket.__name__ in _named(tuple(kinds)) if hasattr(func, "_overloadpacket") else False
+    )
+
+
+class Telling(Dispatch):
+    """Reports the kept results to ``keep``; entered around the mode that keeps them.
+
+    Raises the exception that ``refused`` makes if one is changed in place, which below autograd would go
+    unnoticed.
+    """
+
+    def __init__(
+        self,
+        kinds: tuple[str, ...],
+        keep: Callable[[torch.Tensor], Any],
+        refused: Callable[[str], Exception],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinds = kinds
+        self.keep = keep
+        self.refused = refused
+        self.kept: dict[int, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        for t in written(func, args, kwargs):
+            if name := self.kept.get(t.untyped_storage()._cdata):
+                raise self.refused(f"it changes the result of {name} in place, which is to be kept")
+        if is_kept(func, self.kinds):
+            for t in tensors((out,)):
+                self.keep(t)
+                self.kept[t.untyped_storage()._cdata] = func._overloadpacket.__name__
+        return out
+
+
+def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an ATen operation changes in place."""
+    for at, a in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
+        if a.alias_info is not None and a.alias_info.is_write:
+            yield from tensors((args[at] if at < len(args) else kwargs.get(a.name),))
+
+
+def operation_contexts(
+    kinds: tuple[str, ...],
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts that keep results while a forward runs, and return them while it runs again."""
+
+    def policy(_: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if is_kept(func, kinds) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    first, again = create_selective_checkpoint_contexts(policy)
+    first.respect_saved_tensors_hooks = False  # new in torch 2.15; before, hooks never saw kept results
+    return first, again
+
+
+_log = logging.getLogger(__name__)
+
+PRODUCTS = (
+    F.linear, torch.mm, Tensor.mm, torch.addmm, Tensor.addmm, torch.matmul, Tensor.matmul, Tensor.__matmul__,
+    Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, torch.einsum,
+)  # fmt: skip
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "matmul": PRODUCTS,
+    "batched_matmul": PRODUCTS,
+    "attention": (F.scaled_dot_product_attention,),
+    "convolution": (
+        F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+    ),
+    "normalization": (
+        F.layer_norm, F.group_norm, F.rms_norm, torch.layer_norm, torch.group_norm, torch.rms_norm,
+    ),
+    "activation": (
+        F.gelu, torch.relu, Tensor.relu, torch.sigmoid, Tensor.sigmoid, torch.tanh, Tensor.tanh,
+        F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, torch.log_softmax, Tensor.log_softmax,
+    ),
+}  # fmt: skip
+"""The functions whose result may be that of one operation; none of them changes anything, or draws.
+
+Every kind that can be kept is listed, except those of ``BY_OPERATION``.
+"""
+PLAIN = (Tensor, nn.Parameter)
+SMALL = 64
+"""Bytes of small tensors that a kernel saves besides its result, such as a seed."""
+
+
+@dataclass
+class Calls:
+    """What is known of the calls of one recomputed module.
+
+    ``by_operation`` says why its results are kept operation by operation, as torch does; "" if they are not.
+    """
+
+    watched: bool = False
+    by_operation: str = ""
+
+
+def contexts(
+    name: str, kinds: tuple[str, ...], calls: Calls, refused: Callable[[str], Exception]
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts around the forward of module ``name``, and around its run in the backward.
+
+    They raise the exception that ``refused`` makes if a kept result is changed in place.
+    """
+    kept: list[_Call] = []
+    functions = frozenset(f for kind in kinds for f in FUNCTIONS[kind])
+    first = _First(kinds, functions, kept)
+    watching = nullcontext() if calls.watched else _watching(name, first, calls)
+    return _both(watching, first), _Again(functions, kept, refused)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+@contextmanager
+def _watching(name: str, first: _First, calls: Calls) -> Iterator[None]:
+    """Check in the first forward whether all operations to keep run in functions that are known here."""
+    missed = _Missed(first)
+    with missed:
+        yield
+    calls.watched = True
+    if missed.names:
+        calls.by_operation = ", ".join(sorted(missed.names))
+        text = "is the result of no function that torch lets us see; kept operation by operation, slower"
+        _log.info("parallel.recompute: %s: %s %s", name, calls.by_operation, text)
+
+
+class _Missed(Dispatch):
+    """Collects the operations to keep that run outside of a kept call."""
+
+    def __init__(self, first: _First) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.first = first
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.first.inside and is_kept(func, self.first.kinds):
+            self.names.add(func._overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class _Call:
+    """One call in the order of the forward.
+
+    Attributes:
+        keeps: whether its result is kept.
+        value: the kept result, until it is used.
+        version: the version of the result when it was kept.
+        learns: whether the result has a backward.
+        used: the positions of the tensors among its arguments that its backward needs.
+    """
+
+    func: Any
+    keeps: bool = False
+    value: Tensor | None = None
+    version: int = 0
+    learns: bool = False
+    used: tuple[int, ...] = ()
+
+
+class _First(TorchFunctionMode):
+    """Active in the forward: keeps results of calls."""
+
+    def __init__(self, kinds: tuple[str, ...], functions: frozenset[Any], kept: list[_Call]) -> None:
+        super().__init__()
+        self.kinds = kinds
+        self.functions = functions
+        self.kept = kept
+        self.inside = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self.functions:
+            return func(*args, **kwargs)
+        self.inside = True
+        try:
+            if _is_one_operation(func, args, kwargs, self.kinds):
+                return self._keep(func, args, kwargs)
+        finally:
+            self.inside = False
+        self.kept.append(_Call(func))
+        return func(*args, **kwargs)
+
+    def _keep(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        given = list(tensors((args, kwargs)))
+        saved = _Saved(given)
+        torch._C._autograd._push_saved_tensors_default_hooks(saved.pack, saved.unpack)
+        try:
+            out: Tensor = func(*args, **kwargs)
+        finally:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        saved.end()
+        self.kept.append(_Call(func, True, out.detach(), out._version, out.requires_grad, saved.used))
+        return out
+
+
+class _Again(TorchFunctionMode):
+    """Active in the run in the backward: returns kept results, and drops each once it is used.
+
+    A second run computes them again.
+    """
+
+    def __init__(
+        self, functions: frozenset[Any], kept: list[_Call], refused: Callable[[str], Exception]
+    ) -> None:
+        super().__init__()
+        self.functions = functions
+        self.kept = kept
+        self.refused = refused
+        self.at = 0
+
+    def __enter__(self) -> Self:
+        self.at = 0
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self.functions:
+            return func(*args, **kwargs)
+        if self.at == len(self.kept) or self.kept[self.at].func is not func:
+            raise self.refused(f"{_name(func)} is not what the forward called in its place")
+        call, at = self.kept[self.at], self.at
+        self.at += 1
+        if not call.keeps:
+            return func(*args, **kwargs)
+
+        # what its backward needs of its arguments, and its result
+        if call.used:
+            _mark(list(tensors((args, kwargs))), call.used)
+        if call.value is None:
+            with torch.no_grad():
+                value: Tensor = func(*args, **kwargs)
+            return value.detach().requires_grad_(call.learns)
+        if call.value._version != call.version:
+            raise self.refused(f"it changes the result of {_name(func)} in place, which is to be kept")
+        self.kept[at] = replace(call, value=None)
+        return call.value.requires_grad_(call.learns)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place of a tensor that a backward needs: a view of the argument ``used[at]``, or all of it."""
+
+    at: int
+    view: tuple[tuple[int, ...], tuple[int, ...], int] | None
+
+
+@dataclass
+class _Saved:
+    """What the backward of one call saves; tensors of the arguments ``given`` are saved as places in them."""
+
+    given: list[Tensor]
+    used: tuple[int, ...] = ()
+    mark: Any = None
+    places: int = 0
+    values: tuple[Tensor, ...] | None = field(default=None, repr=False)
+    left: int = 0
+
+    def pack(self, t: Tensor) -> Tensor | _Place:
+        found = _argument(t, self.given)
+        if found is None:
+            return t.detach()
+        if found not in self.used:
+            self.used = (*self.used, found)
+        self.places += 1
+        whole = self.given[found]
+        alike = t.shape == whole.shape and t.stride() == whole.stride()
+        offset = int(t.storage_offset() - whole.storage_offset())
+        view = None if alike and not offset else (tuple(t.shape), t.stride(), offset)
+        return _Place(self.used.index(found), view)
+
+    def end(self) -> None:
+        """Hand the arguments over to torch's checkpoint, after the call has returned."""
+        if self.used:
+            self.mark = _mark(self.given, self.used)
+        self.given = []
+
+    def unpack(self, saved: Tensor | _Place) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        if self.values is None:  # runs the forward again, unless it has run
+            self.values, self.left = self.mark.grad_fn.saved_tensors, self.places
+        assert self.values is not None
+        value = self.values[saved.at]
+        self.left -= 1
+        if not self.left:
+            self.values = None
+        if saved.view is None:
+            return value
+        shape, stride, offset = saved.view
+        return value.as_strided(shape, stride, value.storage_offset() + offset)
+
+
+class _Mark(Function):
+    """A node that no backward runs: torch's checkpoint treats what it saves as it does for any operation."""
+
+    @staticmethod
+    def forward(ctx: Any, learning: Tensor, *used: Tensor) -> Tensor:
+        ctx.save_for_backward(*used)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise AssertionError("nothing comes of its result")
+
+
+def _mark(given: Sequence[Tensor], used: Sequence[int]) -> Tensor:
+    """Return a tensor whose node keeps the ``used`` tensors of ``given``.
+
+    Before torch 2.13 the node drops what it has saved when this tensor is freed.
+    """
+    learning = next(t for t in given if t.requires_grad)
+    made: Tensor = _Mark.apply(learning, *(given[i] for i in used))  # type: ignore[no-untyped-call]
+    return made
+
+
+def _argument(t: Tensor, given: Sequence[Tensor]) -> int | None:
+    """Return the index of the tensor that ``t`` is, or is a view of.
+
+    If there are several, one with the same storage offset comes first.
+    """
+    storage = t.untyped_storage()._cdata
+    same = [i for i, g in enumerate(given) if g.untyped_storage()._cdata == storage]
+    if len(same) > 1:
+        same.sort(key=lambda i: given[i].storage_offset() != t.storage_offset())
+    return same[0] if same else None
+
+
+_known: dict[Any, bool] = {}
+"""Whether a call is one operation to be kept, by everything that the choice of kernels depends on."""
+
+
+def _is_one_operation(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
+    """Whether the result is one operation's, of ``kinds``, and with the arguments suffices for a backward."""
+    key = _key((args, kwargs))
+    if key is None:
+        return False
+    key = (func, kinds, torch.is_grad_enabled(), torch._C._is_any_autocast_enabled(), key)
+    try:
+        found = _known.get(key)
+    except TypeError:  # an argument without a hash
+        return False
+    if found is None:
+        found = _known[key] = _tried(func, args, kwargs, kinds)
+    return found
+
+
+def _key(value: Any) -> Any:
+    """Return a hashable key of the arguments; ``None`` for other tensor classes, and for complex tensors."""
+    if isinstance(value, Tensor):
+        if type(value) not in PLAIN or value.is_complex() or value.layout != torch.strided:
+            return None
+        return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+    if isinstance(value, dict):
+        value = tuple(value.items())
+    if not isinstance(value, tuple | list):
+        return (value,)
+    found = tuple(_key(v) for v in value)
+    return None if None in found else found
+
+
+def _tried(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
+    """Decide by calling the function once more than the forward does."""
+    if func is F.scaled_dot_product_attention and _drops_out(args, kwargs):
+        return False  # skipping its draw would shift all later draws
+    seen = _Results(kinds)
+    saved: list[Tensor] = []
+
+    def save(t: Tensor) -> Tensor:
+        saved.append(t.detach())
+        return saved[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t), seen:
+        out = func(*args, **kwargs)
+    if type(out) is not Tensor or not seen.has(out):
+        return False
+    given = list(tensors((args, kwargs)))
+    return all(seen.has(t) or t.nbytes <= SMALL or _fits(t, given) for t in saved)
+
+
+def _drops_out(args: Any, kwargs: Any) -> bool:
+    return bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))
+
+
+def _fits(t: Tensor, given: Sequence[Tensor]) -> bool:
+    """Whether ``t`` can be restored from an argument."""
+    found = _argument(t, given)
+    return found is not None and t.dtype == given[found].dtype and t.numel() <= given[found].numel()
+
+
+class _Results(Dispatch):
+    """Collects the storages that operations of ``kinds`` have returned."""
+
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinds = kinds
+        self.made: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if is_kept(func, self.kinds):
+            self.made += tensors((out,))
+        return out
+
+    def has(self, t: Tensor) -> bool:
+        storage = t.untyped_storage()._cdata
+        return any(made.untyped_storage()._cdata == storage for made in self.made)
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", str(func))

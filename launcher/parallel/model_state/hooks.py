@@ -1,0 +1,107 @@
+"""Hooks of all modules, and hooks on tensors."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "register_module_buffer_registration_hook": ("_global_buffer_registration_hooks",),
+    "register_module_module_registration_hook": ("_global_module_registration_hooks",),
+    "register_module_parameter_registration_hook": ("_global_parameter_registration_hooks",),
+    "register_module_forward_pre_hook": ("_global_forward_pre_hooks",),
+    "register_module_forward_hook": (
+        "_global_forward_hooks",
+        "_global_forward_hooks_always_called",
+        "_global_forward_hooks_with_kwargs",
+    ),
+    "register_module_full_backward_pre_hook": ("_global_backward_pre_hooks",),
+    "register_module_full_backward_hook": ("_global_backward_hooks",),
+}
+"""The functions that register global hooks, and torch's tables of what each has registered."""
+
+
+@contextmanager
+def hooked_for_all() -> Iterator[list[str]]:
+    """Yield a list that has, on exit, the functions that were called; their hooks are removed."""
+    stores: dict[str, list[dict[int, Any]]] = {
+        name: [vars(module)[kept] for kept in kinds] for name, kinds in KINDS.items()
+    }
+    before = {id(store): set(store) for each in stores.values() for store in each}
+    called: list[str] = []
+    try:
+        yield called
+    finally:
+        for name, each in stores.items():
+            new = [(store, key) for store in each for key in store.keys() - before[id(store)]]
+            if new:
+                called.append(name)
+            for store, key in new:
+                del store[key]
+
+
+REGISTER = frozenset({torch.Tensor.register_hook})
+DEEP = 4
+"""Depth to which functions within functions are searched."""
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "COPY", "DUP_TOP")  # the last of `a.b += 1`
+
+
+def uses_weights(hook: Any, depth: int = 0) -> bool:
+    """Whether ``hook`` can reach a weight, a module to call, or a value that was computed from weights.
+
+    A hook that only scales or counts gradients can reach none.
+    """
+    if isinstance(hook, MethodType):
+        return _reads(hook.__self__, _names(hook.__func__.__code__))
+    if not isinstance(hook, FunctionType) or depth > DEEP:
+        return False
+    held = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
+    return any(
+        _weighs(cell.cell_contents, name, hook.__code__, depth) for name, cell in held.items() if _full(cell)
+    )
+
+
+def _weighs(value: Any, name: str, code: CodeType, depth: int) -> bool:
+    """Whether the variable ``name`` of a function is a weight, or leads to one."""
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    if isinstance(value, nn.Module):
+        return _hands_on(code, name) or _reads(value, _names(code))
+    return uses_weights(value, depth + 1)
+
+
+def _reads(owner: Any, names: frozenset[str]) -> bool:
+    """Whether one of these attributes of ``owner`` is a weight or another module."""
+    if not isinstance(owner, nn.Module):
+        return False
+    return bool(names & (owner._parameters.keys() | owner._modules.keys() | {"parameters", "forward"}))
+
+
+def _hands_on(code: CodeType, name: str) -> bool:
+    """Whether ``code`` uses the object ``name`` itself, such as in a call, and not only its attributes."""
+    steps = list(dis.get_instructions(code))
+    own = any(
+        step.opname == "LOAD_DEREF" and step.argval == name and after.opname not in ATTRIBUTES
+        for step, after in pairwise(steps)
+    )
+    return own or any(_hands_on(c, name) for c in code.co_consts if isinstance(c, CodeType))
+
+
+def _names(code: CodeType) -> frozenset[str]:
+    return frozenset(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
+
+
+def _full(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,251 @@
+"""Recomputes the forward of a module in its backward, on torch's non-reentrant checkpoint."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel import kept_calls
+from launcher.parallel.cost.saved_hooks import AGAIN, KEEPING, PLAIN, Sent
+from launcher.parallel.dispatch.containers import filled
+from launcher.parallel.dispatch.modes import tree_leaves
+from launcher.parallel.kept_calls import Calls, Telling
+from launcher.parallel.model_state.python_state import changed, held, untouched
+from launcher.parallel.sequence import Carry
+from launcher.parallel.tensor_parallel.collectives import Axis, Results
+from launcher.plan.values.setting import Recomputed
+
+NO_HOOKS = "don't yet support saved tensor hooks"
+"""Part of torch.func's message under a checkpoint."""
+
+
+def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> None:
+    """Wrap the forward of each module that the plan recomputes."""
+    for r in recomputed:
+        module = model.get_submodule(r.module)
+        vars(module)["forward"] = RecomputedForward(module, module.forward, r, axis)
+
+
+@dataclass(frozen=True)
+class RecomputedForward:
+    """The forward of a module that is recomputed in its backward, around its ``plain`` one.
+
+    ``carry`` knows the piece of a sequence that runs, if sequences are cut.
+    """
+
+    module: nn.Module
+    plain: Callable[..., Any]
+    recomputed: Recomputed
+    axis: Axis
+    carry: Carry | None = None
+    numbers: Iterator[int] = field(default_factory=count, compare=False)
+    calls: Calls = field(default_factory=Calls, compare=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or PLAIN.get():
+            return self.plain(*args, **kwargs)
+        names = tuple(kwargs)
+        region = _Region(self, (args, kwargs))
+        self._check_hooks()
+
+        def run(*given: Any) -> Any:
+            own = given[: len(given) - len(names)] if names else given
+            with region.keeping_error():
+                return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
+
+        # everything by position: torch looks among these for the devices whose random state it saves
+        with self._unchanged():
+            out = checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
+            region.raise_error()
+        return out
+
+    def _check_hooks(self) -> None:
+        """Refuse torch.func, which allows no hooks, and the user's saved-tensor hooks: they would not run."""
+        if torch._C._are_functorch_transforms_active():
+            raise self.refused("torch.func (vmap, grad) calls it, and cannot be combined with recomputation")
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks and hooks[0].__module__.partition(".")[0] not in ("torch", "launcher"):
+            raise self.refused("saved_tensors_hooks would not see its tensors")
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Check on a rank's second and third forward that state stays the same; the first may fill caches.
+
+        The plan checks the same, except for modules that read values.
+        """
+        watched = not self.axis.planned and next(self.numbers) in (1, 2)
+        before = held(self.module) if watched else None
+        yield
+        if before is not None and (found := changed(before, held(self.module))):
+            raise self.refused(f"each of its forwards changes {found[0][0]}")
+
+    def refused(self, why: str) -> RequestError:
+        """Return the error that the module cannot be recomputed."""
+        name = self.recomputed.module
+        text = f"{name} cannot be recomputed in the backward: {why}; leave {name} out"
+        return RequestError((Problem("parallel.recompute.modules", text),))
+
+
+class _Region:
+    """One call of a module, and its run in the backward."""
+
+    def __init__(self, of: RecomputedForward, given: Any) -> None:
+        self.of = of
+        self.piece = of.carry.now if of.carry is not None else None
+        self.results = None if of.recomputed.comm else Results()
+        self.last = of.axis.last  # it may share the gathered inputs of operators before it
+        self.inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+        self.versions = _versions(self.inputs)
+        self.changed = filled(given, objects=True)
+        self.streams = _streams()
+        self.first = True
+        self.error: Exception | None = None
+
+    @contextmanager
+    def keeping_error(self) -> Iterator[None]:
+        """Keep an error of the forward until torch has left its contexts.
+
+        torch 2.11 does not leave them for errors. In the second run errors pass: torch ends a run by one.
+        """
+        first, self.first = self.first, False
+        try:
+            yield
+        except Exception as error:
+            if not first:
+                raise
+            self.error = error
+
+    def raise_error(self) -> None:
+        try:
+            if self.error is not None and NO_HOOKS in str(self.error):
+                raise self.of.refused(
+                    "it uses torch.func (grad, vjp), which cannot be combined with recomputation"
+                )
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.error = None  # with all tensors that its frames refer to
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts around the forward, and around its run in the backward."""
+        keep = self.of.recomputed.keep
+        first, again = self._keeping(keep) if keep else (nullcontext(), nullcontext())
+        return self._running(first), _Entered(lambda: self._again(again))
+
+    def _keeping(
+        self, keep: tuple[str, ...]
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Keep results by call; by operation if calls do not suffice, or the planner counts operations."""
+        calls = self.of.calls
+        counted = KEEPING.get() is not None or AGAIN.get() is not None
+        if counted or calls.by_operation or self.of.recomputed.by_operation:
+            return kept_calls.operation_contexts(keep)
+        return kept_calls.contexts(self.of.recomputed.module, keep, calls, self.of.refused)
+
+    @contextmanager
+    def _running(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
+        tell, keep = KEEPING.get(), self.of.recomputed.keep
+        telling = Telling(keep, tell, self.of.refused) if tell is not None and keep else nullcontext()
+        axis = self.of.axis
+        before, axis.results = axis.results, self.results
+        try:
+            with telling, keeping:
+                yield
+        finally:
+            axis.results = before
+        if self.error is not None:
+            return
+
+        # later changes come from other code
+        if _versions(self.inputs) != self.versions:
+            raise self.of.refused("it changes an input in place")
+        if self.changed():
+            raise self.of.refused("it changes an argument, a list, dictionary or dataclass")
+        if tell is not None and self.results is not None:
+            for t in self.results.kept:
+                tell(t)
+
+    @contextmanager
+    def _again(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
+        if _versions(self.inputs) != self.versions:
+            raise self.of.refused("an input of it was changed in place after it had run")
+        if self.changed():
+            raise self.of.refused(
+                "one of its arguments, a list, dictionary or dataclass, was changed after it had run"
+            )
+
+        # rewind the kept results, and return to its place in a sequence
+        if self.results is not None:
+            self.results.again()
+        carry = self.of.carry
+        at = carry.again(*self.piece) if carry is not None and self.piece is not None else nullcontext()
+
+        # with the same state, while the meter counts what is sent
+        what, module = self.of.recomputed, self.of.module
+        around = AGAIN.get()
+        counting = around(self._sent) if around is not None else nullcontext()
+        restoring = untouched([module], what.restored) if what.restored else nullcontext()
+
+        # operators see what they saw the first time: what those before them shared, and kept results
+        axis = self.of.axis
+        before = axis.last, axis.results, axis.log
+        axis.last, axis.results = self.last, self.results
+        axis.log = None if around is None else []
+        try:
+            with at, restoring, _drawing(self.streams), counting, keeping:
+                yield
+        finally:
+            axis.last, axis.results, axis.log = before
+
+    def _sent(self) -> Sent:
+        """Return what the run in the backward has sent over tp so far; nothing if results are kept."""
+        log = self.of.axis.log or []
+        return [(c.op, c.nbytes) for c in log if c.phase == "forward" and self.results is None]
+
+
+class _Entered:
+    """A context that is made anew for each entry, because a forward may run again more than once."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self.make = make
+        self.open: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        self.open.append(self.make())
+        self.open[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self.open.pop().__exit__(*error)
+
+
+def _streams() -> tuple[Any, Any]:
+    """Return the states of Python's and numpy's random streams; torch's checkpoint restores torch's own."""
+    return random.getstate(), np.random.get_state()
+
+
+@contextmanager
+def _drawing(streams: tuple[Any, Any]) -> Iterator[None]:
+    """Let Python and numpy draw from ``streams``, and restore their states afterwards."""
+    before = _streams()
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
+    """Return how often each tensor was changed in place; inference tensors have no version and count as 0."""
+    return [0 if t.is_inference() else t._version for t in tensors]

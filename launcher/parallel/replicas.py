@@ -1,0 +1,173 @@
+"""Keeps replicas equal: fused all-reduces, tied gradients, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from launcher.parallel.mesh import Meshes, flags, local, to_host
+from launcher.parallel.stages import StagePart
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The persistent buffers of this rank by module and name, as a forward may replace the tensor."""
+
+    places: tuple[tuple[nn.Module, str], ...]
+    group: dist.ProcessGroup | None
+
+    @torch.no_grad()
+    def share(self) -> None:
+        """Broadcast them, in one collective per dtype."""
+        found: dict[torch.dtype, list[torch.Tensor]] = {}
+        for module, name in self.places:
+            t = getattr(module, name)
+            found.setdefault(t.dtype, []).append(t)
+        for same in found.values():
+            flat = torch.cat([t.reshape(-1) for t in same])
+            dist.broadcast(flat.view(torch.uint8), group_src=0, group=self.group)  # gloo supports few dtypes
+            for t, piece in zip(same, flat.split([t.numel() for t in same]), strict=True):
+                t.copy_(piece.view_as(t))
+
+
+def statistics(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> Statistics:
+    """Return the statistics to share; none with one data-parallel rank."""
+    if plan.sizes.replicas == 1:
+        return Statistics((), meshes.dp)
+    places = []
+    for part in parts:
+        for placed, name, _ in part.named(plan.params):
+            if placed.buffer:
+                owner, _, attr = name.rpartition(".")
+                places.append((part.module.get_submodule(owner), attr))
+    return Statistics(tuple(places), meshes.dp)
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """This rank's tensors of a bucket, in the plan's order, and the dtype of their sum (``None``: theirs)."""
+
+    tensors: tuple[torch.Tensor, ...]
+    group: dist.ProcessGroup | None
+    dtype: torch.dtype | None = None
+
+    def reduce(self) -> None:
+        """Sum the gradients over the group."""
+        total(self.tensors, self.group, self.dtype)
+
+
+def sums(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
+    """Return the buckets of ``part`` that are summed over ``tp``: each rank has a term of these gradients."""
+    mine = {p.name: t for p, _, t in part.named(plan.params)}
+    own = [b for b in plan.sums if b.stage == part.stage.index]
+    return [Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in own]
+
+
+def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
+    """Return the data-parallel buckets of ``part``."""
+    mine = {p.name: t for p, _, t in part.named(plan.params)}
+    own = [b for b in plan.buckets if b.stage == part.stage.index]
+    assert meshes.dp is not None or not own, "buckets without replicas"
+    dtype = dtype_of(plan.dtypes.reduce) if plan.dtypes.mixed else None
+    return [Bucketed(tuple(mine[n] for n in b.names), meshes.dp, dtype) for b in own]
+
+
+@torch.no_grad()
+def total(
+    tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
+) -> None:
+    """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective, in ``dtype``.
+
+    A missing gradient counts as zero. If every rank misses it, it stays missing, because an optimizer must
+    not decay it.
+    """
+    # zeros for missing gradients
+    has = [t.grad is not None for t in tensors]
+    for t in tensors:
+        if t.grad is None:
+            t.grad = torch.zeros_like(t)
+    grads = [local(t.grad) for t in tensors if t.grad is not None]
+
+    # one flat tensor, with a number for each gradient: how many ranks had it
+    marks = flags(has, grads[0].device, grads[0].dtype)
+    flat = torch.cat([*(g.reshape(-1) for g in grads), marks])
+    flat = flat if dtype is None else flat.to(dtype)
+    dist.all_reduce(flat, group=group)
+
+    # copy the sums back
+    *summed, anywhere = flat.split([*(g.numel() for g in grads), len(grads)])
+    for g, piece in zip(grads, summed, strict=True):
+        g.copy_(piece.view_as(g))
+    if not all(has):
+        for t, found in zip(tensors, to_host(anywhere).tolist(), strict=True):
+            t.grad = t.grad if found else None
+
+
+@dataclass(frozen=True)
+class Tied:
+    """One rank's copies of tied tensors on the same pipeline ranks.
+
+    A sharded tensor has a copy for each of the rank's stages. Tensors that are not ``trained`` have no
+    gradients.
+    """
+
+    names: tuple[str, ...]
+    copies: tuple[tuple[torch.Tensor, ...], ...]
+    group: dist.ProcessGroup | None
+    trained: bool
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """Sum gradients over this rank's copies, then over the ranks; every copy gets the sum."""
+        if not self.trained:
+            return
+        for first, *others in self.copies:
+            for t in others:
+                if first.grad is None:
+                    first.grad = t.grad
+                elif t.grad is not None:
+                    local(first.grad).add_(local(t.grad))
+
+        # over the ranks, and back to every copy
+        if self.group is not None:
+            total(tuple(same[0] for same in self.copies), self.group)
+        for first, *others in self.copies:
+            for t in others:
+                t.grad = None if first.grad is None else first.grad.clone()
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Make every copy equal to the first stage's, whatever their present values."""
+        for first, *others in self.copies:
+            if self.group is not None:
+                dist.broadcast(local(first), group_src=0, group=self.group)
+            for t in others:
+                local(t).copy_(local(first))
+
+
+def tie(parts: list[StagePart], plan: Plan, meshes: Meshes) -> list[Tied]:
+    """Return one ``Tied`` for each set of pipeline ranks with which this rank shares tensors."""
+    # this rank's copies, each tensor once
+    copies: dict[str, list[torch.Tensor]] = {}
+    for part in parts:
+        for placed, _, t in part.named(plan.params):
+            if all(t is not other for other in copies.setdefault(placed.name, [])):
+                copies[placed.name].append(t)
+
+    # tensors of one collective: on the same ranks, in one dtype
+    rows: dict[tuple[tuple[int, ...], str, bool], list[str]] = {}
+    dtypes = {p.name: p.spec.dtype for p in plan.params}
+    for tied in plan.ties:
+        if tied.name in copies:
+            rows.setdefault((tied.ranks, dtypes[tied.name], tied.trained), []).append(tied.name)
+    ties = []
+    for (pp, _, trained), names in rows.items():
+        same = tuple(tuple(copies[n]) for n in names)
+        ties.append(Tied(tuple(names), same, meshes.ties.get(pp), trained))
+    return ties

@@ -1,1 +1,0 @@
-"""Keeps replicas equal: gradients of unsharded parameters, tied copies, running statistics."""

@@ -1,0 +1,360 @@
+"""Sequences that pass a stage in chunks.
+
+A module that mixes positions can run a sequence in pieces if it has a method
+
+    piece(self, *inputs, start: int, past: Sequence[tuple[Tensor, ...]]) -> tuple[output, tuple[Tensor, ...]]
+
+``inputs`` are those of ``forward``, for the positions from ``start`` on. ``past`` has one tuple per earlier
+piece, in order: the second value that ``piece`` returned for it (such as keys and values). A single piece
+without past equals ``forward``. Modules that treat every position alike need nothing; a module that is not
+recognised as such sets ``positionwise = True``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.trace import model_facts
+from launcher.parallel.trace.fx_tracer import RUNNING, refusing
+from launcher.parallel.trace.zero_inputs import run_module
+from launcher.plan.cut.sequence_chunks import Pieces, balanced, equal, shortened
+from launcher.plan.cut.stages import covers
+from launcher.plan.values.facts import Graph, Node, TensorSpec
+
+Kept = tuple[Tensor, ...]
+
+
+@runtime_checkable
+class Pieced(Protocol):
+    """A module that can run a sequence in pieces."""
+
+    def forward(self, *inputs: Any) -> Any: ...
+    def piece(self, *inputs: Any, start: int, past: Sequence[Kept]) -> tuple[Tensor, Kept]: ...
+
+
+class Carry:
+    """The state of one stage: the piece and micro batch that run now, and what each piece has left.
+
+    ``lengths`` are those of the pieces; outside of ``running`` modules run full sequences.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.starts = tuple(sum(lengths[:q]) for q in range(len(lengths)))
+        self.now: tuple[int, int] | None = None
+        self.repeats = False
+        self.left: dict[int, dict[str, list[Kept]]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Carry:
+        """Return ``self``: a copied model, as tracing makes, shares the state."""
+        return self
+
+    @contextmanager
+    def running(self, micro: int, piece: int) -> Iterator[None]:
+        """Run modules on this piece; the first one drops what an earlier run of the micro batch has left."""
+        if piece == 0:
+            self.forget(micro)
+        self.now = micro, piece
+        try:
+            yield
+        finally:
+            self.now = None
+
+    @contextmanager
+    def again(self, micro: int, piece: int) -> Iterator[None]:
+        """Run modules on this piece once more, in its backward: what they leave exists already."""
+        before = self.now, self.repeats
+        self.now, self.repeats = (micro, piece), True
+        try:
+            yield
+        finally:
+            self.now, self.repeats = before
+
+    def forget(self, micro: int, piece: int = 0) -> None:
+        """Drop what a piece has left, after its backward; later pieces have had theirs before."""
+        for kept in self.left.get(micro, {}).values():
+            del kept[piece:]
+        if not piece:
+            self.left.pop(micro, None)
+
+
+def attach(model: nn.Module, carry: Carry) -> None:
+    """Make every module that has ``piece`` run the piece that ``carry`` says, inside wrappers of its forward.
+
+    A wrapper has the forward as ``plain``; it gets ``carry`` if it has a field of that name.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, Pieced) or "forward" in vars(module):
+            vars(module)["forward"] = _attached(module.forward, module, name, carry)
+
+
+def _attached(forward: Any, module: nn.Module, name: str, carry: Carry) -> Any:
+    if not hasattr(forward, "plain"):
+        return partial(_forward, module, forward, name, carry) if isinstance(module, Pieced) else forward
+    told = {"carry": carry} if hasattr(forward, "carry") else {}
+    return replace(forward, plain=_attached(forward.plain, module, name, carry), **told)
+
+
+def _forward(
+    module: Any, plain: Callable[..., Any], name: str, carry: Carry, *inputs: Any, **named: Any
+) -> Any:
+    if carry.now is None:
+        return plain(*inputs, **named)
+    micro, piece = carry.now
+    left = carry.left.setdefault(micro, {}).setdefault(name, [])
+    if not carry.repeats:
+        del left[piece:]  # the same piece runs again
+
+    # this piece, with what the pieces before it have left
+    out, kept = module.piece(*inputs, **named, start=carry.starts[piece], past=tuple(left[:piece]))
+    if piece == len(carry.starts) - 1:
+        return out
+    if not carry.repeats:
+        left.append(tuple(t.detach().requires_grad_(t.requires_grad) for t in kept))
+
+    # gradients of later pieces flow back through what is left for them
+    if not any(t.requires_grad for t in kept):
+        return out
+    return _Later.apply(out, left[piece], *kept)  # type: ignore[no-untyped-call]
+
+
+class _Later(torch.autograd.Function):
+    """Returns ``out``; backward gives each kept tensor the gradient that later pieces have left at its leaf.
+
+    Later pieces run their backward first, so the gradient is complete by then.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, leaves: Kept, *kept: Tensor) -> Tensor:
+        ctx.leaves = leaves
+        ctx.save_for_backward(*kept)  # it lives until then, so meters of saved tensors must see it
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        grads = [t.grad for t in ctx.leaves]
+        for t in ctx.leaves:
+            t.grad = None
+        return (grad, None, *grads)
+
+
+KEY = "parallel.pipeline.seq_chunks"
+
+ALIKE = (
+    nn.Embedding,
+    nn.Linear,
+    nn.Identity,
+    nn.Dropout,
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+)
+"""Modules whose forward treats every position alike."""
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+"""The same for these, if they normalise the last dim only."""
+
+ALIKE_FUNCTIONS = frozenset({
+    "abs", "add", "clamp", "clone", "contiguous", "detach", "div", "dropout", "embedding", "erf", "exp",
+    "float", "gelu", "linear", "log", "mul", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "rtruediv",
+    "sigmoid", "silu", "softplus", "sqrt", "square", "sub", "tanh", "to", "truediv", "type_as", "dim", "get",
+    "size", "radd", "rmul", "iadd", "imul", "isub",
+})  # fmt: skip
+"""Functions, by name without underscores, whose result at one position depends on that position alone."""
+
+
+def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[Problem]:
+    """Return why ``model`` cannot run the sequences of ``specs`` (their dim 1) in ``count`` pieces."""
+    lengths = {s.shape[1] if len(s.shape) > 1 else 0 for s in specs}
+    if len(lengths) > 1 or min(lengths) < count:
+        shapes = ", ".join(str(s.shape) for s in specs)
+        return [Problem(KEY, f"{count}: no sequence of {count} positions in dim 1 of {shapes}", f"{KEY}=1")]
+    return mixing(model, specs)
+
+
+def cut(
+    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], count: int, split: str, step: int
+) -> tuple[int, ...]:
+    """Return the lengths of ``count`` pieces of ``specs``, each a multiple of ``step``.
+
+    Raises ``RequestError``.
+    """
+    parts = specs[0].shape[1] // step
+    if parts < count:
+        text = (
+            f"{count}: operators cut each piece over tp={step}, so pieces are multiples of {step} positions"
+        )
+        there = f"{specs[0].shape[1]} positions make {parts} of them"
+        raise RequestError((Problem(KEY, f"{text}, and {there}", f"{KEY}={parts}"),))
+    if split == "equal":
+        return tuple(n * step for n in equal(parts, count))
+
+    # balanced: the cost of a position grows with its place, measured on two halves
+    half, rest = parts // 2, parts - parts // 2
+    lengths = (half * step, rest * step)
+    model, carry = _carrying(model, lengths)
+    first, second = (model_facts.flops(model, leaves, some) for some in _each(specs, lengths, carry))
+    quadratic = max(0.0, (second / rest - first / half) / rest)
+    linear = max(first / half - quadratic * half, 0.0) or 1.0
+    return tuple(n * step for n in balanced(parts, count, linear, quadratic))
+
+
+def graphs(
+    model: nn.Module,
+    leaves: frozenset[str],
+    specs: Sequence[TensorSpec],
+    whole: Graph,
+    lengths: tuple[int, ...],
+) -> Pieces:
+    """Trace the pieces, which must run as ``whole`` runs full sequences.
+
+    Raises ``RequestError`` if the result differs.
+    """
+    return Pieces(lengths, _same(whole, _traced(model, leaves, specs, lengths), lengths))
+
+
+def _traced(
+    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], lengths: Sequence[int]
+) -> tuple[Graph, ...]:
+    """Return the graph of each piece, run after those before it."""
+    model, carry = _carrying(model, lengths)
+    out = []
+    for piece, some in enumerate(_each(specs, lengths, carry)):
+        traced = model_facts.piece(model, leaves, some)
+        left = {name: kept[piece] for name, kept in carry.left.get(0, {}).items() if piece < len(kept)}
+        out.append(replace(traced, nodes=tuple(_leaving(n, left) for n in traced.nodes)))
+    return tuple(out)
+
+
+def _carrying(model: nn.Module, lengths: Sequence[int]) -> tuple[nn.Module, Carry]:
+    """Return a copy of the model whose modules carry over what later pieces need."""
+    model, carry = copied(model), Carry(lengths)
+    attach(model, carry)
+    return model, carry
+
+
+def _each(specs: Sequence[TensorSpec], lengths: Sequence[int], carry: Carry) -> Iterator[list[TensorSpec]]:
+    """Yield the inputs of each piece, while ``carry`` runs it."""
+    for piece, length in enumerate(lengths):
+        with carry.running(0, piece):
+            yield [shortened(s, length, sum(lengths)) for s in specs]
+
+
+def _leaving(node: Node, left: Mapping[str, Kept]) -> Node:
+    """Return ``node`` with the bytes of what its modules have ``left`` for later pieces."""
+    if node.kind != "module":
+        return node
+    mine = [kept for name, kept in left.items() if covers(node.target, name)]
+    nbytes = [(any(t.requires_grad for t in kept), sum(t.nbytes for t in kept)) for kept in mine]
+    left_for_backward = sum(n for trained, n in nbytes if trained)
+    frozen = sum(n for trained, n in nbytes if not trained)  # kept as long, but saved by no backward
+    return replace(node, saved=node.saved + frozen, left=left_for_backward)
+
+
+def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:
+    """Return ``parts`` if their graphs equal ``whole``'s and have the sequence in dim 1 throughout.
+
+    Raises ``RequestError`` otherwise.
+    """
+    total = sum(lengths)
+    for part, length in zip(parts, lengths, strict=True):
+        alike = _calls(part) == _calls(whole)
+        for a, b in zip(whole.nodes, part.nodes, strict=False):
+            if not (alike and _fits(a, b, length, total)):
+                text = f"{a.target!r} makes something else of {length} positions"
+                why = "dim 1 must be the sequence everywhere"
+                raise RequestError((Problem("model", f"{text}; {why}", f"{KEY}=1"),))
+    return parts
+
+
+def _calls(graph: Graph) -> list[tuple[str, str, str]]:
+    return [(n.name, n.kind, n.target) for n in graph.nodes]
+
+
+def _fits(whole: Node, piece: Node, length: int, total: int) -> bool:
+    """Whether ``piece`` has the shapes that ``length`` of ``total`` positions leave of ``whole``'s."""
+    if whole.kind == "param" or whole.out is None:
+        return True
+    expected = []
+    for t in whole.out:
+        sequence = len(t.shape) > 1 and t.shape[1] <= total
+        expected.append(shortened(t, length, total) if sequence else t)
+    return tuple(expected) == piece.out
+
+
+def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
+    """Return problems of modules that may read other positions and have no ``piece`` to do so over pieces."""
+    model = copied(model)
+    watch = _PositionMixing()
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(watch.enter(name, module), with_kwargs=True)
+        module.register_forward_hook(watch.leave, always_call=True)
+
+    # one forward of full sequences
+    xs = model_facts.meta(specs)
+    with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), watch:
+        run_module(model, xs, {})
+
+    # the functions that it called, and how often modules ran
+    found = []
+    for name, what in watch.found.items():
+        lacks = f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece'"
+        cure = f"give it one, or positionwise = True, or set {KEY}=1"
+        found.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
+    for name, n in watch.runs.items():
+        if n > 1:
+            text = f"{_named(name, model)} runs {n} times in one forward; what its pieces leave would mix"
+            found.append(Problem("model", text, f"{KEY}=1"))
+    return found
+
+
+def _named(name: str, model: nn.Module) -> str:
+    kind = type(model.get_submodule(name)).__name__
+    return f"{name} ({kind})" if name else f"the forward of {kind}"
+
+
+class _PositionMixing(TorchFunctionMode):
+    """Notes functions that are called outside of modules that are known to be position-wise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: list[tuple[str, bool]] = []
+        self.found: dict[str, str] = {}
+        self.runs: Counter[str] = Counter()
+
+    def enter(self, name: str, module: nn.Module) -> Any:
+        def note(*_: Any) -> None:
+            if isinstance(module, Pieced):
+                self.runs[name] += 1
+            fine = isinstance(module, Pieced) or getattr(module, "positionwise", False) or _alike(module)
+            self.inside.append((name, fine or (bool(self.inside) and self.inside[-1][1])))
+
+        return note
+
+    def leave(self, *_: Any) -> None:
+        self.inside.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.inside and not self.inside[-1][1] and func.__name__.strip("_") not in ALIKE_FUNCTIONS:
+            self.found.setdefault(self.inside[-1][0], func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _alike(module: nn.Module) -> bool:
+    forward = type(module).forward
+    if any(forward is kind.forward for kind in NORMS):
+        return len(module.normalized_shape) == 1  # type: ignore[arg-type]
+    return any(forward is kind.forward for kind in ALIKE)

@@ -1,0 +1,394 @@
+"""Traces the code between named modules into an fx graph, and checks that every forward does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from launcher.errors import Problem, RequestError, of_users
+from launcher.parallel.cost.kernels import Meter
+from launcher.parallel.dispatch.containers import tensors
+from launcher.parallel.dispatch.modes import default_dtype, evaluating, of_error
+from launcher.parallel.model_state.backward_state import moved
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.python_state import changed, counters, held, reading
+from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing, scripted
+from launcher.parallel.trace.model_facts import spec
+from launcher.parallel.trace.moving_state import unentangled
+from launcher.parallel.trace.state_effects import SideChannels
+from launcher.parallel.trace.watch import Watch, watching
+from launcher.parallel.trace.zero_inputs import InMemory, Observers, cast, run_module
+from launcher.plan.cut.stages import covers
+from launcher.plan.refusals.model import DTYPES
+from launcher.plan.values.operations import Operations
+
+RUNNING = torch.float32
+"""The default dtype while a forward runs, whatever that of the weights: torch's."""
+
+MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+"""Modules of torch that models of this package may have, and that depend on the training mode."""
+
+STAGES = "parallel.pipeline.stage_config"
+CURE = "name a larger module in stage_config, so that this code runs inside it"
+LOOKS = "its Python looks at data"
+VALUES = "a plan has shapes and no values, so compute this with operations of torch on tensors"
+
+
+Cost = tuple[int, int, Operations]
+NO_COST: Cost = (0, 0, Operations())
+
+
+class Tracer(Capture):
+    """The graph of a model with ``leaves`` as opaque calls.
+
+    The graph is valid for inputs of these shapes; another batch shape is traced anew and compared (``same``).
+
+    Attributes:
+        watch: what was observed of the forward.
+        side_channels: checks that leaves learn nothing except by their arguments.
+        evaluation: the trace in evaluation mode, if there is one.
+        costs: bytes saved, flops and kernels of each node.
+        writes: the storages that each node has changed.
+        spans: autograd's sequence number when each node began.
+        origins: where gradients of each node's value arrive.
+    """
+
+    watch: Watch
+    side_channels: SideChannels | None = None
+    evaluation: Tracer | None = None
+
+    def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
+        super().__init__(root, {id(m): n for n, m in reversed([*root.named_modules()]) if n in leaves})
+        self.meter = meter
+        self.costs: dict[fx.Node, Cost] = {}
+        self.writes: dict[fx.Node, frozenset[int]] = {}
+        self.spans: list[tuple[int, fx.Node]] = []
+        self.origins: dict[fx.Node, frozenset[Any]] = {}
+        self._last: tuple[Cost, frozenset[int], int] = (NO_COST, frozenset(), 0)
+
+    def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
+        """Return the module that ``node`` calls, and its arguments."""
+        return self.calls[node]
+
+    def given(self, node: fx.Node) -> tuple[Any, Any]:
+        """Return the values of the node's arguments."""
+        args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
+        return args, kwargs
+
+    def overwritten(self) -> frozenset[fx.Node]:
+        """Return the values that a later node changes in place."""
+        out: set[fx.Node] = set()
+        later: set[int] = set()
+        for node in reversed(self.graph.nodes):
+            out |= {node} if later & storages(self.values.get(node)).keys() else set()
+            later |= self.writes.get(node, frozenset())
+        return frozenset(out)
+
+    def carry_out(self, call: GlueCall) -> tuple[Any, bool]:
+        saved = self.meter.saved
+        flops = self.meter.flops
+        kernels = self.meter.operations.mark()
+        began = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self.meter.written.clear()
+
+        if call.kind == "call_module":
+            out = self._call_leaf(call)
+        elif ambient().casts:
+            out = cast(call.func, call.args, call.kwargs, self.watch)
+        else:
+            out = call.func(*call.args, **call.kwargs)
+
+        # for the node, if it gets one
+        wrote = frozenset(self.meter.written)
+        done = self.meter.operations.since(kernels)
+        self._last = (self.meter.saved - saved, self.meter.flops - flops, done), wrote, began
+        return out, bool(wrote)
+
+    def _call_leaf(self, call: GlueCall) -> Any:
+        """Run a leaf, and check that it learns nothing except by its arguments."""
+        leaf = self.leaves[id(call.func)]
+        told = None
+        if self.side_channels is not None:
+            self._unchanged(self.side_channels.begin(leaf), leaf)
+            told = partial(self._depends, leaf)
+
+        module: Any = call.func
+        seen = Observers(self.meter, self.watch, told)
+        out = run_module(module, call.args, call.kwargs, seen, on_zeros=ambient().casts)
+        if self.side_channels is not None:
+            self.side_channels.end(leaf)
+        return out
+
+    def _unchanged(self, at: str, leaf: str) -> None:
+        if at:
+            raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
+
+    def _depends(self, leaf: str, what: str) -> None:
+        """Refuse a result that would stay that of zeros: code around the leaves runs now, and never again."""
+        raise self.refuse(f"{leaf} returns {what} with other data; return a tensor of a fixed shape")
+
+    def over(self) -> None:
+        """Check the side channels at the end of the forward."""
+        if self.side_channels is not None:
+            self._unchanged(*self.side_channels.over())
+
+    def note(self, call: GlueCall, out: Any) -> fx.Node:
+        node = super().note(call, out)
+        self.costs[node], self.writes[node], began = self._last
+        self.spans.append((began, node))
+        self.origins[node] = origins(self.values[node])
+        return node
+
+    def escaped(self, func: Any) -> None:
+        """Refuse an operation that belongs to no node."""
+        if not self.eager and torch._C._current_graph_task_id() == -1:
+            name = func._schema.name.removeprefix("aten::")
+            raise self.refuse(f"{name} runs there without torch's Python seeing it")
+
+    def read(self, name: str) -> None:
+        """Refuse an outside read of Python state that a leaf changes: this forward's value would stay."""
+        leaf = next(u for u in self.leaves.values() if covers(u, name))
+        here = self.watch.running
+        ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
+        if not ours and not covers(leaf, here):
+            raise self.refuse(f"it reads {name}, which {leaf} changes as it runs")
+
+
+def origins(value: Any) -> frozenset[Any]:
+    """Return the autograd functions of the tensors in ``value`` with a gradient; for leaves, their ids."""
+    found = [t for t in tensors(value) if t.requires_grad]
+    return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in found)
+
+
+def storages(value: Any) -> dict[int, None]:
+    """Return the storages of the tensors in ``value``, in order."""
+    return dict.fromkeys(t.untyped_storage()._cdata for t in tensors(value))
+
+
+def trace(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+) -> Tracer:
+    """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same.
+
+    Raises ``RequestError``.
+    """
+    # the first time
+    model = copied(model)  # a forward may count or cache
+    before = held(model)
+    modules = files(*map(type, model.modules()))
+    tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
+    counted = counters(before, held(model), leaves, tracer.watch.counted)
+
+    if tracer.watch.global_draws:
+        text = "the forward draws numbers from Python's or numpy's random stream"
+        why = "which differs on every rank"
+        raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
+
+    # again, and in evaluation mode: it must do the same, or no stage can run it
+    once = variables(modules)
+    follow_again = partial(_follow, model, leaves, inputs, counted=counted)
+    difference = same(tracer.graph, follow_again().graph)
+    if difference:
+        text = f"the code between the named modules changes from one forward to the next ({difference})"
+        text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
+        raise RequestError((Problem("model", f"{text}; move it into a module"),))
+    counts = changed(once, variables(modules))
+    if counts:
+        text = f"the forward changes {counts[0][0]} with every call, which differs in each process"
+        raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
+    _steady(tracer, model, leaves, inputs)
+    with evaluating([model]):
+        _evaluated(tracer, follow_again(check_side_channels=True))
+    return tracer
+
+
+def trace_ours(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+) -> Tracer:
+    """Trace a model of this package, whose forwards are known to do the same each time."""
+    model = copied(model)
+    tracer = _follow(model, leaves, inputs, units)
+    if modal(model):
+        with evaluating([model]):
+            _evaluated(tracer, _follow(model, leaves, inputs))
+    else:
+        tracer.evaluation = tracer
+    return tracer
+
+
+def modal(model: nn.Module) -> bool:
+    """Whether the model has a module of torch that depends on the training mode."""
+    return any(isinstance(m, MODAL) for m in model.modules())
+
+
+def _evaluated(tracer: Tracer, other: Tracer) -> None:
+    """Add the trace in evaluation mode; the code between the modules must be the same."""
+    tracer.evaluation = other
+    tracer.watch.looks |= other.watch.looks
+    tracer.watch.steers |= other.watch.steers
+    difference = same(tracer.graph, other.graph)
+    if difference:
+        text = f"the code between the named modules differs between training and evaluation ({difference})"
+        raise RequestError((Problem("model", f"{text}; move it into a module"),))
+
+
+def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
+    """Refuse a forward that reads state that earlier backwards have changed."""
+    names = list(dict.fromkeys(n for call in tracer.calls.values() for n in moved(model, *call)))
+    read: dict[str, None] = {}
+    if names:
+        with reading(model, names, lambda name: read.setdefault(name)):
+            _follow(model, leaves, inputs)
+    if read:
+        text = f"the backward changes {next(iter(read))}, which the forward reads"
+        why = "a pipeline runs other forwards before it than one process"
+        raise RequestError((Problem("model", f"{text}, and {why}; change it in the forward"),))
+    unentangled({str(n.target): call for n, call in tracer.calls.items()}, tracer.watch.values)
+
+
+def follow(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+) -> Tracer:
+    """Trace ``model`` once, in its present mode.
+
+    Raises ``RequestError`` if the glue cannot be traced.
+    """
+    return _follow(copied(model), leaves, inputs, units)
+
+
+def _follow(
+    model: nn.Module,
+    leaves: frozenset[str],
+    inputs: Sequence[torch.Tensor],
+    units: Sequence[str] = (),
+    counted: Sequence[str] = (),
+    check_side_channels: bool = False,
+) -> Tracer:
+    """Trace a model that may count or cache while it runs.
+
+    ``counted`` has attributes that only their own leaf may read.
+    """
+    meter = Meter((*model.parameters(), *model.buffers()))
+
+    # the tracer, and its inputs
+    tracer = Tracer(model, leaves, meter)
+    xs = [torch.empty_like(x) for x in inputs]  # one object each, because two inputs may be one tensor
+    _unhooked(model, leaves)
+
+    with (
+        refusing(model, inputs, tracer),
+        default_dtype(RUNNING),
+        torch.device("meta"),
+        meter,
+        watching(model, units, lambda: meter.saved, xs) as tracer.watch,
+        capturing(tracer),
+        reading(model, counted, tracer.read),
+    ):
+        # observers
+        meter.tell(tracer.escaped)
+        if check_side_channels:
+            called = {name: model.get_submodule(name) for name in tracer.leaves.values()}
+            tracer.side_channels = SideChannels(model, called)
+
+        # the forward, from its inputs to its output
+        for name, x in zip(_names(model, len(inputs)), xs, strict=True):
+            tracer.placeholder(name, x)
+        tracer.output(model(*xs))
+        tracer.over()
+    return tracer
+
+
+def _names(model: nn.Module, count: int) -> list[str]:
+    """Return the forward's names of its inputs."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    named = [p.name for p in signature(model.forward).parameters.values() if p.kind in kinds][:count]
+    return [*named, *(f"input_{i}" for i in range(len(named), count))]
+
+
+def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
+    """Refuse backward hooks of modules that are split: they have no backward of their own."""
+    for path, module in model.named_modules():
+        inside = any(path == leaf or path.startswith(leaf + ".") for leaf in leaves)
+        if not inside and (module._backward_hooks or module._backward_pre_hooks):
+            text = f"{path or type(model).__name__} has a backward hook"
+            why = "its forward is cut between the stages"
+            cure = "put the hook on a module that has a stage of its own"
+            raise RequestError((Problem("model", f"{text}, and {why}; {cure}"),))
+
+
+@contextmanager
+def refusing(
+    model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | None = None
+) -> Iterator[None]:
+    """Turn errors of a user's forward into ``RequestError``, with a cure if only the trace fails."""
+    name = type(model).__name__
+    try:
+        yield
+        if tracer is not None and tracer.refused is not None:
+            raise tracer.refused
+    except RequestError:
+        raise
+    except (Exception, SystemExit) as error:
+        first = error if tracer is None or tracer.refused is None else tracer.refused
+        line = next(iter(str(first).strip().splitlines()), "")
+        path = failing(model, first)
+        inner = f" in {path}" if path else ""
+
+        # the forward can run, but not be traced
+        if isinstance(first, Uncuttable) or "meta" in line.lower():
+            where = of_error(first)
+            at = f" ({where})" if where else ""
+            if tracer is None and not isinstance(first, Uncuttable):
+                why = f"{LOOKS} ({line.rstrip('.')}); {VALUES}"
+                text = f"the forward of {name} cannot be planned{inner}{at}: {why}"
+                raise RequestError((Problem("model", text),)) from first
+            why = line if isinstance(first, Uncuttable) else LOOKS
+            place = at if isinstance(first, Uncuttable) else f"{inner}{at}"
+            text = f"cannot trace the code between the named modules of {name}{place}: {why}; {CURE}"
+            raise RequestError((Problem(STAGES, text),)) from first
+
+        # the forward itself fails
+        shapes = ", ".join(f"{tuple(x.shape)} {spec(x).dtype}" for x in inputs)
+        cure = DTYPES if "dtype" in line or "scalar type" in line else ""
+        text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {of_users(first, cure)}"
+        raise RequestError((Problem("model", text),)) from first
+
+
+def failing(model: nn.Module, error: BaseException) -> str:
+    """Return the innermost module of ``model`` in the traceback of ``error``; "" for the model itself."""
+    paths = {id(m): path for path, m in model.named_modules()}
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        owner = frame.tb_frame.f_locals.get("self")
+        if isinstance(owner, InMemory):  # from here on a copy runs in the place of a module
+            at = paths.get(id(owner.module), "")
+            paths |= {id(m): f"{at}.{path}".strip(".") for path, m in owner.real.named_modules()}
+        elif type(owner) is type(model) and id(owner) not in paths:  # a copy of the model
+            paths |= {id(m): path for path, m in owner.named_modules()}
+        elif path := paths.get(id(owner), ""):
+            found = f"{path} ({type(owner).__name__})"
+        frame = frame.tb_next
+    return found
+
+
+def same(a: fx.Graph, b: fx.Graph) -> str:
+    """Return the first difference of two graphs, in words; "" if they do the same."""
+    for left, right in zip(a.nodes, b.nodes, strict=False):
+        one, other = said(left), said(right)
+        if one != other:
+            return f"{one} / {other}"
+    return "" if len(a.nodes) == len(b.nodes) else f"{len(a.nodes)} / {len(b.nodes)} operations"
+
+
+def said(node: fx.Node) -> str:
+    """Return a call with all its constants, such as ``y = mul(x, 2)``."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    given = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+    return f"{node.name} = {name}({', '.join(given)})"

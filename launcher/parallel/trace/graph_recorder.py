@@ -1,0 +1,555 @@
+"""Records the glue between modules as an fx graph."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from operator import getitem
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from launcher.parallel.dispatch.containers import (
+    ConstantFunction,
+    NamedFunction,
+    contents,
+    filled,
+    here,
+    inside,
+    pick,
+    remade,
+    tensors,
+)
+from launcher.parallel.dispatch.modes import tree_leaves, tree_map_only
+
+
+def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments with meta in place of the CPU, which tensors report; lists stay the same."""
+    if not any(isinstance(d, torch.device | str) for d in tree_leaves((args, kwargs))):
+        return args, kwargs
+    swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731
+    args, kwargs = tree_map_only(torch.device, swap, (args, dict(kwargs)))
+    if kwargs.get("device") == "cpu":
+        kwargs["device"] = "meta"
+    return args, kwargs
+
+
+def writable_name(target: Any) -> Any:
+    """Return ``target``, under a name that fx can write into code."""
+    if isinstance(target, str | NamedFunction) or target is getitem:
+        return target
+    if target.__name__ in ("__get__", "__set__"):
+        verb = getattr if target.__name__ == "__get__" else setattr
+        attribute = target.__self__.__name__
+        return NamedFunction(lambda t, *rest: verb(t, attribute, *rest), f"{verb.__name__}_{attribute}")
+    name = getattr(target, "__name__", "call").replace("<", "").replace(">", "")
+    return NamedFunction(target, name.strip("_") if name.startswith("__") else name)
+
+
+def why_foreign(t: torch.Tensor) -> str:
+    """Return why a tensor that belongs to neither the model nor the trace cannot be used."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
+    if isinstance(t, nn.Parameter):
+        text = "it uses a parameter of another copy of the model"
+        return f"{text}, as a function does that __init__ has made around self"
+    return "it uses a tensor that was not created there and is neither a parameter nor a buffer of the model"
+
+
+def is_frozen(a: Any) -> bool:
+    """Whether the object is immutable."""
+    made: Any = getattr(type(a), "__dataclass_params__", None)
+    return isinstance(a, frozenset | np.dtype | type) or (made is not None and made.frozen)
+
+
+def captured_state(func: Any) -> str:
+    """Describe an object in a function that would differ between stages; "" for none."""
+    # closures, methods, partials and defaults
+    cells = [c.cell_contents for c in getattr(func, "__closure__", None) or () if not _empty(c)]
+    bound = [*cells, getattr(func, "__self__", None), *getattr(func, "args", ()), getattr(func, "func", None)]
+    bound += (getattr(func, "keywords", None) or {}).values()
+    bound += getattr(func, "__defaults__", None) or ()
+
+    for value in bound:
+        for some in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(some, torch.Tensor):
+                return "a tensor"
+            if isinstance(some, nn.Module):
+                return f"the module {type(some).__name__}"
+            found = captured_state(some) if callable(some) and not isinstance(some, type) else ""
+            if found:
+                return found
+    return ""
+
+
+def _empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
+
+
+def _kinds() -> tuple[str, ...]:
+    """Return the kinds of device that a model may use here."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """The modes at one place of the code.
+
+    ``grad``: whether autograd records. ``autocast``: its dtype per kind of device, or ``None``. ``dtype``:
+    the default dtype of new tensors.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype | None], ...]
+    dtype: torch.dtype
+
+    @property
+    def casts(self) -> bool:
+        return any(dtype is not None for _, dtype in self.autocast)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for device, dtype in self.autocast:
+                if dtype is not None or torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, dtype=dtype, enabled=dtype is not None))
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(self.dtype)
+            yield
+
+
+def ambient() -> Ambient:
+    """Return the present modes."""
+    on = torch.is_autocast_enabled
+    casts = tuple((k, torch.get_autocast_dtype(k) if on(k) else None) for k in _kinds())
+    return Ambient(
+        grad=torch.is_grad_enabled(),
+        inference=torch.is_inference_mode_enabled(),
+        autocast=casts,
+        dtype=torch.get_default_dtype(),
+    )
+
+
+@dataclass(frozen=True)
+class UnderModes:
+    """``func`` as a function that enters ``modes`` for its call; fx writes it into code by its name."""
+
+    func: Callable[..., Any]
+    modes: Ambient
+
+    @property
+    def __name__(self) -> str:
+        return f"under_{getattr(self.func, '__name__', 'call')}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.modes.entered():
+            return self.func(*args, **kwargs)
+
+
+RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "alpha_dropout", "empty", "new_empty")
+"""Prefixes of functions whose results differ each time."""
+
+
+class _NotConstant(Exception):
+    """Raised if a value depends on an input, a weight or a random number."""
+
+
+def constant_value(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
+    """Return the value of ``node`` on the CPU, or ``None``."""
+    try:
+        return _value(node, done)
+    except _NotConstant:
+        return None
+
+
+def _value(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
+    if node not in done:
+        name = getattr(node.target, "__name__", "")
+        if node.op != "call_function" or name.startswith(RANDOM) or name == "setitem":
+            raise _NotConstant
+        args, kwargs = (fx.node.map_arg(a, lambda n: _value(n, done)) for a in (node.args, node.kwargs))
+        if node.target is here:
+            done[node] = torch.device("cpu")
+        else:
+            done[node] = node.target(*args, **kwargs)  # type: ignore[operator, arg-type]
+    return done[node]
+
+
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+)
+"""Values that are written into a graph as they are."""
+
+ACTS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_"})
+"""Methods that change something about a tensor other than its values."""
+
+READS = frozenset({
+    torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__int__,
+    torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist,
+})  # fmt: skip
+"""Functions that pass the values of a tensor to Python."""
+
+DEVICE = torch.Tensor.device.__get__
+META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+GRAD_FN: Any = torch.Tensor.grad_fn
+GRAD_FN = GRAD_FN.__get__
+
+
+class Uncuttable(Exception):
+    """Raised for code between the modules that a separate stage cannot run. The text says what it does."""
+
+
+@dataclass(frozen=True)
+class GlueCall:
+    """A call between modules: ``func`` runs it, ``kind`` and ``target`` describe it in a graph."""
+
+    kind: Literal["call_function", "call_module"]
+    target: Any
+    func: Callable[..., Any]
+    args: Any
+    kwargs: Any
+
+
+class Capture(TorchFunctionMode):
+    """Records torch functions called between modules, and calls of leaves, as the nodes of ``graph``.
+
+    The Python in between runs now and never again: its results are constants of the graph. ``leaves`` are
+    modules by id; ``eager`` is true while something runs that is recorded as one node.
+    """
+
+    def __init__(self, root: nn.Module, leaves: Mapping[int, str]) -> None:
+        super().__init__()
+        self.root = root
+        self.leaves = leaves
+
+        # the graph, and the value of each node
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, Any] = {}
+        self.modes: dict[fx.Node, Ambient] = {}
+        self.calls: dict[fx.Node, tuple[nn.Module, Any, Any]] = {}
+
+        # the state outside, and whether a node is being made
+        self.base = ambient()
+        self.eager = False
+        self.stream: bytes = b""
+        self.hooks: Any = None
+        self.refused: Exception | None = None
+
+        # the origin of each tensor
+        self.known: dict[int, tuple[fx.Node, Any]] = {}
+        self.alive: list[Any] = []  # the id of a freed object could be reused
+        self.attributes: dict[str, fx.Node] = {}
+
+        # the model as it was before
+        self.before = {id(v) for m in root.modules() for v in vars(m).values()}
+        self.places = {name: id(t) for name, t in _tensors(root)}
+        whole = [m for m in root.modules() if id(m) in leaves]
+        self.training = {leaves[id(m)]: [x.training for x in m.modules()] for m in whole}
+        self.built = {leaves[id(m)]: {name: id(t) for name, t in _tensors(m)} for m in whole}
+
+    def carry_out(self, call: GlueCall) -> tuple[Any, bool]:
+        """Run the call; return its result, and whether it has changed a tensor in place."""
+        raise NotImplementedError
+
+    def overwritten(self) -> frozenset[fx.Node]:
+        """Return the values that a later node changes in place."""
+        raise NotImplementedError
+
+    def refuse(self, text: str) -> Uncuttable:
+        """Return the error for ``text``.
+
+        The first reason stays, even if the user's code catches the exception.
+        """
+        error = Uncuttable(text)
+        self.refused = self.refused or error
+        return error
+
+    def placeholder(self, name: str, value: torch.Tensor) -> None:
+        """Add an input of the model."""
+        node = self.graph.placeholder(name)
+        self._learn(node, value)
+
+    def _alike(self) -> None:
+        """Refuse seeds, restored random states and hooks, which are no torch functions: no stage has them."""
+        if stream() != self.stream:
+            text = "it seeds torch's random stream, or puts back a state of it"
+            raise self.refuse(f"{text}, which no stage would see")
+        hooks = _saving()
+        if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
+            text = "it has hooks on what autograd saves (saved_tensors_hooks)"
+            raise self.refuse(f"{text}, which no stage would see")
+
+    def output(self, value: Any) -> None:
+        self.values[self.graph.output(self.arg(value))] = value
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.eager:
+            return func(*args, **kwargs)
+
+        # properties of a tensor: those that it would have on the CPU
+        if func == META:
+            return False
+        if func == DEVICE:
+            return torch.device("cpu")
+        if func == GRAD_FN:
+            raise self.refuse("it reads a tensor's grad_fn, which differs on every stage")
+        constant = self._always(args[0]) if func in READS else None
+        if constant is not None:
+            with _disable_current_modes():
+                return func(constant, *args[1:], **kwargs)
+
+        return self.call(GlueCall("call_function", func, func, args=args, kwargs=kwargs))
+
+    def call(self, call: GlueCall) -> Any:
+        """Run a call, and record it if it makes or changes tensors."""
+        self._alike()
+        self.eager = True
+        try:
+            # its inputs are known, and the module is the one that its stage will have
+            known = [self._node(t) for t in tensors((call.args, call.kwargs))]
+            changed = filled((call.args, call.kwargs), objects=True)
+            if call.kind == "call_module":
+                self._as_built(call.target, call.func)
+
+            args, kwargs = on_meta(call.args, call.kwargs)
+            out, wrote = self.carry_out(replace(call, args=args, kwargs=kwargs))
+            if changed():
+                text = f"{call.target} changes a list or dictionary that it is given"
+                raise self.refuse(f"{text}, which stages do not share")
+
+            # a node, unless the call only reads a property, such as a shape
+            acts = getattr(call.func, "__name__", "") in (*ACTS, "__set__")
+            made = bool(known) and not isinstance(out, (*PLAIN, tuple, list))
+            if call.kind == "call_module" or tensors(out) or wrote or acts or made:
+                self.note(call, out)
+        finally:
+            self.eager, self.stream = False, stream()
+        return out
+
+    def _always(self, t: torch.Tensor) -> torch.Tensor | None:
+        """Return the values of ``t`` if they depend on no input (such as positions), else ``None``.
+
+        Also ``None`` if memory that ``t`` was computed from has changed since: a view may have changed it.
+        """
+        self.eager = True
+        try:
+            if id(t) not in self.known:
+                return None
+            done: dict[fx.Node, Any] = {}
+            with torch.device("cpu"), _disable_current_modes():
+                found = constant_value(self._node(t), done)
+            lasts = done.keys().isdisjoint(self.overwritten())
+            return found if lasts and isinstance(found, torch.Tensor) else None
+        finally:
+            self.eager = False
+
+    def _as_built(self, path: str, module: Any) -> None:
+        """Refuse a call in another mode or with other weights than its own: its stage would use its own."""
+        if [m.training for m in module.modules()] != self.training[path]:
+            text = f"it calls {path} in another mode (train, eval) than it is in"
+            raise self.refuse(f"{text}, which no stage would see")
+        now = dict(_tensors(module))
+        for name, built in self.built[path].items():
+            t = now.get(name)
+            if t is None or (id(t) != built and (isinstance(t, nn.Parameter) or id(t) in self.known)):
+                raise self.refuse(f"it calls {path} with another tensor in the place of {path}.{name}")
+
+    def note(self, call: GlueCall, out: Any) -> fx.Node:
+        """Add the node of a call that has run."""
+        given = tuple(map(self.arg, call.args))
+        named = {k: self.arg(v) for k, v in call.kwargs.items()}
+        node = self.graph.create_node(call.kind, writable_name(call.target), given, named)
+        modes = ambient()
+        if modes != self.base:
+            self.modes[node] = modes
+        if call.kind == "call_module":
+            self.calls[node] = self.root.get_submodule(call.target), call.args, call.kwargs
+        self._learn(node, out)
+        return node
+
+    def _learn(self, node: fx.Node, out: Any) -> None:
+        self.values[node] = out
+        self.alive.append(out)
+        for path, t in inside(out):  # a leaf's tuple may contain an input: the newest node counts
+            self.known[id(t)] = node, path
+
+    def _node(self, t: torch.Tensor) -> fx.Node:
+        """Return the node that made ``t``."""
+        if id(t) not in self.known:
+            self.known[id(t)] = self._attribute(t), ()
+        node, path = self.known[id(t)]
+        if path:
+            (kind, key), *rest = path
+            simple = kind == "item" and not rest and isinstance(key, int)
+            target = getitem if simple else NamedFunction(pick, "pick")
+            node = self.graph.call_function(target, (node, key if simple else path))
+            self.values[node] = t
+            self.known[id(t)] = node, ()
+        return node
+
+    def _attribute(self, t: torch.Tensor) -> fx.Node:
+        name = next((name for name, own in _tensors(self.root) if own is t), None)
+        if name is None:
+            raise self.refuse(why_foreign(t))
+        if self.places.get(name) != id(t):
+            text = f"it reads {name} after a module has put a new tensor there"
+            raise self.refuse(f"{text}; let it use copy_")
+        if name not in self.attributes:
+            self.attributes[name] = self.graph.get_attr(name)
+            self.values[self.attributes[name]] = t
+        return self.attributes[name]
+
+    def arg(self, a: Any) -> Any:
+        """Return ``a`` as an argument of a graph."""
+        if isinstance(a, torch.Tensor):
+            return self._node(a)
+        if isinstance(a, torch.device):
+            return self._constant(here) if a.type in ("meta", "cpu") else a
+        if isinstance(a, (*PLAIN, enum.Enum)):
+            return a
+
+        # containers of these
+        if type(a) in (tuple, torch.Size):
+            return tuple(map(self.arg, a))
+        if type(a) is list:
+            return [*map(self.arg, a)]
+        if isinstance(a, slice):
+            return slice(*map(self.arg, (a.start, a.stop, a.step)))
+        if isinstance(a, range):
+            return range(a.start, a.stop, a.step)
+        if type(a) is dict and all(isinstance(k, str) for k in a):
+            return {k: self.arg(v) for k, v in a.items()}
+        return self._object(a)
+
+    def _object(self, a: Any) -> Any:
+        if any(True for _ in inside(a)):
+            return self._container(a)
+        if isinstance(a, np.generic | np.ndarray) and a.ndim == 0:
+            return a.item()
+
+        # objects with state, of which every stage would have a copy
+        if isinstance(a, torch.Generator):
+            raise self.refuse(
+                "it draws from a generator of its own, and every stage would have a separate copy of it"
+            )
+        if isinstance(a, nn.Module):
+            raise self.refuse(f"it hands the module {type(a).__name__} to a function")
+
+        # functions and objects, unless they are immutable
+        if callable(a):
+            held = captured_state(a)
+            if held:
+                name = getattr(a, "__qualname__", type(a).__name__)
+                raise self.refuse(f"it hands on the function {name}, which holds {held}")
+        elif id(a) not in self.before and not is_frozen(a):
+            text = (
+                f"it makes a {type(a).__name__} and passes it on, and every stage would have "
+                "a separate copy of it"
+            )
+            cache = "; a cache is of no use in training: set use_cache=False in the model's configuration"
+            raise self.refuse(text + cache * type(a).__name__.endswith("Cache"))
+
+        return self._constant(a)
+
+    def _container(self, a: Any) -> fx.Node:
+        """Add a node that rebuilds a container of tensors, in each stage that uses it."""
+        name = type(a).__name__
+        args, kwargs = contents(a)
+        if args is None:
+            raise self.refuse(f"it hands on a {name}, which cannot be rebuilt on another stage")
+        made = NamedFunction(lambda *xs, **ks: remade(type(a), *xs, **ks), name)
+        given = tuple(map(self.arg, args))
+        node = self.graph.call_function(made, given, {k: self.arg(v) for k, v in kwargs.items()})
+        self.values[node] = a
+        return node
+
+    def _constant(self, a: Any) -> fx.Node:
+        node = self.graph.call_function(here if a is here else ConstantFunction(a))
+        self.values[node] = torch.device("meta") if a is here else a
+        return node
+
+
+def stream() -> bytes:
+    """Return the state of torch's random stream on the CPU."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return torch.default_generator.get_state().numpy().tobytes()
+
+
+def _saving() -> Any:
+    """Return the saved-tensor hooks; torch's own (checkpoint, save_on_cpu) restore the same values."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*root.named_parameters(), *root.named_buffers()]
+
+
+def scripted(graph: fx.Graph) -> bool:
+    """Whether ``graph`` runs TorchScript, which calls operators by name, and other ones after some calls."""
+    called = (n.target.func for n in graph.nodes if isinstance(n.target, NamedFunction))
+    return any(isinstance(f, torch._ops.OpOverload) for f in called)
+
+
+@contextmanager
+def capturing(capture: Capture) -> Iterator[None]:
+    """Pass calls of leaves, autograd functions and torch functions through ``capture`` while entered."""
+    patched: list[tuple[Any, Any]] = []
+
+    def patch(owner: Any) -> None:
+        plain = owner.__call__
+
+        def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = capture.leaves.get(id(module))
+            if capture.eager or name is None:
+                return plain(module, *args, **kwargs)
+            return capture.call(GlueCall("call_module", name, module, args=args, kwargs=kwargs))
+
+        patched.append((owner, plain))
+        owner.__call__ = calling
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if capture.eager:
+            return apply.__get__(None, cls)(*args, **kwargs)
+        func = NamedFunction(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
+        return capture.call(GlueCall("call_function", func, func, args=args, kwargs=kwargs))
+
+    apply: Any = vars(torch.autograd.Function)["apply"]  # a classmethod; since torch 2.14 one written in C
+    torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment, method-assign]
+
+    try:
+        leaves = {type(m) for m in capture.root.modules() if id(m) in capture.leaves}
+        for owner in {nn.Module, *(k for k in leaves if "__call__" in vars(k))}:
+            patch(owner)
+        with capture:
+            capture.stream, capture.hooks = stream(), _saving()
+            yield
+    finally:
+        for owner, plain in patched:
+            owner.__call__ = plain
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]

@@ -1,0 +1,514 @@
+"""Which modules use which values in a forward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel.dispatch.containers import filled
+from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
+from launcher.parallel.model_state.hooks import REGISTER, uses_weights
+from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.python_state import Key, changed, held, owns_generator
+from launcher.parallel.model_state.references import forget
+from launcher.parallel.trace.sample_values import SampleValues
+from launcher.parallel.trace.state_effects import StateEffects
+from launcher.parallel.trace.world_reads import streams_now, world_reads
+from launcher.plan.cut.stage_config import owner
+from launcher.plan.cut.stages import covers
+from launcher.plan.values.facts import Inner
+
+METHODS_THAT_READ = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})
+"""Functions that pass values to Python without an operation."""
+TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
+
+SIZES = frozenset({
+    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave",
+    "unique_consecutive", "unique_dim", "_unique", "_unique2",
+})  # fmt: skip
+"""Operators whose result is a number for Python, or has a shape that depends on the values."""
+
+
+class _InputDependence(Dispatch):
+    """Tracks the tensors that depend on those ``given``; the others, such as positions, are constant.
+
+    ``refuse`` is called, and raises, if one of them decides what is done.
+    """
+
+    def __init__(self, given: Iterable[Tensor], refuse: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.given = {id(t): t for t in given}  # kept alive, as a freed tensor's id could be reused
+        self.refuse = refuse
+
+    def among(self, *values: Any) -> bool:
+        return any(id(t) in self.given for t in tree_leaves(values) if isinstance(t, Tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = self.among(args, kwargs)
+        if given and not TAGS.isdisjoint(func.tags):
+            self.refuse()
+        out = func(*args, **(kwargs or {}))
+        if given:
+            self.given |= {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor)}
+        return out
+
+
+class _Reads(TorchFunctionMode):
+    def __init__(self, given: _InputDependence) -> None:
+        super().__init__()
+        self.given = given
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in METHODS_THAT_READ and self.given.among(args):
+            self.given.refuse()
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def looking(given: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[None]:
+    """Call ``refuse`` if a value that depends on ``given`` decides what is done while entered."""
+    mode = _InputDependence(given, refuse)
+    with mode, _Reads(mode):
+        yield
+
+
+class Sized(Dispatch):
+    """Reports operators whose result Python could not know without the values."""
+
+    def __init__(self, told: Callable[[Any], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.told = told
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masked = func is torch.ops.aten.index.Tensor and _masks(args[1])
+        if masked or func._overloadpacket.__name__ in SIZES:
+            self.told((*args, *(kwargs or {}).values()))
+        return func(*args, **(kwargs or {}))
+
+
+def _masks(indices: Any) -> bool:
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
+    """Whether autograd gets from every tensor of ``last`` back to one of ``made``."""
+    goals = {t.grad_fn for t in made if t.grad_fn is not None}
+    if not goals or not last:
+        return False
+    oldest = min(g._sequence_nr() for g in goals)
+    return all(t.grad_fn is not None and reaches(t.grad_fn, goals, oldest) for t in last)
+
+
+def reaches(start: Any, goals: set[Any], oldest: int) -> bool:
+    """Whether a path leads from ``start`` to a goal; nodes older than the ``oldest`` goal cannot reach it."""
+    stack, seen = [start], set()
+    while stack:
+        node = stack.pop()
+        if node in goals:
+            return True
+        if node is None:  # a tensor of torch.func, whose history is hidden
+            continue
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen and following._sequence_nr() >= oldest:
+                seen.add(following)
+                stack.append(following)
+    return False
+
+
+READS = frozenset({
+    torch.Tensor.__array__, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__,
+    torch.Tensor.__int__, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist,
+})  # fmt: skip
+"""Functions that pass the values of a tensor to Python."""
+
+NUMBERS = frozenset({
+    torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.Tensor.new_tensor,
+})  # fmt: skip
+"""Functions that make a tensor of values; on the meta device they do so without an operation."""
+
+GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+"""Functions that compute gradients."""
+
+GRAD: Any = torch.Tensor.grad
+"""The property with the gradient that a backward has left."""
+
+REQUIRES: Any = torch.Tensor.requires_grad
+TOGGLES = (torch.Tensor.requires_grad_, REQUIRES.__set__)
+"""Functions that set whether a tensor requires a gradient."""
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of a unit: its arguments, the tensors it ``made``, the bytes ``saved`` for its backward."""
+
+    name: str
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    made: tuple[torch.Tensor, ...]
+    saved: int
+
+
+class Watch(TorchFunctionMode):
+    """Records a forward of a model.
+
+    Attributes:
+        scopes: for each used parameter, the deepest module around it that was running at every use. A weight
+            that is used while its own module is not running must be gathered by one that is.
+        grads: modules that read a gradient.
+        calls: how often each module ran.
+        runs: each call of a unit.
+        order: each module as it begins (True) and ends (False).
+        looks: modules whose own code read values of tensors, as far as these were real (``looking``).
+        looked: how often values were read.
+        steers: whether units ran in another order with other values.
+        effects: changes of state.
+        taken: gradients that the forward computes itself.
+        counted: Python state that copies of modules change.
+        overwrites: modules that change their inputs in place.
+        fills: modules that change a list or dictionary among their arguments.
+        nested: modules that run inside of themselves.
+        inferred: modules that run in inference mode.
+        lazy: modules that return a generator, whose code runs after they end.
+        world: modules that query the processes that they run in, and what for.
+        global_draws: whether values come from the global random streams of Python or numpy.
+        moved: whether attributes of modules, or variables of their files, have changed, or may do so once
+            there are values.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Iterable[str],
+        saved: Callable[[], int],
+        given: Iterable[torch.Tensor] = (),
+    ) -> None:
+        super().__init__()
+
+        # the running modules: stacks of names, arguments, and bytes saved before them
+        self.saved = saved
+        self.over = False
+        self._thread = get_ident()
+        self._units = frozenset(units)
+        self._running: list[str] = [""]
+        self._given: list[tuple[torch.Tensor, ...]] = [()]
+        self._versions: list[list[int]] = []
+        self._filled: list[Callable[[], bool]] = []
+        self._began: list[int] = []
+
+        # which modules use a parameter, and in which order they run
+        self.scopes: dict[str, str] = {}
+        self.calls: Counter[str] = Counter()
+        self.runs: list[ModuleCall] = []
+        self.order: list[tuple[str, bool]] = []
+        self._names: dict[int, list[str]] = {}
+        self._alive: list[nn.Parameter] = []  # a freed parameter's id could be reused
+        self._outside = _saving()
+        self._regions: dict[int, list[str]] = {}  # calls of torch's checkpoint, whose modules are recomputed
+        self._reentrant: list[int] = []
+
+        # modules by what they do, and which of them read values or compute gradients
+        self.overwrites: set[str] = set()
+        self.fills: set[str] = set()
+        self.nested: set[str] = set()
+        self.inferred: set[str] = set()
+        self.lazy: set[str] = set()
+        self.toggles: dict[str, None] = {}
+        self.hooks: dict[str, None] = {}
+        self.swapped: set[str] = set()
+        self.counted: list[Key] = []
+        self.looks: set[str] = set()
+        self.looked = 0
+        self.steers = False
+        self._real = False
+        self.taken: list[Inner] = []
+        self.grads: dict[str, None] = {}
+        self.world: dict[tuple[str, str], None] = {}
+        self.global_draws = False
+        self.moved = False
+
+        # the model as it was before
+        self._paths: dict[int, str] = {id(m): name for name, m in model.named_modules()}
+        self._learn("", model)
+        self._built = {id(m): {n: id(p) for n, p in m._parameters.items()} for m in model.modules()}
+        given = tuple(given)
+        self.effects = StateEffects(model, given, lambda: self._running[-1])
+        self.values = SampleValues(given, lambda: self._running[-1])
+
+    def mark(self, effects: bool = True) -> Callable[[], None]:
+        """Return a function that makes it forget everything recorded from now on, or all but ``effects``."""
+        scopes = dict(self.scopes)
+        calls = Counter(self.calls)
+        runs = list(self.runs)
+        order = list(self.order)
+        forget_effects = self.effects.mark() if effects else lambda: None
+
+        def back() -> None:
+            self.scopes, self.calls, self.runs, self.order = scopes, calls, runs, order
+            forget_effects()
+
+        return back
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Record modules that read values, which are real while entered."""
+        self._real = True
+        try:
+            with Sized(self.look):
+                yield
+        finally:
+            self._real = False
+
+    def units_below(self) -> bool:
+        """Whether a module that reads values contains units, and so may decide which of them run."""
+        return any(covers(m, u) for m in self.looks for u in self._units - {m})
+
+    def ran(self, since: int) -> list[str]:
+        """Return the units that began after the first ``since`` events."""
+        return [name for name, begins in self.order[since:] if begins and name in self._units]
+
+    def look(self, values: Any) -> None:
+        """Note that the innermost running module reads ``values``."""
+        self.looks.add(self._running[-1])
+        self.looked += 1
+        self.effects.look(values)
+
+    def _region(self) -> int | None:
+        """Return the active checkpoint, if any; modules in it are recomputed before their backward."""
+        if self._reentrant:
+            return self._reentrant[-1]
+        now = _saving()
+        inside = now is not None and now != self._outside  # within torch.func.grad there is none
+        return id(now[0]) if inside else None
+
+    def recomputed(self) -> tuple[str, ...]:
+        """Return the deepest module around the units of each checkpoint that has several."""
+        return tuple(dict.fromkeys(_around(names) for names in self._regions.values() if len(set(names)) > 1))
+
+    def _learn(self, prefix: str, module: nn.Module) -> None:
+        for name, p in module.named_parameters(remove_duplicate=False):
+            self._alive.append(p)
+            full = f"{prefix}.{name}" if prefix else name
+            if full not in self._names.setdefault(id(p), []):
+                self._names[id(p)].append(full)
+
+    @property
+    def running(self) -> str:
+        """The innermost running module."""
+        return self._running[-1]
+
+    def path(self, module: nn.Module) -> str:
+        """Return the name of a module of the model."""
+        return self._paths[id(module)]
+
+    @contextmanager
+    def counting(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
+        """Record the Python state that ``copy``, which runs instead of ``module``, changes while entered."""
+        path, before = self._paths[id(module)], held(copy)
+        yield
+        self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, held(copy))]
+
+    def copied(self, module: nn.Module, copy: nn.Module) -> None:
+        """Register ``copy``, which runs instead of ``module``.
+
+        Its parts may change before they run, or without.
+        """
+        path = self._paths[id(module)]
+        for name, part in copy.named_modules():
+            self.effects.learn(f"{path}.{name}".strip("."), part)
+        self._learn(path, copy)
+
+    def enter(self, name: str, module: nn.Module, given: Any = ()) -> None:
+        """Note that module ``name`` begins to run; it may be a copy of the one in the model."""
+        if self.over:
+            return
+
+        # what a plan does not allow
+        if get_ident() != self._thread:
+            text = f"the forward runs {name} in a thread of its own, where nobody can see what it does"
+            raise RequestError((Problem("model", f"{text}; call modules one after the other"),))
+        if name in self._running[1:]:
+            self.nested.add(name)
+        if torch.is_inference_mode_enabled():
+            self.inferred.add(name)
+        own = {n: id(p) for n, p in module._parameters.items()}
+        if self._built.get(id(module), own) != own:
+            self.swapped.add(name)
+
+        # its arguments, to be compared when it ends
+        self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
+        self._versions.append([_version(t) for t in self._given[-1]])
+        self._filled.append(filled(given))
+
+        # that it runs, and its tensors
+        self._running.append(name)
+        self.effects.enter()
+        self.order.append((name, True))
+        self.calls[name] += 1
+        region = self._region() if name in self._units else None
+        if region is not None:
+            self._regions.setdefault(region, []).append(name)
+        self._began.append(self.saved())
+        if any(id(p) not in self._names for p in module.parameters(recurse=False)):
+            self._learn(name, module)
+        self.effects.learn(name, module)
+
+    def leave(self, name: str, module: nn.Module, given: tuple[Any, Any], output: Any) -> None:
+        """Note that module ``name`` ends."""
+        if self.over or get_ident() != self._thread:
+            return
+        self._running.pop()
+        self.effects.leave(output)
+        self.order.append((name, False))
+
+        # which arguments it has changed, and whether it returns a generator
+        before = zip(self._given.pop(), self._versions.pop(), strict=True)
+        if any(t.requires_grad and _version(t) != version for t, version in before):
+            self.overwrites.add(name)
+        if self._filled.pop()():
+            self.fills.add(name)
+        if isinstance(output, Iterator | Coroutine):
+            self.lazy.add(name)
+
+        # its cost, if it is a unit
+        grown = self.saved() - self._began.pop()
+        if name in self._units and not any(map(_batched, tree_leaves(given))):
+            args, kwargs = given
+            made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+            call = ModuleCall(name, module, args=args, kwargs=kwargs, made=made, saved=grown)
+            self.runs.append(call)
+            self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+
+        # before: reads of values and of gradients
+        if self._real and func in READS:
+            self.look(args)
+        if func == GRAD.__get__ and isinstance(args[0], nn.Parameter):
+            self.grads[self._running[-1]] = None
+        if func in TOGGLES and isinstance(args[0], nn.Parameter):
+            self.toggles |= dict.fromkeys(self._names.get(id(args[0]), ()))
+        if func in REGISTER and uses_weights(args[1] if len(args) > 1 else kwargs.get("hook")):
+            self.hooks[self._running[-1]] = None
+        if func in GRADIENTS:
+            self.taken.append(self._inner(func, args, kwargs))
+
+        out = func(*args, **kwargs)
+
+        # after: new tensors, and parameters in use
+        if func in NUMBERS and all(out is not a for a in args):
+            self.effects.make(out)
+        if isinstance(out, torch.Tensor | tuple | list):  # not for reads of a property, such as a shape
+            for value in (*args, *kwargs.values()):
+                for t in value if isinstance(value, tuple | list) else (value,):
+                    if isinstance(t, nn.Parameter) and id(t) in self._names:
+                        self._use(self._names[id(t)])
+        return out
+
+    def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:
+        if func is not torch.autograd.grad:
+            return Inner(self._running[-1], backward=True)
+        of = args[1] if len(args) > 1 else kwargs.get("inputs")
+        nodes = set()
+        for t in (t for t in tree_leaves(of) if t.requires_grad):
+            with suppress(AttributeError):  # torch.func under vmap hides the node of its inputs
+                nodes.add(get_gradient_edge(t).node)
+        crosses = []
+        for name, given in zip(self._running, self._given, strict=True):
+            # tensors of the same node are the input itself: torch.func takes the gradient of a copy of it
+            others = [t.grad_fn for t in given if t.grad_fn is not None and t.grad_fn not in nodes]
+            if any(reaches(fn, nodes, 0) for fn in others):
+                crosses.append(name)
+        return Inner(self._running[-1], False, tuple(crosses))
+
+    def _use(self, names: list[str]) -> None:
+        """Note a use of a parameter; of a tied one's names, the one closest to the running modules counts."""
+        seen = {n: max((m for m in self._running if covers(m, owner(n))), key=len) for n in names}
+        name = max(names, key=lambda n: (seen[n] == owner(n), len(seen[n])))
+        self.scopes[name] = min(self.scopes.get(name, seen[name]), seen[name], key=len)
+
+    def chains(self) -> tuple[tuple[str, str], ...]:
+        """Return (a, b) if unit b ran once, right after a, on a's output: b's backward ends before a's."""
+        return tuple(
+            (a.name, b.name)
+            for a, b in zip(self.runs, self.runs[1:], strict=False)
+            if self.calls[a.name] == self.calls[b.name] == 1 and feeds(a.made, b.made)
+        )
+
+
+def _version(t: torch.Tensor) -> int:
+    """Return how often ``t`` was changed in place; inference tensors have no version and count as 0."""
+    return 0 if t.is_inference() else t._version
+
+
+def _saving() -> Any:
+    """Return the active saved-tensor hooks."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _around(names: list[str]) -> str:
+    """Return the deepest module that contains all of ``names``."""
+    same = takewhile(lambda level: len(set(level)) == 1, zip(*(n.split(".") for n in names), strict=False))
+    return ".".join(level[0] for level in same)
+
+
+def _batched(t: Any) -> bool:
+    """Whether ``t`` is a wrapper of ``torch.vmap`` and its like, which has no meaning outside."""
+    return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+@contextmanager
+def watching(
+    model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
+) -> Iterator[Watch]:
+    """Watch a forward while entered. ``model`` keeps the hooks, so pass a copy."""
+    forget()
+    watch = Watch(model, units, saved, given)
+    names = files(*map(type, model.modules()))
+    streams, before, around = streams_now(), held(model), variables(names)
+
+    # modules, by lambdas: a copy of a module shares them and reports to this watch too
+    for name, module in model.named_modules():
+        left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, (args, kwargs), out)  # noqa: E731
+        begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
+        module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)
+        module.register_forward_hook(left, with_kwargs=True, always_call=True)
+
+    # reentrant checkpoints, which autograd does not show
+    reentrant: Any = CheckpointFunction
+
+    def region(*args: Any) -> Any:
+        watch._reentrant.append(len(watch.order))
+        try:
+            return vars(torch.autograd.Function)["apply"].__get__(None, reentrant)(*args)
+        finally:
+            watch._reentrant.pop()
+
+    reentrant.apply = staticmethod(region)
+    try:
+        known = watch.values if watch.values.batches else nullcontext()
+        asked = lambda what: watch.world.setdefault((watch.running, what))  # noqa: E731
+        with world_reads(asked), watch, known, watch.effects:
+            yield watch
+        watch.effects.settle()
+        watch.global_draws = streams_now() != streams
+        watch.moved = bool(watch.counted or changed(before, held(model)) or changed(around, variables(names)))
+        watch.moved |= owns_generator(model)
+    finally:
+        del reentrant.apply
+        watch.over = True
+        forget()

@@ -1,0 +1,1 @@
+"""stage_config: auto. Cuts a chain of blocks into stages of equal time that fit."""

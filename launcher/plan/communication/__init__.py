@@ -1,0 +1,1 @@
+"""The collectives of a step: what is sent together, and in which order."""

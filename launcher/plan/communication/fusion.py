@@ -1,0 +1,346 @@
+"""Which tensors share a collective: sharded weights in one gather, unsharded gradients in one sum."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.plan.cut.params import Placed, by_stage
+from launcher.plan.cut.stage_config import owner, units
+from launcher.plan.cut.stages import Stage, covers
+from launcher.plan.sizes import Sizes
+from launcher.plan.tensor_parallel.operators import InputGradients, Spread, input_gradients_of
+from launcher.plan.values.facts import ITEMSIZE, Graph, Skeleton
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sharded parameters that one collective gathers for the forward of ``modules`` ("" = the whole stage).
+
+    ``nbytes`` is the size of the full weights as they are gathered. ``chained``: the group uses the output of
+    the group before it, so a backward needs that one next. ``calls``: how often it runs in a forward.
+    ``idle``: names of parameters without gradients. ``backward``: this group or one before it is trained, so
+    gradients pass through it.
+    """
+
+    stage: int
+    modules: tuple[str, ...]
+    names: tuple[str, ...]
+    nbytes: int
+    chained: bool = False
+    calls: int = 1
+    idle: tuple[str, ...] = ()
+    backward: bool = True
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters (first names) whose gradients share one collective."""
+
+    stage: int
+    names: tuple[str, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much communication is fused.
+
+    ``each``: nothing is fused; every module and every parameter has its own collective. ``gather``: the bytes
+    up to which consecutive units are gathered together; ``None``: each unit separately. ``scatter``: the
+    bytes that level1 scatters together; ``None``: what it gathered together. ``reduce``: the bytes of an
+    all-reduce bucket. ``cuts`` replaces ``reduce``: a bucket ends before the trainable parameters with these
+    numbers.
+    """
+
+    each: bool
+    gather: int | None
+    reduce: int
+    cuts: tuple[int, ...] | None = None
+    scatter: int | None = None
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The fused communication of a plan.
+
+    ``scatters`` is what level1 scatters, ``terms`` are the buckets over ``tp``, ``tied`` is the number of
+    tied parameters that are trained, ``spreads`` are the operators that are cut. ``late``: weight gradients
+    are computed after the backward that sends input gradients on. ``loss_cut``: the classes of the loss are
+    cut over ``tp``. ``compiled``: modules that torch compiles.
+    """
+
+    limits: Limits
+    params: tuple[Placed, ...]
+    groups: tuple[Group, ...]
+    buckets: tuple[Bucket, ...]
+    scatters: tuple[Bucket, ...] = ()
+    terms: tuple[Bucket, ...] = ()
+    tied: int = 0
+    late: bool = False
+    spreads: tuple[Spread, ...] = ()
+    loss_cut: bool = False
+    compiled: tuple[str, ...] = ()
+
+    def input_gradients(self, ops: Collection[str]) -> InputGradients:
+        """Returns how operators send their input gradients, for those that send them by one of ``ops``."""
+        learn = {n for p in self.params if p.trainable for n in p.names}
+        cut = [s.operator.module for s in self.spreads]
+        compiled = {m for m in cut if any(covers(c, m) for c in self.compiled)}
+        return input_gradients_of(self.spreads, ops, learn, compiled, late=self.late)
+
+    @property
+    def sums(self) -> tuple[Bucket, ...]:
+        """All buckets of unsharded gradients: over the data-parallel ranks and over ``tp``."""
+        return (*self.buckets, *self.terms)
+
+    @property
+    def whole(self) -> int:
+        """The number of parameters whose full gradients are summed over the data-parallel ranks."""
+        return len({n for b in self.buckets for n in b.names})
+
+    @property
+    def rest(self) -> int:
+        """The most parameters in one gather that covers several modules although fusion is off."""
+        return max((len(g.names) for g in self.groups if len({owner(n) for n in g.names}) > 1), default=0)
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """Modules that are gathered together, and their parameters."""
+
+    modules: tuple[str, ...]
+    params: tuple[Placed, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.gathered for p in self.params)
+
+
+def groups(
+    params: tuple[Placed, ...], stages: tuple[Stage, ...], skeleton: Skeleton, graph: Graph, limits: Limits
+) -> tuple[Group, ...]:
+    """Returns groups: one for each unit (such as a block) or for several that fit the limit, and the rest.
+
+    The rest is gathered for the whole stage: parameters that are tied inside it, or that code outside of
+    their unit uses. Inner modules come first. A module whose code reads tensor values may call submodules on
+    some ranks only, so all of them are gathered with it.
+    """
+    units = _units(skeleton, graph, limits)
+    held = by_stage(params)
+    return tuple(
+        group
+        for stage in stages
+        for group in _groups(held.get(stage.index, []), stage, units, graph, limits=limits)
+    )
+
+
+def _groups(
+    held: Sequence[Placed], stage: Stage, units: list[str], graph: Graph, limits: Limits
+) -> Iterator[Group]:
+    # a parameter goes with the innermost unit that alone uses it
+    inner_first = sorted((u for u in units if u), key=lambda u: -u.count("."))
+    homes, rest = _homes(held, stage, inner_first, graph)
+
+    # in gathering order; the rest, which belongs to the whole stage, comes last
+    order = inner_first if limits.each else units
+    gathers = [_Gather((u,), homes[u]) for u in order if u in homes]
+    if rest:
+        gathers.append(_Gather(("",), rest))
+    if limits.gather is not None:
+        gathers = _fused(gathers, graph, limits.gather)
+
+    before = ""
+    for gather in gathers:
+        yield _group(gather, held, stage, graph, before=before)
+        before = gather.modules[-1]
+
+
+def _homes(
+    held: Sequence[Placed], stage: Stage, units: list[str], graph: Graph
+) -> tuple[dict[str, tuple[Placed, ...]], tuple[Placed, ...]]:
+    """Returns the sharded parameters of ``stage`` by the first unit that can gather them, and the rest."""
+    left = {p.name: p for p in held if p.sharded}
+    homes: dict[str, tuple[Placed, ...]] = {}
+    for unit in (u for u in units if _runs(stage, u)):
+        inside = [p for p in left.values() if _inside(p, unit, stage)]
+        called = not graph.order or (unit, True) in graph.order  # a direct call of its forward runs no hooks
+        if inside and called and _alone(unit, inside, stage, graph):
+            homes[unit] = tuple(left.pop(p.name) for p in inside)
+    return homes, tuple(left.values())
+
+
+def _inside(p: Placed, unit: str, stage: Stage) -> bool:
+    """Whether ``unit`` contains the parameter under a name that this stage uses."""
+    return any(covers(unit, owner(n)) for n in p.names if n in stage.params)
+
+
+def _group(gather: _Gather, held: Sequence[Placed], stage: Stage, graph: Graph, *, before: str) -> Group:
+    """Makes a group of ``gather``; ``before`` is the last module of the group before it."""
+    names = tuple(next(n for n in p.names if n in stage.params) for p in gather.params)
+    calls = dict(graph.calls)
+
+    # gradients pass through if this group or one before it is trained
+    learning = [i for i, p in enumerate(held) if p.trainable]
+    last = held.index(gather.params[-1])
+    backward = gather.modules == ("",) or stage.index > 0 or bool(learning and learning[0] <= last)
+    return Group(
+        stage=stage.index,
+        modules=gather.modules,
+        names=names,
+        nbytes=gather.nbytes,
+        chained=(before, gather.modules[0]) in graph.chains,
+        calls=max(calls.get(m, 1) for m in gather.modules),
+        idle=tuple(n for n, p in zip(names, gather.params, strict=True) if not p.trainable),
+        backward=backward,
+    )
+
+
+def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
+    """Returns the modules that may be gathered separately, in definition order.
+
+    A module that reads tensor values is gathered with everything inside it. If it contains units, they stay
+    separate unless the trace showed that it steers them: most such modules only check their inputs. Modules
+    that one activation checkpoint runs again are gathered as one, because recomputation visits units in
+    another order than a backward.
+    """
+    whole = units(skeleton)
+    found = {owner(p.name) for p in skeleton.params} if limits.each else set(whole)
+
+    # FSDP2 does not support a module that runs inside itself
+    found = {m for m in found if not any(covers(n, m) for n in graph.nested)}
+
+    # the outermost modules whose contents must be gathered together
+    looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in whole)}
+    looks |= set(graph.recomputed)
+    looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
+
+    around = {o for o in looks if any(covers(o, m) for m in found)}
+    apart = {m for m in found if not any(covers(o, m) for o in looks)}
+    return [m for m in skeleton.modules if m in around | apart]
+
+
+def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
+    """Whether all parameters ``inside`` of ``unit`` are used only while it runs.
+
+    A group contains all parameters of its module, so a single one that other code uses excludes all of them.
+    A module that reads tensor values may have used none of them in the trace, whose inputs are zeros.
+    """
+    here = [n for p in inside for n in p.names if n in stage.params]
+    glued = {n.target for n in graph.nodes if n.kind == "param"}
+    if not glued.isdisjoint(here):
+        return False
+
+    scopes = dict(graph.scopes)
+    users = [scopes.get(n, owner(n)) for n in here]
+    used = [user for user in users if user is not None]
+    if not used and unit not in graph.looks:
+        return False
+    return all(covers(unit, m) for m in (*used, *map(owner, here)))
+
+
+def _fused(gathers: list[_Gather], graph: Graph, limit: int) -> list[_Gather]:
+    """Merges consecutive gathers greedily while they fit; a gather that includes the rest becomes the rest.
+
+    Only units that feed each other are merged: torch reduces a group as soon as the backward of its first
+    module is done, so the backwards of all the others must be done before.
+    """
+    out: list[_Gather] = []
+    for gather in gathers:
+        if out and _feeds(out[-1], gather, graph) and out[-1].nbytes + gather.nbytes <= limit:
+            rest = gather.modules == ("",)
+            modules = gather.modules if rest else (*out[-1].modules, *gather.modules)
+            out[-1] = _Gather(modules, (*out[-1].params, *gather.params))
+        else:
+            out.append(gather)
+    return out
+
+
+def _feeds(before: _Gather, gather: _Gather, graph: Graph) -> bool:
+    """Whether ``gather`` uses the output of the one before it; the rest of a stage always counts as such."""
+    return gather.modules == ("",) or (before.modules[-1], gather.modules[0]) in graph.chains
+
+
+def _runs(stage: Stage, unit: str) -> bool:
+    """Whether ``stage`` runs all of ``unit`` through module calls."""
+    return any(covers(m, unit) for m in stage.modules)
+
+
+def buckets(
+    params: tuple[Placed, ...],
+    stages: tuple[Stage, ...],
+    sizes: Sizes,
+    limits: Limits,
+    reduce: str | None = None,
+) -> tuple[Bucket, ...]:
+    """Fills all-reduce buckets greedily, in order, per stage and dtype.
+
+    A bucket ends when the next tensor would exceed the limit. ``reduce``: the dtype in which gradients are
+    sent; ``None``: their own.
+    """
+    if sizes.replicas == 1:
+        return ()
+
+    number = {p.name: i for i, p in enumerate(p for p in params if p.trainable)}
+    held = by_stage(params)
+    out: list[Bucket] = []
+    for stage in stages:
+        last: dict[str, int] = {}  # for each dtype, the bucket that is being filled
+        for p in _learning(held, stage, sizes):
+            if p.sharded:
+                continue
+            alone = Bucket(stage.index, (p.name,), p.elements * ITEMSIZE[reduce or p.spec.dtype])
+            at = last.get(p.spec.dtype)
+
+            # into the bucket of its dtype, or a new one
+            if at is None or _full(out[at], alone, number, limits):
+                last[p.spec.dtype] = len(out)
+                out.append(alone)
+            else:
+                names, nbytes = (*out[at].names, p.name), out[at].nbytes + alone.nbytes
+                out[at] = Bucket(stage.index, names, nbytes)
+    return tuple(out)
+
+
+def _learning(held: Mapping[int, list[Placed]], stage: Stage, sizes: Sizes) -> list[Placed]:
+    """Returns the parameters whose gradients ``stage`` sums.
+
+    If stages of one rank share a parameter, the first of them sums its gradient.
+    """
+    here = sizes.held(sizes.places[stage.index])
+    return [p for p in held.get(stage.index, []) if p.trainable and stage.index in p.copies(here)]
+
+
+def _full(bucket: Bucket, alone: Bucket, number: dict[str, int], limits: Limits) -> bool:
+    """Whether ``alone``, the bucket of the next parameter, must not join ``bucket``.
+
+    ``number``: the number of each trainable parameter.
+    """
+    if limits.cuts is not None:
+        last, following = number[bucket.names[-1]], number[alone.names[0]]
+        return any(last < cut <= following for cut in limits.cuts)
+    return bucket.nbytes + alone.nbytes > limits.reduce
+
+
+def sums(
+    params: tuple[Placed, ...], stages: tuple[Stage, ...], sizes: Sizes, partial: frozenset[str]
+) -> tuple[Bucket, ...]:
+    """Returns buckets of the gradients of which each rank of ``tp`` has a term: one a stage and dtype.
+
+    ``partial``: names of these parameters.
+    """
+    held = by_stage(params)
+    found: dict[tuple[int, str], list[Placed]] = {}
+    for stage in stages:
+        for p in _learning(held, stage, sizes):
+            if not partial.isdisjoint(p.names):
+                found.setdefault((stage.index, p.spec.dtype), []).append(p)
+    return tuple(
+        Bucket(stage, tuple(p.name for p in together), sum(_kept(p) for p in together))
+        for (stage, _), together in found.items()
+    )
+
+
+def _kept(p: Placed) -> int:
+    """Returns the bytes of the gradient that one rank keeps."""
+    return p.nbytes // p.layout.grid["dp_shard"] if p.sharded else p.nbytes

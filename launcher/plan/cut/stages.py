@@ -1,0 +1,369 @@
+"""What each stage runs, sends and receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from launcher.errors import Problem
+from launcher.plan.cut import stage_config
+from launcher.plan.cut.stage_config import KEY, components, owner, together, why
+from launcher.plan.values.facts import Graph, Node, Segment, Skeleton, TensorSpec
+
+EXACT = frozenset({
+    "unsqueeze", "squeeze", "getitem", "expand", "expand_as", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
+    "invert", "logical_and", "logical_or", "logical_not", "tril", "triu", "sum", "cumsum", "add", "sub",
+    "bool", "int", "long",
+})  # fmt: skip
+"""Functions, by name without underscores, that return the same integers on every device."""
+
+
+def masks(graph: Graph) -> frozenset[str]:
+    """Returns values that are cheaper to compute again from the model's inputs than to send.
+
+    An example is a mask of shape (time, time) from an input of shape (time).
+    """
+    changed = frozenset[int]().union(*(n.writes for n in graph.nodes))
+    made: dict[str, frozenset[str]] = {}  # the inputs from which each value is computed
+    for node in graph.nodes:
+        if node.kind == "input":
+            made[node.name] = frozenset({node.name})
+        elif node.kind == "glue" and _exact(node, changed) and all(m in made for m in node.inputs):
+            made[node.name] = frozenset[str]().union(*(made[m] for m in node.inputs))
+    return frozenset(
+        name
+        for name, inputs in made.items()
+        if graph[name].kind == "glue"
+        and inputs
+        and _nbytes(graph[name]) >= sum(_nbytes(graph[i]) for i in inputs)
+    )
+
+
+def _exact(node: Node, changed: frozenset[int]) -> bool:
+    """Whether ``node`` is exact: it returns integers, in memory that nothing writes to."""
+    whole = node.out is not None and all(
+        not t.dtype.startswith(("float", "bfloat", "complex")) for t in node.out
+    )
+    return whole and node.target.strip("_") in EXACT and not (node.reads | node.lies) & changed
+
+
+def _nbytes(node: Node) -> int:
+    return sum(t.nbytes for t in node.out or ())
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline stage.
+
+    ``nodes`` are in execution order. ``receives`` are the values that cross the boundary before the stage,
+    ``sends`` those that cross the one after it. ``flops`` are those of a forward; ``deferred`` are the flops
+    that a split backward leaves to its second half.
+    """
+
+    index: int
+    nodes: tuple[str, ...]
+    receives: tuple[str, ...]
+    sends: tuple[str, ...]
+    modules: tuple[str, ...]
+    params: tuple[str, ...]
+    flops: int
+    saved: int
+    deferred: int = 0
+
+
+def covers(module: str, name: str) -> bool:
+    """Whether ``name`` is ``module`` or lies below it; the root "" covers everything."""
+    return not module or name == module or name.startswith(module + ".")
+
+
+@lru_cache(maxsize=8192)  # the plans of one search use the same names
+def around(name: str) -> tuple[str, ...]:
+    """Returns all names that cover ``name``, outermost first; for many names this is faster than ``covers``.
+
+    >>> around("layers.0.mlp")
+    ('', 'layers', 'layers.0', 'layers.0.mlp')
+    """
+    parts = name.split(".") if name else []
+    return tuple(".".join(parts[:n]) for n in range(len(parts) + 1))
+
+
+def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Problem]]:
+    """Returns the stage of every node, and the problems of the requested stages.
+
+    Modules are where ``told`` puts them; glue is on the latest stage of its inputs and parameters. Data only
+    flows forward.
+
+    Args:
+        graph: the traced forward.
+        told: the requested stage of modules, and of parameters that the glue uses.
+        last: the last stage, which has the output.
+    """
+    at, edges = _placed(graph, told, last)
+    return at, _against(graph, told, last, edges) + _unheard(graph, at, told)
+
+
+Edge = tuple[Node, int, Node, int]
+"""A node, its stage, an input that it needs, and the later stage of that input."""
+
+
+def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Edge]]:
+    """Returns the stage of every node, and the edges on which data would flow backwards."""
+    at: dict[str, int] = {}
+    found: list[Edge] = []
+    changed = frozenset[int]().union(*(n.writes for n in graph.nodes if n.kind == "glue"))
+    for node in graph.nodes:
+        values = [m for m in node.inputs if graph[m].kind != "param"]
+        latest = max(values, key=lambda m: at[m], default=None)
+        floor = at[latest] if latest else 0
+
+        # the requested stage, or that of the latest input
+        at[node.name] = floor
+        if node.kind == "output":
+            at[node.name] = last
+        elif node.kind == "module":
+            at[node.name] = told.get(node.target, floor)
+        elif node.kind == "glue":
+            at[node.name] = max(floor, _wanted(graph, node, told, changed))
+
+        if at[node.name] < floor and latest:
+            found.append((node, at[node.name], graph[latest], floor))
+    return at, found
+
+
+def _wanted(graph: Graph, node: Node, told: Mapping[str, int], changed: frozenset[int]) -> int:
+    """Returns the latest stage that glue must be on.
+
+    Glue must be on the stage of parameters that it uses, and of modules whose tensors it uses if glue changes
+    them.
+    """
+    used = [told.get(graph[m].target, 0) for m in node.inputs if graph[m].kind == "param"]
+    mine = (node.reads | node.lies) & changed
+    whose = (
+        [m for m in graph.nodes if m.kind == "module" and mine & stage_config.own(graph, m)] if mine else []
+    )
+    return max([0, *used, *(told.get(m.target, 0) for m in whose)])
+
+
+def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]) -> list[Problem]:
+    """Returns one problem an edge, but only one for all edges of modules that no cut can separate."""
+    if not edges:
+        return []
+
+    groups = components(graph, list(dict.fromkeys(n.target for n in graph.nodes if n.target in told)))
+    problems: dict[tuple[str, ...], Problem] = {}
+    for node, stage, source, floor in edges:
+        group = next(g for g in groups if node.target in g)
+        if len(group) == 1:
+            problems[node.name, ""] = _backwards(node, stage, source, floor)
+        elif group not in problems:
+            output = f"the output of {_what(source)} on stage {floor}"
+            text = f"{node.target!r} is on stage {stage} but needs {output}"
+            text = f"{text}; {together(group)} have to be on one stage, for {why(graph, group)}"
+            cure = _gathered(graph, told, last, group)
+            if not cure:
+                text = f"{text}: use fewer stages, so that they can be"
+            problems[group] = Problem(KEY, text, cure)
+
+    # if the cures of single modules do not work together, one cure names all of them
+    single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in problems}
+    if single and not _works(graph, {**told, **single}, last):
+        cure = _in_order(graph, told, last, groups)
+        for key in problems:
+            if key[1:] == ("",):
+                problems[key] = replace(problems[key], cure=cure)
+    return list(problems.values())
+
+
+def _works(graph: Graph, told: Mapping[str, int], last: int) -> bool:
+    at, edges = _placed(graph, told, last)
+    return not edges and not _unheard(graph, at, told) and {*told.values()} >= {*range(last + 1)}
+
+
+def _in_order(graph: Graph, told: Mapping[str, int], last: int, groups: Sequence[Sequence[str]]) -> str:
+    """Returns the overrides that put the stages of modules in ascending order; "" if that does not work."""
+    modules = [m for g in groups for m in g]
+    now = dict(zip(modules, sorted(told[m] for m in modules), strict=True))
+    moved = {m: s for m, s in now.items() if told[m] != s}
+    works = len(moved) < 7 and _works(graph, {**told, **now}, last)
+    return " ".join(f"{KEY}.{m}={s}" for m, s in moved.items()) if works else ""
+
+
+def _gathered(graph: Graph, told: Mapping[str, int], last: int, group: tuple[str, ...]) -> str:
+    """Returns the overrides that put a group on one of its stages, with the fewest moves.
+
+    Returns "" if none works, because a stage would be empty for example.
+    """
+    for stage in sorted({told[m] for m in group}, key=lambda s: (sum(told[m] != s for m in group), s)):
+        moved = {m: stage for m in group if told[m] != stage}
+        if _works(graph, {**told, **moved}, last):
+            return " ".join(f"{KEY}.{m}={stage}" for m in moved)
+    return ""
+
+
+def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:
+    key = f"{KEY}.{node.target}"
+    text = f"{node.target!r} is on stage {stage} but needs the output of {_what(source)} on stage {floor}"
+    return Problem(key, f"{text}; data flows from lower to higher stages only", f"{key}={floor}")
+
+
+def _unheard(graph: Graph, at: Mapping[str, int], told: Mapping[str, int]) -> list[Problem]:
+    """Returns the problems of parameters that glue uses only on other stages than the requested one."""
+    used: dict[str, list[int]] = {}
+    for node in graph.nodes:
+        for m in node.inputs:
+            if graph[m].kind == "param" and graph[m].target in told:
+                used.setdefault(graph[m].target, []).append(at[node.name])
+
+    problems = []
+    for name, stages in used.items():
+        if told[name] not in stages:
+            text = f"{name!r} is on stage {told[name]} but is first used on stage {min(stages)}"
+            problems.append(Problem(f"{KEY}.{name}", text, f"{KEY}.{name}={min(stages)}"))
+    return problems
+
+
+def cut(
+    graph: Graph, at: Mapping[str, int], stages: int, skeleton: Skeleton
+) -> tuple[tuple[Stage, ...], list[Problem]]:
+    """Returns the stages into which ``at`` cuts ``graph``, and problems such as edges that cannot cross."""
+    runs: list[set[str]] = [set() for _ in range(stages)]
+    wants: list[set[str]] = [set() for _ in range(stages)]
+    problems: list[Problem] = []
+    again = masks(graph)
+
+    def need(name: str, stage: int, user: Node) -> None:
+        node = graph[name]
+        if name in runs[stage]:
+            return
+
+        # the stage holds parameters, computes masks again, and receives other tensors of earlier stages
+        if node.kind == "param":
+            runs[stage].add(name)
+        elif at[name] < stage and name in again:
+            runs[stage].add(name)
+            for m in node.inputs:
+                need(m, stage, node)
+        elif at[name] < stage and node.out is not None:
+            wants[stage].add(name)
+
+        # a number or a shape is cheap, so it is computed again here
+        elif at[name] < stage and node.kind == "glue":
+            runs[stage].add(name)
+            for m in node.inputs:
+                need(m, stage, node)
+        elif at[name] < stage:
+            text = f"{_what(node)} on stage {at[name]} hands something that is no tensor to {_what(user)}"
+            problems.append(Problem(KEY, f"{text} on stage {stage}; put both on one stage"))
+
+    for node in graph.nodes:
+        if node.kind != "param":
+            runs[at[node.name]].add(node.name)
+            for m in node.inputs:
+                need(m, at[node.name], node)
+
+    problems += stage_config.problems(graph, at)
+    crossing = [_crossing(graph, at, wants, s) for s in range(stages + 1)]
+    order = [tuple(n.name for n in graph.nodes if n.name in runs[s]) for s in range(stages)]
+    made = tuple(
+        _stage(graph, skeleton, s, order[s], receives=crossing[s], sends=crossing[s + 1])
+        for s in range(stages)
+    )
+    return made, problems or _homeless(skeleton, made)
+
+
+def _homeless(skeleton: Skeleton, stages: tuple[Stage, ...]) -> list[Problem]:
+    """Returns a problem if no stage holds some tensors, because no module that runs has them.
+
+    They would be missing in checkpoints.
+    """
+    held = {name for s in stages for name in s.params}
+    same = {p.same_as for p in skeleton.params if p.name in held}
+    lost = [p.name for p in skeleton.params if p.same_as not in same]
+    if not lost:
+        return []
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    text = f"the forward never uses {', '.join(lost[:3])}{more}, which no stage of the pipeline would hold"
+    cure = f"parallel.pipeline.stages=1 {KEY}=auto"
+    return [Problem("model", f"{text}; take it out of the model, or use one stage", cure)]
+
+
+def _crossing(graph: Graph, at: Mapping[str, int], wants: list[set[str]], stage: int) -> tuple[str, ...]:
+    """Returns the values that cross the boundary before ``stage``.
+
+    Earlier stages compute them; ``stage`` or later ones use them.
+    """
+    later = set().union(*wants[stage:])
+    return tuple(n.name for n in graph.nodes if n.name in later and at[n.name] < stage)
+
+
+def _stage(
+    g: Graph,
+    skeleton: Skeleton,
+    index: int,
+    nodes: tuple[str, ...],
+    *,
+    receives: tuple[str, ...],
+    sends: tuple[str, ...],
+) -> Stage:
+    inside = [g[n] for n in nodes]
+
+    # the stage holds the parameters of its modules and those that its glue uses
+    modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
+    direct = {n.target for n in inside if n.kind == "param"}
+    called = frozenset(modules)
+    held = tuple(
+        p.name for p in skeleton.params if p.name in direct or not called.isdisjoint(around(owner(p.name)))
+    )
+
+    return Stage(
+        index=index,
+        nodes=nodes,
+        receives=receives,
+        sends=sends,
+        modules=modules,
+        params=held,
+        flops=sum(n.flops for n in inside),
+        saved=sum(n.saved for n in inside),
+        deferred=sum(n.backward.deferred.flops for n in inside),
+    )
+
+
+def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
+    """Returns the segments of a stage in the order in which ``graph`` runs them.
+
+    ``graph`` is ``whole``, or that of a piece of its sequences.
+    """
+    heavy = [n for n in stage.nodes if whole[n].saved or whole[n].backward.work]
+    return graph.segments or tuple(_segment(graph[n]) for n in heavy)
+
+
+def _segment(n: Node) -> Segment:
+    module = n.target if n.kind == "module" else ""
+    made = sum(t.nbytes for t in n.out or ())
+    return Segment(module, saved=n.saved, backward=n.backward, made=made, left=n.left)
+
+
+def _what(node: Node) -> str:
+    return repr(node.target) if node.kind == "module" else f"{node.kind} {node.target or node.name!r}"
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value that crosses a stage boundary: ``specs`` of its tensors, ``packed`` if they are a tuple.
+
+    ``trains``: a gradient comes back for it. A value that is only read without gradients must get none, not
+    even zeros, because an optimizer skips a parameter only if it has no gradient.
+    """
+
+    name: str
+    specs: tuple[TensorSpec, ...]
+    packed: bool
+    trains: bool = True
+
+
+def boundary(graph: Graph, stages: tuple[Stage, ...], index: int) -> tuple[Crossing, ...]:
+    """Returns the values that stage ``index`` sends to the next."""
+    later = [graph[n] for s in stages[index + 1 :] for n in s.nodes]
+    trains = frozenset[str]().union(*(n.trains for n in later))
+    return tuple(Crossing(n, graph[n].out or (), graph[n].packed, n in trains) for n in stages[index].sends)

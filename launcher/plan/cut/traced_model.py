@@ -1,0 +1,43 @@
+"""A model as tracing recorded it: the second input of a plan, besides the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.plan.cut.sequence_chunks import Pieces
+from launcher.plan.sizes import Note
+from launcher.plan.tensor_parallel.operators import WHOLE, Flow
+from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.setting import Recomputed
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A model's parameters and modules (``skeleton``), and the calls of one forward (``graph``).
+
+    ``leaves`` are the modules that the glue is traced between; ``None`` if one stage runs the model as it
+    is. ``built_whole`` says why its parameters cannot be created shard by shard, if they cannot.
+    ``operators`` says how modules are sharded over ``tp``, ``recomputed`` which of them run again in the
+    backward, ``pieces`` how sequences are cut, if they are. ``keeps_messages``: the installed torch keeps the
+    tensors that ranks send each other, for all micro batches, until the end of a step; otherwise only until
+    the backward of their micro batch.
+    """
+
+    skeleton: Skeleton
+    graph: Graph
+    leaves: tuple[str, ...] | None
+    built_whole: Note | None = None
+    operators: Flow = WHOLE
+    recomputed: tuple[Recomputed, ...] = ()
+    pieces: Pieces | None = None
+    keeps_messages: bool = True
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The calls of one forward, or of one for each piece if sequences are cut."""
+        return self.pieces.graphs if self.pieces else (self.graph,)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The positions in each piece of a sequence; empty if sequences are not cut."""
+        return self.pieces.lengths if self.pieces else ()

@@ -1,0 +1,173 @@
+"""The planned faults of a drill, and the drills that cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from shlex import quote
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.job.schema.launch import NodeFault, RankFault, SlowRank
+from launcher.plan.sizes import Sizes
+from launcher.plan.step_order import phases
+from launcher.plan.values.text import many
+
+WRITING = ("torn_write", "disk_full")
+"""Kinds of faults that happen while the checkpoint of their step is written."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of ``kind`` on ``ranks`` in ``step``, which counts from 1.
+
+    ``ms``: for ``slow_rank``, the milliseconds that each of ``ranks`` sleeps in every step. ``restarts``: the
+    ranks have to be started again afterwards.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    step: int
+    ms: float = 0.0
+    restarts: bool = True
+
+    @property
+    def done(self) -> int:
+        """The number of optimizer steps that are complete when the fault happens."""
+        return self.step if self.kind in WRITING else self.step - 1
+
+    def __str__(self) -> str:
+        which = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+        pace = f", {self.ms:g} ms a step" if self.ms else ""
+        return f"{self.kind} of {which} in step {self.step}{pace}"
+
+
+KEY = "debug.drill"
+
+
+def fault(job: Job, sizes: Sizes) -> Fault | None:
+    """Returns the fault that the ranks of the plan inject, or ``None``."""
+    for kind, asked in _set(job).items():
+        ms = asked.ms if isinstance(asked, SlowRank) else 0.0
+        ranks: Sequence[int] = (asked.rank,) if isinstance(asked, RankFault) else _of_node(asked, job, sizes)
+        return Fault(kind, tuple(ranks), asked.step, ms, restarts(job))
+    return None
+
+
+def _of_node(asked: NodeFault, job: Job, sizes: Sizes) -> Sequence[int]:
+    each = sizes.grid.size // job.launch.nnodes
+    return range(asked.node * each, (asked.node + 1) * each)
+
+
+def restarts(job: Job) -> bool:
+    """Whether the ranks have to be started again after the fault."""
+    asked = _set(job)
+    if "disk_full" in asked:
+        return job.checkpoint.on_error == "stop"
+    return bool(asked) and "slow_rank" not in asked
+
+
+def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """Yields why the fault cannot happen, or why nothing could be resumed or compared after it."""
+    if job.debug.drill is None or sizes is None:
+        return
+    named = _set(job)
+    if len(named) != 1:
+        yield from _not_one(list(named))
+        return
+    ((kind, asked),) = named.items()
+    yield from _nowhere(f"{KEY}.{kind}", asked, job, sizes)
+    yield from _unsaved(kind, asked.step, job, sizes)
+    if kind == "bitflip":
+        yield from _no_other(asked.step, job)
+    yield from _nothing_to_compare(job)
+
+
+def _set(job: Job) -> dict[str, RankFault | NodeFault]:
+    drill = job.debug.drill
+    if drill is None:
+        return {}
+    found: dict[str, RankFault | NodeFault | None] = {
+        "kill_rank": drill.kill_rank,
+        "hang_rank": drill.hang_rank,
+        "slow_rank": drill.slow_rank,
+        "torn_write": drill.torn_write,
+        "bitflip": drill.bitflip,
+        "disk_full": drill.disk_full,
+        "lose_node": drill.lose_node,
+    }
+    return {kind: asked for kind, asked in found.items() if asked is not None}
+
+
+def _not_one(named: list[str]) -> Iterator[Problem]:
+    if not named:
+        yield Problem(KEY, "names no fault", f"{KEY}=null")
+    else:
+        text = f"{', '.join(named)}: a drill has one fault, so that everything that follows is caused by it"
+        yield Problem(KEY, f"{text}; set all but one of them to null")
+
+
+def _nowhere(key: str, asked: RankFault | NodeFault, job: Job, sizes: Sizes) -> Iterator[Problem]:
+    """Yields ranks, nodes or steps of the fault that do not exist."""
+    if isinstance(asked, NodeFault):
+        n = job.launch.nnodes
+        if asked.node >= n:
+            yield Problem(f"{key}.node", f"{asked.node}: launch.nnodes is {n}", f"{key}.node={n - 1}")
+    elif asked.rank >= sizes.grid.size:
+        n = sizes.grid.size
+        yield Problem(f"{key}.rank", f"{asked.rank}: the plan has {many(n, 'rank')}", f"{key}.rank={n - 1}")
+    elif key.endswith("slow_rank") and sizes.grid.size == 1:
+        yield Problem(key, "the plan has one rank, which no other waits for")
+    if asked.step > sizes.steps:
+        text = f"{asked.step}: the training ends after {many(sizes.steps, 'step')}"
+        yield Problem(f"{key}.step", text, f"{key}.step={sizes.steps}")
+
+
+def _unsaved(kind: str, step: int, job: Job, sizes: Sizes) -> Iterator[Problem]:
+    """Yields a problem if there is no checkpoint to resume from, or none is written in that step."""
+    every = job.checkpoint.every
+    if kind == "slow_rank" or step > sizes.steps:
+        return
+    if every is None:
+        text = f"null: debug.drill.{kind} needs checkpoints while training, to go on from"
+        yield Problem("checkpoint.every", text, f"checkpoint.every={_often(kind, step)}")
+    elif kind in WRITING and (step % every or step >= sizes.steps):
+        text = f"{step}: no checkpoint is written while training in that step (checkpoint.every={every})"
+        last = (sizes.steps - 1) // every * every
+        near = min(max(every, round(step / every) * every), last)
+        cure = f"{KEY}.{kind}.step={near}" if last else ""
+        yield Problem(f"{KEY}.{kind}.step", text, cure)
+
+
+def _often(kind: str, step: int) -> int:
+    """Returns a ``checkpoint.every`` with which a fault in ``step`` loses work and leaves a checkpoint."""
+    if kind == "bitflip":
+        return max(1, (step - 1) // 2)
+    return step if kind in WRITING else (step + 1) // 2
+
+
+def _no_other(step: int, job: Job) -> Iterator[Problem]:
+    """Yields a problem if no checkpoint precedes the newest one, which ``bitflip`` damages."""
+    every = job.checkpoint.every
+    if job.checkpoint.keep == 1:
+        text = "1: bitflip damages the newest checkpoint, and there would be none before it"
+        yield Problem("checkpoint.keep", text, "checkpoint.keep=2")
+    if every is not None and (step - 1) // every < 2:
+        text = f"{step}: at that step there are fewer than two checkpoints (checkpoint.every={every})"
+        yield Problem(f"{KEY}.bitflip.step", text, f"{KEY}.bitflip.step={2 * every + 1}")
+
+
+def _nothing_to_compare(job: Job) -> Iterator[Problem]:
+    """Yields a problem unless a save step after train writes the final weights, which a drill compares."""
+    for phase in phases(job.steps):
+        kinds = [job.steps[name].kind for name in phase.steps]
+        if "train" in kinds and "save" in kinds[kinds.index("train") :]:
+            return
+    names = list(job.steps)
+    trains = next((n for n, name in enumerate(names) if job.steps[name].kind == "train"), None)
+    if trains is None:
+        yield Problem(KEY, "no step trains, so no fault happens", f"{KEY}=null")
+        return
+    text = "no save step after train: a drill compares its saved weights with those of the undisturbed run"
+    words = [*names[: trains + 1], "save", *(n for n in names[trains + 1 :] if n != "save")]
+    yield Problem("steps", text, quote(f"steps=[{','.join(words)}]"))

@@ -1,0 +1,230 @@
+"""The plan as loads of each rank, for the memory walk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from launcher.plan.communication.fusion import Bucket, Group
+from launcher.plan.cut.params import Placed
+from launcher.plan.cut.stage_config import owner
+from launcher.plan.cut.stages import Crossing, Stage, covers, segments
+from launcher.plan.cut_model import CutModel
+from launcher.plan.memory.memory import Memory
+from launcher.plan.memory.walk import Gather, Habits, Level, Moment, Pass, StageLoad, fullest, levels
+from launcher.plan.schedule.schedules import Row
+from launcher.plan.schedule.simulate import Event, Timeline
+from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
+from launcher.plan.values.grid import Grid
+
+
+@dataclass(frozen=True)
+class RankLoad:
+    """A pipeline rank: its stages, its actions (``row``) and its FSDP2 policy, as ``fullest`` takes them."""
+
+    row: Row
+    stages: tuple[tuple[int, StageLoad], ...]
+    habits: Habits
+
+    @property
+    def fullest(self) -> Moment:
+        return fullest(self.row, dict(self.stages), self.habits)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return tuple(levels(self.row, dict(self.stages), self.habits))
+
+
+def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[RankLoad, ...]:
+    """Returns one load a pipeline rank; ``early``: level1 reduces during its last backward."""
+    places = model.sizes.places
+    level = model.hsdp.optimizer_level if model.hsdp else "level1"
+    out = []
+    for pp, row in enumerate(model.schedule):
+        here = model.sizes.held(pp)
+        stages = tuple((s, _load(model, model.stages[s], here)) for s in here)
+        largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
+        habits = Habits(again=level == "level3", each=level != "level1", early=early, copied=largest)
+        out.append(RankLoad(row, stages, habits))
+    return tuple(out)
+
+
+def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
+    """Returns the load of ``stage``; ``here``: all stages of its rank."""
+    held = model.held.get(stage.index, [])
+    whole = [p for p in held if not p.sharded and p.trainable and stage.index in p.copies(here)]
+    passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
+    named = [s.module for s in passes[0].segments]
+    gathered = [g for g in model.groups if g.stage == stage.index]
+    return StageLoad(
+        passes=passes,
+        gathers=tuple(_gather(model, g, named) for g in gathered),
+        own=_own(whole, stage, named),
+        repeated_modules=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
+        buffers=_received(model, stage.index) if model.keeps_messages else 0,
+    )
+
+
+def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
+    """Returns the bytes of one forward of ``stage`` and its backward; ``graph``: of one piece."""
+    s, places = stage.index, model.sizes.places
+    last = s == len(model.stages) - 1
+
+    # the stage's output: handed on within the rank, sent to another rank, or used by the loss
+    names = (graph.nodes[-1].name,) if last else stage.sends
+    made = [t for n in names for t in graph[n].out or ()]
+    nbytes = sum(t.nbytes for t in made)
+    away = not last and places[s + 1] != places[s]
+
+    # for inputs from another rank it sends gradients back
+    far = s > 0 and places[s - 1] != places[s]
+    took = [t for n in model.stages[s - 1].sends for t in graph[n].out or ()] if far else []
+    one = Pass(
+        segments=segments(stage, graph, model.graphs[0]),
+        out=0 if away else nbytes,
+        loss=sum(t.nbytes if model.loss_compiled else _wide(t) for t in made[:1]) if last else 0,
+        sent=nbytes if away else 0,
+        returned=_floats(took),
+    )
+    if model.keeps_messages:
+        return one
+    answer = _floats(made) if away else 0
+    return replace(one, out=nbytes, sent=0, received=sum(t.nbytes for t in took), answer=answer)
+
+
+def _floats(specs: Sequence[TensorSpec]) -> int:
+    """Returns the bytes of the gradients of these tensors."""
+    return sum(t.nbytes for t in specs if "float" in t.dtype)
+
+
+def _specs(crossing: Sequence[Crossing]) -> list[TensorSpec]:
+    return [t for c in crossing for t in c.specs]
+
+
+def _wide(t: TensorSpec) -> int:
+    """Returns the bytes of ``t`` in the loss, which is computed in float32 at least."""
+    return prod(t.shape) * max(4, WIDTH[t.dtype])
+
+
+def _received(model: CutModel, s: int) -> int:
+    """Returns the bytes that stage ``s`` receives from other ranks for all micro batches.
+
+    Values come from the stage before, gradients from the stage after.
+    """
+    place, boundaries = model.sizes.places, model.boundaries
+    out = 0
+    if s and place[s - 1] != place[s]:
+        out += sum(t.nbytes for t in _specs(boundaries[s - 1]))
+    if s < len(place) - 1 and place[s + 1] != place[s]:
+        out += _floats(_specs(boundaries[s]))
+    return model.sizes.micros * out
+
+
+def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
+    held = [model.named[n] for n in g.names]
+    trained = [model.named[n] for n in g.names if n not in g.idle]
+    shard = model.sizes.grid["dp_shard"]
+    reduced = model.dtypes.reduce if model.dtypes.mixed else None
+
+    # the segments that run with these weights
+    near = [i for i, s in enumerate(segments) if any(_meet(m, s) for m in g.modules)]
+    return Gather(
+        whole=sum(p.padded * ITEMSIZE[p.compute] for p in held),
+        grads=sum(p.gathered for p in trained),
+        scattered=sum(p.padded * ITEMSIZE[reduced or p.spec.dtype] for p in trained),
+        shard=sum(p.padded // shard * ITEMSIZE[p.spec.dtype] for p in trained),
+        first=min(near, default=0),
+        last=max(near, default=len(segments) - 1),
+    )
+
+
+def _meet(group: str, segment: str) -> bool:
+    """Whether one of the two modules runs inside the other."""
+    return covers(group, segment) or (bool(segment) and covers(segment, group))
+
+
+def _own(whole: list[Placed], stage: Stage, segments: list[str]) -> tuple[int, ...]:
+    """Returns the bytes of the gradients of unsharded parameters, by the first segment that contains them.
+
+    Parameters of no segment count in the first one, whose backward runs last.
+    """
+    out = [0] * max(1, len(segments))
+    for p in whole:
+        here = next(n for n in p.names if n in stage.params)
+        near = [i for i, s in enumerate(segments) if s and covers(s, owner(here))]
+        out[min(near, default=0)] += p.nbytes
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time in which at most ``nbytes`` are held."""
+
+    start: float
+    end: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The memory of one pipeline rank over a step.
+
+    ``ranks`` are its ranks; the curve is that of ``rank``, which holds most of them at any time. ``spans``
+    follow one another without gaps. ``always``: bytes of weights and optimizer states.
+    """
+
+    rank: int
+    ranks: tuple[int, ...]
+    always: int
+    spans: tuple[Span, ...]
+
+    @cached_property
+    def fullest(self) -> Span:
+        """The first span that holds the most bytes."""
+        return max(self.spans, key=lambda s: s.nbytes)
+
+
+def curves(
+    loads: Sequence[RankLoad],
+    memory: Sequence[Memory],
+    grid: Grid,
+    *,
+    timeline: Timeline | None = None,
+    after: float = 0.0,
+) -> tuple[Curve, ...]:
+    """Returns one curve a pipeline rank; its highest point is the ``Memory.total`` of its rank.
+
+    Time is that of ``timeline``, and each curve ends ``after`` later. Without a timeline each action takes 1,
+    and so do the time before the first action and the time after the last.
+    """
+    out = []
+    for pp, load in enumerate(loads):
+        ranks = grid.ranks(pp=pp)
+        most = max((memory[rank] for rank in ranks), key=lambda m: m.total)
+        always = most.params + most.optimizer
+        found = _ordered(load, always)
+        if timeline is not None:
+            events = [e for e in timeline.events if e.rank == pp]
+            found = _timed(load, always, events, end=timeline.makespan + after)
+        out.append(Curve(most.rank, ranks, always, tuple(found)))
+    return tuple(out)
+
+
+def _ordered(load: RankLoad, always: int) -> list[Span]:
+    return [Span(i, i + 1, always + level.most.total) for i, level in enumerate(load.levels)]
+
+
+def _timed(load: RankLoad, always: int, events: Sequence[Event], *, end: float) -> list[Span]:
+    """Returns spans in the time of ``events``.
+
+    Between two actions a rank holds what the first one left; after the last one, the most of that phase.
+    """
+    first, *during, last = load.levels
+    out = [Span(0.0, events[0].start if events else 0.0, always + first.most.total)]
+    for e, later, level in zip(events, [*events[1:], None], during, strict=True):
+        out.append(Span(e.start, e.end, always + level.most.total))
+        if later is not None and later.start > e.end:
+            out.append(Span(e.end, later.start, always + level.after.total))
+    return [*out, Span(out[-1].end, end, always + last.most.total)]

@@ -1,0 +1,502 @@
+"""Refuses models whose side effects a layout would change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.cut.params import Placed
+from launcher.plan.cut.stage_config import owner
+from launcher.plan.cut.stages import covers
+from launcher.plan.cut_model import CutModel
+from launcher.plan.sizes import Note, Sizes
+from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
+from launcher.plan.values.text import listed, many, some
+
+KEY = "model"
+Why = tuple[str, str]
+"""The reason, and an override to paste ("" if there is none)."""
+
+
+def unfit(skeleton: Skeleton) -> Iterator[Problem]:
+    """Yields what no layout can train; this is known before the model runs."""
+    for p in skeleton.params:
+        if p.name == p.same_as:
+            yield from _dtype(p.name, p.spec, "buffer" if p.buffer else "parameter")
+
+    synced = skeleton.traits.synced
+    if synced:
+        does = "SyncBatchNorm averages over all processes, including those of other stages and of tp"
+        way_out = "use BatchNorm, whose statistics are those of each rank's own micro batch"
+        yield Problem(KEY, f"{listed(synced)}: {does}; {way_out}")
+
+    for names in skeleton.traits.shared:
+        kept = [p for p in skeleton.params if p.name in names]
+        if len(kept) > 1 and any(p.trainable for p in kept):
+            together = listed([p.name for p in kept])
+            text = f"{together} share memory, and on separate ranks each would have a copy of its own"
+            way_out = "keep one tensor, under one name or several, and create views of it in the forward"
+            yield Problem(KEY, f"{text}; {way_out}")
+
+    for hook in skeleton.traits.for_all:
+        text = (
+            f"the constructor calls {hook}, which registers hooks for all modules of "
+            "torch again each time the constructor runs"
+        )
+        yield Problem(KEY, f"{text}; register hooks on the modules of the model")
+
+    if not any(p.trainable for p in skeleton.params):
+        text = "none of its parameters requires a gradient, so there is nothing to train"
+        yield Problem(KEY, f"{text}; leave requires_grad on for those that should learn")
+
+
+def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
+    if spec.dtype.startswith("complex") and kind == "parameter":
+        text = f"{name} is a parameter of {spec.dtype}, which no optimizer, norm or sharding here can take"
+        way_out = "keep it real with a last dim of 2, and use torch.view_as_complex in the forward"
+        yield Problem(KEY, f"{text}; {way_out}")
+    elif spec.dtype not in ITEMSIZE:
+        text = f"{name} is a {kind} of {spec.dtype}, which checkpoints cannot store"
+        cure = "; keep it real with a last dim of 2" if spec.dtype.startswith("complex") else ""
+        yield Problem(KEY, text + (cure or f"; keep it in one of {', '.join(ITEMSIZE)}"))
+
+
+def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """Yields what this layout cannot train as one process does."""
+    placed = {n: p for p in at.params for n in p.names}
+    if graph.detached:
+        text = "what its forward returns does not require a gradient, so nothing would be trained"
+        yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
+    yield from _sparse(graph)
+    if not at.mixed:
+        yield from _disagree(graph)
+    yield from _references(skeleton, graph)
+
+    yield from _around(at, skeleton, graph)
+
+    # tensors that a forward changes, and gradients that it computes or reads itself
+    for change in graph.effects.changes:
+        p = placed.get(change.name)
+        why = _changed(change, p, at)
+        if why:
+            what = "parameter" if p is not None and not p.buffer else "buffer"
+            yield Problem(KEY, f"the forward changes the {what} {change.name}{why[0]}", why[1])
+    for inner in graph.effects.inner:
+        why = _inner(inner, at)
+        if why:
+            how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
+            yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
+    for module in graph.effects.grads:
+        text = (
+            f"{_where(module)} reads a weight's .grad, and each rank has only its own "
+            "part of the gradient, or none yet"
+        )
+        way_out = "compute what it needs in the forward (torch.autograd.grad), or remove the read"
+        yield Problem(KEY, f"{text}; {way_out}")
+
+    # code that would see less than in one process, or that torch does not support
+    yield from _hooks(at, skeleton, placed)
+    yield from _twins(at, skeleton, placed)
+    yield from _overwrites(at, graph)
+    for c in (c for row in at.boundaries for c in row):
+        if any(t.dtype.startswith("complex") for t in c.specs):
+            how = "passes complex numbers from one stage to another, and their gradients cannot be sent back"
+            text = f"{c.name} {how}"
+            yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
+
+
+def _around(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """Yields what differs between ranks and would make them train different models."""
+    n = at.sizes.grid.size
+    asking = [f"the constructor asks for {what}" for what in skeleton.traits.world]
+    asking += [f"{_where(module)} asks for {what} in its forward" for module, what in graph.effects.world]
+    for asks in asking if n > 1 else ():
+        text = f"{asks}, and {n} ranks get a different answer than one process"
+        cure = "remove it: the launcher combines samples, gradients and losses itself"
+        yield Problem(KEY, f"{text}: they would train another model; {cure}")
+    if graph.effects.global_draws and at.sizes.replicas > 1:
+        text = "the forward draws numbers from Python's or numpy's random stream"
+        yield Problem(KEY, f"{text}, which differs on every rank; draw with torch, inside a module")
+    if _mixes(graph) and _cuts_batch(at.sizes):
+        yield _mixed(at, graph)
+    for kept in graph.effects.kept:
+        if kept.by_data and at.sizes.replicas > 1:
+            ranks = f"each of {at.sizes.replicas} data-parallel ranks"
+            text = (
+                f"the forward changes {kept.name}, by numbers that {ranks} has its own of, and then uses it"
+            )
+            yield Problem(KEY, f"{text}: they would train different models; use one data-parallel rank")
+
+
+def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """Yields tensors that would miss updates of shared memory, get no gradient, or have no values."""
+    learning = {p.name for p in skeleton.params if p.trainable}
+    changed = {n for c in graph.effects.changes for n in c.names}
+    kept = {p.name for p in skeleton.params}
+
+    # memory that several names share
+    for names in skeleton.traits.shared:
+        of = [n for n in names if n in learning]
+        for name in names:
+            if of:
+                if name not in kept and name in graph.effects.reads:
+                    text = f"{name} shares memory with {of[0]}, and would no longer see its updates"
+                    yield Problem(KEY, f"{text}; compute it from {of[0]} in the forward")
+            elif name in changed:
+                others = listed([n for n in names if n != name])
+                text = f"the forward changes {name}, in whose memory {others} lies"
+                text += ", which would no longer see the change"
+                yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
+                break
+
+    # tensors that were created before the forward, or outside the model
+    together = {n for names in skeleton.traits.shared for n in names}
+    for name in skeleton.traits.computed:
+        if name in graph.effects.reads and name not in together:
+            text = f"{name} was computed from weights in the constructor"
+            yield Problem(KEY, f"{text}, so no gradient flows through it; compute it in the forward")
+    for shape in graph.effects.foreign:
+        text = (
+            f"the forward uses a tensor of shape {shape} that is neither a parameter nor "
+            "a buffer of the model"
+        )
+        text += " and was not created in the forward: ranks have no values for it; register it as a buffer"
+        yield Problem(KEY, text)
+
+
+def whole(graph: Graph, sizes: Sizes) -> frozenset[str]:
+    """Returns the names of tensors that the forward changes, if there are replicas.
+
+    Every replica keeps the full tensors and changes them alike.
+    """
+    return frozenset(n for c in graph.effects.changes for n in c.names if sizes.replicas > 1)
+
+
+def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> list[Note]:
+    """Returns a note on parameters that are not sharded because the forward changes them (``changed``)."""
+    kept = [p.name for p in params if p.name in changed and not p.buffer]
+    if not kept or sizes.grid["dp_shard"] == 1:
+        return []
+    verb, them = ("stays", "it") if len(kept) == 1 else ("stay", "them")
+    return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
+
+
+def beyond(job: Job, graph: Graph) -> Iterator[Problem]:
+    """Yields tables that have no row for an id of the data: a rank would fail in the lookup."""
+    data = job.data
+    path = getattr(data, "target", None) or getattr(data, "path", None) or getattr(data, "name", "data")
+    where = ", ".join(path) if isinstance(path, tuple | list) else str(path)
+    for module, rows, most in graph.effects.beyond:
+        text = f"{_where(module)} has a table of {rows} rows, and an id of the data ({where}) is {most}"
+        cure = f"give it at least {most + 1} rows, or read data of fewer tokens"
+        yield Problem(KEY, f"{text}; {cure if most >= 0 else 'ids begin at 0: mask what is no token'}")
+
+
+def _mixes(graph: Graph) -> bool:
+    """Whether samples of a batch depend on one another.
+
+    A model that remembers batches does not count: what it changes is checked instead.
+    """
+    remembers = any(c.by_data and c.read for c in graph.effects.changes)
+    return bool(graph.effects.mixing) and not remembers and not any(k.by_data for k in graph.effects.kept)
+
+
+def _cuts_batch(sizes: Sizes) -> bool:
+    return sizes.replicas * sizes.micros > 1
+
+
+MIXED = "depends on the rest of its batch"
+
+
+def _mixed(at: CutModel, graph: Graph) -> Problem:
+    """Returns the problem of a model that mixes samples of a batch that the layout cuts.
+
+    A loss class that compares samples is refused as well: sums over parts of the batch do not add up to it.
+    """
+    sizes = at.sizes
+    parts = f"{many(sizes.micros, 'micro batch')} and {many(sizes.replicas, 'data-parallel rank')}"
+    why = f"the batch is cut over {parts}, so each layout would train another model"
+    alone = sizes.replicas == 1 and len(at.stages) == 1
+    way_out = "compute each sample by itself, or train with one data-parallel rank, stage and micro batch"
+    cure = "parallel.pipeline.micro_batch_num=1" if alone else ""
+    return Problem(KEY, f"{graph.effects.mixing} {MIXED}, and {why}; {way_out}", cure)
+
+
+def remarks(job: Job, skeleton: Skeleton, graph: Graph, sizes: Sizes) -> list[Note]:
+    """Returns notes on models that train, but to numbers that depend on other settings."""
+    out = _unsaved(job, skeleton, graph)
+    if _mixes(graph):
+        text = "another batch size, or a batch in parts, trains to other numbers"
+        out.append(Note(KEY, f"{graph.effects.mixing} {MIXED}: {text}"))
+    if graph.effects.untried and _cuts_batch(sizes):
+        numbers = f"a model of {graph.effects.untried / 1e6:.1f}M numbers"
+        text = "it was not tried whether its samples depend on one another, as in a contrastive loss"
+        other = "then another number of data-parallel ranks or micro batches trains to other numbers"
+        out.append(Note(KEY, f"{numbers} is too large to try: {text}; {other}"))
+    if skeleton.traits.batch_norms and _cuts_batch(sizes):
+        text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
+        names = listed(skeleton.traits.batch_norms)
+        other = "another number of data-parallel ranks or micro batches trains to other numbers"
+        out.append(Note(KEY, f"BatchNorm ({names}) {text} {sizes.global_batch}: {other}"))
+    return out
+
+
+def _unsaved(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+    """Returns notes on state that a resumed run starts anew, because no checkpoint contains it."""
+    kinds = [step.kind for step in job.steps.values()]
+    if job.checkpoint.every is None and "save" not in kinds:
+        return []
+    persistent = {p.name for p in skeleton.params}
+    buffers = [c.name for c in graph.effects.changes if c.read and not persistent & {*c.names}]
+    kept = [n for n in (k.name for k in graph.effects.kept) if owner(n) not in skeleton.traits.saying]
+    out = []
+    for names, what, cure in (
+        (kept, "Python keeps it", "make a buffer of it, or return it from get_extra_state"),
+        (buffers, "persistent=False keeps it out of the state dict", "register it as a persistent buffer"),
+    ):
+        if names:
+            text = f"{listed(names)}: the forward changes and reads it, and {what}; no checkpoint has it"
+            out.append(Note("checkpoint", f"{text}, so a resumed run starts it anew; {cure}"))
+    return out
+
+
+DTYPES = (
+    "weights and inputs have the dtype of train.precision, and tensors that a "
+    "forward creates have torch's default, float32; create them with the dtype "
+    "of a weight, as in x.to(weight.dtype)"
+)
+
+
+def _disagree(graph: Graph) -> Iterator[Problem]:
+    found = graph.effects.disagree
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch refuses; {DTYPES}")
+
+
+def _sparse(graph: Graph) -> Iterator[Problem]:
+    tables = graph.effects.sparse
+    if tables:
+        text = "looked up with sparse=True, and the launcher can neither sum nor clip sparse gradients"
+        way_out = "remove sparse=True: dense gradients have the same numbers"
+        yield Problem(KEY, f"{listed(tables)}: {text}; {way_out}")
+
+
+def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
+    """Returns why the forward must not change this tensor, and the way out; ``None`` if it may."""
+    weight = p is not None and not p.buffer
+    if at.sizes.pieces > 1:
+        cure = "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b"
+        return ", once for every piece of a sequence", cure
+
+    # each data-parallel rank would change it by its own samples
+    if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
+        ranks = f"each of {at.sizes.replicas} data-parallel ranks"
+        text = f", by numbers that {ranks} has its own of, and then uses it"
+        return f"{text}: they would train different models; use one data-parallel rank", ""
+
+    between = _between(c, p, at) if len(at.stages) > 1 else None
+    if between is not None:
+        return between
+
+    # a rank has only a half-precision copy or a part of the weight
+    if weight and at.mixed:
+        return ", and in half precision the forward changes a copy", "train.precision=fp32"
+    if weight and p is not None and _cut(p):
+        return ", which is cut over tp; leave its module out of parallel.operators", ""
+    return None
+
+
+def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
+    """Returns why pipeline stages do not allow this change, and the way out; ``None`` if they do."""
+    here = {at.stage_of(m) for m in c.at} - {None}  # glue is already on the stage of what it changes
+    owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
+    if len(owners) > 1:
+        return (
+            (
+                f", of which stages {_numbers(owners)} have a copy each; put all modules that "
+                "use it on one stage"
+            ),
+            "",
+        )
+    if here and here != owners:
+        text = f", which is on stage {_numbers(owners)}, in {listed(c.at)} on stage {_numbers(here)}"
+        return f"{text}; put both on one stage", ""
+    if c.kept:
+        text = " in place, and the backward of another micro batch still needs the old values"
+        return f"{text}; compute with a copy, {c.name.rpartition('.')[2]}.clone()", ""
+    return None
+
+
+def _inner(i: Inner, at: CutModel) -> Why | None:
+    """Returns why the forward cannot compute gradients itself, and the way out; ``None`` if it can."""
+    if at.sharded:
+        return "its sharded weights are not gathered at that point", "parallel.hsdp=null"
+    if at.tp:
+        return (
+            "operators that are cut over tp communicate at that point; remove them from parallel.operators",
+            "",
+        )
+    if at.mixed and i.backward:
+        return "in half precision the gradients would be lost", "train.precision=fp32"
+
+    # the path of the gradient must stay on one stage, and its backward must not be split
+    if len(at.stages) == 1:
+        return None
+    if at.stage_of(i.module) is None:
+        return (
+            "that code is between the named modules, and the path of the gradient may lead to another stage",
+            "",
+        )
+    if i.backward or any(covers(m, i.module) for s in at.stages for m in s.modules if m in i.crosses):
+        return "the path of the gradient leads to another stage; put all of it in one module", ""
+    if at.split:
+        return f"{at.scheduler} cuts backwards in two", "parallel.pipeline.scheduler=1f1b"
+    return None
+
+
+def _hooks(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
+    for name in skeleton.traits.hooked:
+        why = _hooked(placed[name], at)
+        if why:
+            yield Problem(KEY, f"the parameter {name} has hooks, and {why[0]}", why[1])
+    for module in skeleton.traits.backward:
+        if len(at.stages) > 1 and at.stage_of(module) is None:
+            text = f"{_where(module)} has backward hooks and runs on several stages"
+            yield Problem(KEY, f"{text}; put them on a module that one stage runs whole")
+        elif at.tp:
+            text = f"{_where(module)} has backward hooks, which would see only a part of the gradient next to"
+            yield Problem(KEY, f"{text} operators that are cut over tp; remove those from parallel.operators")
+
+
+def _hooked(p: Placed, at: CutModel) -> Why | None:
+    """Returns why hooks of this parameter would not see the same as in one process, and the way out."""
+    if at.sizes.replicas > 1:
+        ranks = f"each of {at.sizes.replicas} data-parallel ranks"
+        way_out = "change gradients in an optimizer of your own, or use one data-parallel rank"
+        return f"{ranks} would call them with the gradient of its own samples only; {way_out}", ""
+
+    # in one process the hooks see the full gradient
+    if len(p.stages) > 1:
+        return (
+            (
+                f"stages {_numbers(p.stages)} use it, and each would call the hooks with its "
+                "part of the gradient"
+            ),
+            "",
+        )
+    if _cut(p):
+        way_out = "leave it out of parallel.operators"
+        return f"it is cut over tp, so the hooks would see only a part of the gradient; {way_out}", ""
+
+    # and they see the gradient of the parameter itself, once
+    if at.mixed:
+        return "in half precision its gradient is that of a copy", "train.precision=fp32"
+    if at.split:
+        return f"{at.scheduler} splits the backward, which bypasses hooks", "parallel.pipeline.scheduler=1f1b"
+    return None
+
+
+def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
+    """Yields modules with sharded weights that do what FSDP2 does not support.
+
+    For example, FSDP2 passes views of the inputs to a module that it gathers, and autograd does not allow
+    in-place changes of them.
+    """
+    gathered = {m for g in at.groups for m in g.modules if m}
+    for modules, why, way_out in (
+        (graph.inferred, " runs in torch.inference_mode, where sharded weights cannot be gathered",
+         "use torch.no_grad instead"),
+        (graph.overwrites, ": its forward changes its input in place, which FSDP2 does not allow for "
+                           "modules with sharded weights",
+         "let it make a new tensor (inplace=False, x = x + y)"),
+        (graph.lazy, ": its forward returns a generator, whose code would run after its weights "
+                     "have been resharded", "let it return a list"),
+        (graph.fills, ": its forward changes a list or dictionary argument, and FSDP2 passes a "
+                      "copy to modules with sharded weights", "let it return what it adds"),
+    ):  # fmt: skip
+        found = [m for m in modules if m in gathered]
+        if found:
+            text = f"{listed(found)}{why}; {way_out}, or shard nothing"
+            yield Problem(KEY, text, "parallel.hsdp=null")
+
+    # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
+    if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
+        found = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
+        if found:
+            who = listed([m or "the model" for m in found])
+            text = f"{who}: its forward puts a hook on a tensor, which uses"
+            text += " weights in the backward, before level3 has gathered them again"
+            yield Problem(KEY, text, "parallel.hsdp.optimizer_level=level2")
+        found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
+        if found:
+            text = f"{listed(found)}: called with another tensor in place of a weight, and level3 would"
+            yield Problem(KEY, f"{text} gather its own", "parallel.hsdp.optimizer_level=level2")
+
+
+def _twins(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
+    """Yields modules with sharded weights that several stages of one rank run: FSDP2 wraps a module once."""
+    for names in skeleton.traits.twins:
+        found = (at.stage_of(n) for n in names)
+        here = {stage for stage in found if stage is not None}
+        ranks = [at.sizes.places[s] for s in here]
+        mine = [p for n in names for m, p in placed.items() if covers(n, owner(m))]
+        if len(set(ranks)) < len(ranks) and any(p.sharded for p in mine):
+            text = f"{' and '.join(names)} are one module, on stages {_numbers(here)}"
+            text += ", two of which are on one rank, and its weights are sharded"
+            yield Problem(KEY, text, "parallel.hsdp=null")
+
+
+def _cut(p: Placed) -> bool:
+    return any("tp" in axes for axes in p.layout.split)
+
+
+def _where(module: str) -> str:
+    return module or "the model's own forward"
+
+
+def _numbers(stages: object) -> str:
+    return " and ".join(map(str, sorted(s for s in stages if s is not None)))  # type: ignore[attr-defined]
+
+
+LORA = "model.lora"
+
+
+def problems(job: Job, params: Sequence[Placed], graph: Graph) -> Iterator[Problem]:
+    """Yields a problem for linear modules with adapters that the forward never calls.
+
+    Other code may use their weights, but it does not use the adapters.
+    """
+    never = {name for name, scope in graph.scopes if scope is None}
+    idle = [p.name.rpartition(".")[0] for p in params if p.role == "adapter" and never.intersection(p.names)]
+    if job.model.lora is not None and idle:
+        names = some([*dict.fromkeys(idle)])
+        text = (
+            f"{names}: the forward never calls it, so an adapter would have no effect; "
+            "remove it from the list"
+        )
+        yield Problem(f"{LORA}.modules", text)
+
+
+def lora_notes(job: Job, params: Sequence[Placed]) -> Iterator[Note]:
+    """Yields a note on how much ``model.lora`` trains."""
+    if job.model.lora is None:
+        return
+    adapters = [p for p in params if p.role == "adapter"]
+    numbers = sum(prod(p.spec.shape) for p in adapters)
+    whole = sum(prod(p.spec.shape) for p in params if not p.buffer)
+    what = f"{many(len(adapters) // 2, 'adapter')} of rank {job.model.lora.rank}"
+    text = f"{what}: {numbers} of {whole} numbers are trained, all others are frozen"
+    if kept_half := [p for p in params if p.half]:
+        size = sum(prod(p.spec.shape) for p in kept_half)
+        text += f"; {size} of them are kept in {kept_half[0].spec.dtype}, as they come"
+    yield Note(LORA, text)
+
+
+def recording_problems(skeleton: Skeleton) -> Iterator[Problem]:
+    """Yields what the recording of a forward does not capture: hooks of parameters."""
+    for name in skeleton.traits.hooked:
+        text = f"the parameter {name} has hooks, and ranks of a device matrix have parts of its gradient"
+        yield Problem(KEY, f"{text}; change gradients in an optimizer of your own")

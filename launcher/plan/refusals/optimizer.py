@@ -1,0 +1,150 @@
+"""Which layouts give the same numbers as one process with an optimizer class of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.cut.params import Placed
+from launcher.plan.cut_model import CutModel
+from launcher.plan.sizes import Note, Sizes
+from launcher.plan.values.facts import Graph
+from launcher.plan.values.optimizer import OptimizerTraits
+from launcher.plan.values.text import some
+
+KEY = "optim._target_"
+SEEN = "(seen on small tensors)"
+
+
+def problems(job: Job, traits: OptimizerTraits | None, model: CutModel, graph: Graph) -> Iterator[Problem]:
+    """Yields every reason why the optimizer cannot train in this layout, or resume from a checkpoint."""
+    if traits is None:
+        return
+    if traits.broken:
+        yield Problem(KEY, f"{traits.name}: {traits.broken}")
+        return
+
+    # an optimizer that draws random numbers trains on one rank, where nothing is cut
+    trained = [p for p in model.params if p.trainable and not p.buffer]
+    yield from _draws(job, traits, model.sizes)
+    if not traits.draws:
+        yield from _cut(job, traits, trained)
+        yield from _apart(traits, trained)
+        yield from _empty(traits, trained, model.sizes)
+    yield from _unused(traits, trained, graph)
+
+    # a checkpoint must contain everything that a resumed run needs
+    if keeps(job) and traits.draws != "elsewhere":
+        yield from _saved(traits, trained)
+
+
+def keeps(job: Job) -> bool:
+    """Whether the request saves the optimizer's state or resumes from it."""
+    kinds = {step.kind for step in job.steps.values()}
+    resumes = job.checkpoint.resume not in ("auto", "never")
+    return bool(kinds & {"save", "load", "broadcast"}) or job.checkpoint.every is not None or resumes
+
+
+def note(traits: OptimizerTraits | None) -> list[Note]:
+    """Returns a note on what the optimizer did when it was tried."""
+    if traits is None or traits.broken:
+        return []
+    what = "each number of a tensor by itself" if traits.elements else "a whole tensor at a time"
+    if not traits.alone:
+        what = "all tensors together"
+    more = "; random numbers of torch's" if traits.draws else ""
+    return [Note(KEY, f"{traits.name} updates {what} {SEEN}{more}")]
+
+
+def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]:
+    text = f"{traits.name}: it draws random numbers {SEEN}"
+    if traits.draws == "elsewhere":
+        yield Problem(
+            KEY, f"{text} from a generator that torch.manual_seed does not seed, so no run could be repeated"
+        )
+    elif traits.draws and sizes.grid.size > 1:
+        others = (
+            f"{sizes.grid.size} ranks would draw other numbers than one process; it can be used on one rank"
+        )
+        yield Problem(KEY, f"{text}, and {others}")
+    elif traits.draws and any(step.kind == "certify" for step in job.steps.values()):
+        yield Problem(KEY, f"{text}, so that no two trainings can be compared: leave out the certify step")
+
+
+def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
+    """Yields a problem for tensors that are cut although their update depends on the full tensor."""
+    wrong = [p for p in trained if p.layout.axes and not _exact(traits, p)]
+    if not wrong:
+        return
+    axes = sorted({axis for p in wrong for axis in p.layout.axes})
+    names = some([p.name for p in wrong])
+    text = (
+        f"{traits.name}: its update of one element of a tensor depends on the rest of "
+        f"the tensor {SEEN}, and {names} would be cut over {' and '.join(axes)}; it "
+        "can be used with pipeline stages and replicas, where every rank has whole "
+        "tensors"
+    )
+    yield Problem(KEY, text, _unsharded(job, axes))
+
+
+def _exact(traits: OptimizerTraits, p: Placed) -> bool:
+    """Whether pieces of ``p`` get the same update as the full tensor."""
+    return traits.rows if not any(p.layout.split[1:]) else traits.elements
+
+
+def _unsharded(job: Job, axes: Sequence[str]) -> str:
+    """Returns the override that replaces shards by replicas, if the request does not fix their number."""
+    fixed = job.parallel.grid.dp_shard or job.parallel.grid.dp_replicate
+    return "parallel.hsdp=null" if list(axes) == ["dp_shard"] and fixed is None else ""
+
+
+def _apart(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
+    """Yields a problem for tensors on different ranks if an update of one depends on all of them."""
+    if traits.alone:
+        return
+    stages = {p.layout.at for p in trained}
+    cut = sorted({axis for p in trained for axis in p.layout.axes})
+    if len(stages) > 1 or cut:
+        over = [*(["pipeline stages"] if len(stages) > 1 else []), *cut]
+        text = (
+            f"{traits.name}: its update of one tensor depends on other tensors {SEEN}, "
+            f"and over {' and '.join(over)} no rank has all of them; it can be used with "
+            "replicas, where every rank has all tensors"
+        )
+        yield Problem(KEY, text)
+
+
+def _empty(traits: OptimizerTraits, trained: Sequence[Placed], sizes: Sizes) -> Iterator[Problem]:
+    if traits.empty or not traits.rows:
+        return
+    bare = [p.name for p in trained if p.layout.axes and _empty_somewhere(p, sizes)]
+    if bare:
+        text = f"{traits.name}: it fails on a piece without elements {SEEN}"
+        text += f", and some ranks have no elements of {some(bare)}"
+        yield Problem(KEY, text, "parallel.hsdp.uneven=whole")
+
+
+def _empty_somewhere(p: Placed, sizes: Sizes) -> bool:
+    """Whether the piece of ``p`` on some rank has no elements."""
+    boxes = (p.layout.box(rank) for rank in range(sizes.grid.size))
+    return any(box is not None and box.empty for box in boxes)
+
+
+def _unused(traits: OptimizerTraits, trained: Sequence[Placed], graph: Graph) -> Iterator[Problem]:
+    never = {name for name, scope in graph.scopes if scope is None}
+    idle = [p.name for p in trained if never.intersection(p.names)]
+    if idle and not traits.unused:
+        text = f"{traits.name}: it fails on a parameter without a gradient {SEEN}"
+        yield Problem(KEY, f"{text}, and no forward uses {some(idle)}")
+
+
+def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
+    """Yields a problem for state that a checkpoint could not restore."""
+    cut = [p.name for p in trained if p.layout.axes]
+    if traits.lost:
+        text = f"{traits.name}: its state cannot be saved and restored: {traits.lost} {SEEN}"
+        yield Problem(KEY, f"{text}. Keep numbers, and tensors, in self.state[p] or in self.param_groups")
+    elif traits.odd and cut:
+        text = f"{traits.name}: it keeps {traits.odd}"
+        yield Problem(KEY, f"{text}, which cannot be saved where parameters are cut: {some(cut)}")

@@ -1,0 +1,117 @@
+"""Early stopping, the best checkpoint, and the moving average of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from shlex import quote
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.job.schema.objective import figure
+from launcher.job.schema.steps import Evaluate, Export
+from launcher.plan.cut.params import Placed
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.setting import Setting
+from launcher.plan.values.text import many
+from launcher.plan.verbs import of_best, verb
+
+STOP, BEST = "train.early_stop", "checkpoint.best"
+WORDS = ("accuracy", "perplexity")
+"""Metrics that one word requests, for any data with classes."""
+VALIDATIONS = 10
+"""The number of validations of a training that a cure proposes."""
+
+
+def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """Yields problems for metrics that no validation computes, and for an undefined best checkpoint."""
+    yield from _unknown(job)
+    named = {}
+    if job.train.early_stop is not None:
+        named[f"{STOP}.metric"] = job.train.early_stop.metric
+    if job.checkpoint.best is not None:
+        named[BEST] = job.checkpoint.best
+
+    known = ("loss", "val_loss", *(f"val_{figure(one)}" for one in job.metrics))
+    for key, metric in named.items():
+        if metric not in known:
+            text = f"{metric}: is none; there are {', '.join(known)}"
+            yield Problem(key, text, _cure(job, key, metric, known))
+        elif job.train.eval_every is None and _trains(job):
+            every = max(1, (sizes.steps if sizes else VALIDATIONS) // VALIDATIONS)
+            text = f"{metric}: is looked at after validations, and there are none while training"
+            yield Problem(key, text, f"train.eval_every={every}")
+
+
+def _cure(job: Job, key: str, metric: str, known: Sequence[str]) -> str:
+    """The override that names the most similar metric, or that adds a metric of ``WORDS`` to ``metrics``."""
+    name = metric.removeprefix("val_")
+    near = f"val_{name}" if f"val_{name}" in known else ""
+    if near or name not in WORDS or any(figure(m) != getattr(m, "name", "") for m in job.metrics):
+        close = get_close_matches(metric, known, 1)
+        return f"{key}={near or close[0]}" if near or close else ""
+    every = ",".join((*map(figure, job.metrics), name))
+    return f"{key}=val_{name} {quote(f'metrics=[{every}]')}"
+
+
+def _unknown(job: Job) -> Iterator[Problem]:
+    """Yields problems for steps that read the best checkpoint although ``checkpoint.best`` is not set."""
+    for name, step in job.steps.items():
+        if job.checkpoint.best is None and of_best(step):
+            text = "best: without checkpoint.best no checkpoint is known as the best"
+            yield Problem(f"steps.{name}.{verb(step).source}", text, f"{BEST}=val_loss")
+
+
+def rows(job: Job) -> Iterator[Setting]:
+    stop, best = job.train.early_stop, job.checkpoint.best
+    if stop is not None:
+        more = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
+        why = f"training ends, with a checkpoint, after {many(stop.patience, 'validation')} that it has not"
+        direction = "fallen" if stop.goal == "min" else "risen"
+        yield Setting(f"{STOP}.metric", stop.metric, "applied", f"{why} {direction}{more}")
+    if best is not None:
+        least = "lowest" if job.checkpoint.best_goal == "min" else "highest"
+        why = (
+            f"a validation with the {least} so far is followed by a checkpoint, which stays beside the newest"
+        )
+        yield Setting(BEST, best, "applied", why)
+
+
+def _trains(job: Job) -> bool:
+    return any(s.kind == "train" for s in job.steps.values())
+
+
+EMA = "train.ema"
+LOW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+
+
+def ema_problems(job: Job) -> Iterator[Problem]:
+    """Yields problems for steps that read a moving average which does not exist."""
+    for name, step in job.steps.items():
+        if not isinstance(step, Evaluate | Export) or step.weights == "trained":
+            continue
+        key = f"steps.{name}.weights"
+        if isinstance(step, Evaluate) and step.of != "run":
+            text = f"ema: of={step.of} is evaluated as it was written"
+            yield Problem(key, f"{text}; to write the moving average is weights=ema of the step export")
+        elif job.train.ema is None and not (isinstance(step, Export) and step.src is not None):
+            text = "ema: without train.ema there is no moving average of the weights"
+            yield Problem(key, text, f"{EMA}={{}}")
+
+
+def ema_param_problems(job: Job, params: Iterable[Placed]) -> Iterator[Problem]:
+    """Yields a problem if weights have a dtype that rounds away the update of an average."""
+    if job.train.ema is None:
+        return
+    low = next((p for p in params if p.trainable and not p.buffer and p.spec.dtype in LOW), None)
+    if low is not None:
+        text = f"{low.name} is kept in {low.spec.dtype}, which rounds away what a step adds to an average"
+        yield Problem(EMA, f"{text}; keep the weights that are trained in fp32", f"{EMA}=null")
+
+
+def ema_rows(job: Job) -> Iterator[Setting]:
+    if job.train.ema is None:
+        return
+    often = "every step" if job.train.ema.every == 1 else f"every {many(job.train.ema.every, 'step')}"
+    why = f"{often}, on each rank's own pieces of the weights that are trained, in their dtype"
+    yield Setting(f"{EMA}.decay", f"{job.train.ema.decay:g}", "applied", why)

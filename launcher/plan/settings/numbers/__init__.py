@@ -1,1 +1,0 @@
-"""Settings that change the numbers of a step in any layout: dtypes, kernels, means or sums."""

@@ -1,3 +1,0 @@
-"""Finds the strategies that the request leaves out: the cheapest for the full graph, by the cost model."""
-
-__all__ = ["cluster_speeds", "cost"]

@@ -1,0 +1,90 @@
+"""Ranks, stages and micro batches of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from shlex import quote
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.schedule.schedules import placement
+from launcher.plan.values.grid import Grid
+
+
+@dataclass(frozen=True)
+class Note:
+    """A default that was resolved, or anything else that the reader of a plan should know."""
+
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.text}"
+
+    @property
+    def default(self) -> bool:
+        """Whether the note says how the plan resolved a default.
+
+        >>> Note("parallel.hsdp.shard_size", "-1 -> 4: the data-parallel group").default
+        True
+        """
+        return self.text.startswith(("null -> ", "auto -> ", "-1 -> "))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a run.
+
+    Each rank has ``chunks`` of the ``virtual`` stages, placed round after round or, with ``v``, there and
+    back. Batches are counted in samples; ``local_batch`` is that of a data-parallel rank. ``pieces``: chunks
+    into which the sequences of a micro batch are cut in training. ``epochs``: the number from which ``steps``
+    was computed, if the request states epochs.
+    """
+
+    grid: Grid
+    chunks: int
+    micros: int
+    global_batch: int
+    local_batch: int
+    micro_batch: int
+    steps: int
+    notes: tuple[Note, ...]
+    v: bool = False
+    pieces: int = 1
+    epochs: int | None = None
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The pipeline rank of each virtual stage."""
+        return placement(self.grid["pp"], self.chunks, self.v)
+
+    def held(self, pp: int) -> tuple[int, ...]:
+        """The virtual stages of a pipeline rank, in order."""
+        return tuple(s for s, rank in enumerate(self.places) if rank == pp)
+
+    @property
+    def virtual(self) -> int:
+        return self.grid["pp"] * self.chunks
+
+    @property
+    def replicas(self) -> int:
+        """The number of data-parallel ranks; each reads its own samples."""
+        return self.grid["dp_replicate"] * self.grid["dp_shard"]
+
+
+KEY = "parallel.mode"
+
+
+def searches(job: Job) -> bool:
+    """Whether a search finds the strategies of operators that have none."""
+    return job.parallel.mode != "semi_auto"
+
+
+def refused(job: Job) -> Iterator[Problem]:
+    """Yields a problem if the search would ignore the strategies that are written."""
+    mode = job.parallel.mode
+    if mode == "recursive_programming" and job.parallel.operators:
+        text = f"{mode} finds every strategy itself; sharding_propagation keeps those that are written"
+        yield Problem(KEY, text, quote(f"{KEY}=sharding_propagation"))

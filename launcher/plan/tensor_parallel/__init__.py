@@ -1,0 +1,1 @@
+"""parallel.operators: each module over the axis tp, as written, from files, or from the model."""

@@ -1,0 +1,319 @@
+"""Layouts and strategies that come from files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from shlex import quote
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.schema.parallel import OperatorStrategy
+from launcher.plan.tensor_parallel.operators import KEY as OPERATORS
+from launcher.plan.tensor_parallel.operators import Flow, Lookup, Operator, resolve, unwrapped
+from launcher.plan.tensor_parallel.reader import TP, Axes, FromFile, Reading, axes_text
+from launcher.plan.values.facts import Skeleton
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
+
+FORMAT, VERSION = "launcher.operators", 2
+OVER_TP = 1
+"""The version before operators could have their own device matrices."""
+
+NAME_KEY = "key"
+"""The field of a row with the name or glob under which its strategy was written."""
+
+ASSIGNED = "assigned"
+"""The field of a row that marks a strategy as assigned by a mode: no user wrote it."""
+
+SEARCHED = "searched"
+
+Rows = Mapping[str, Mapping[str, Any]]
+"""The strategy of each module, in the form of ``parallel.operators``."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search records about the strategies that it chose.
+
+    ``rows`` is their digest, which differs after an edit; ``reasons`` are the search's explanations.
+    """
+
+    rows: str
+    reasons: tuple[str, ...]
+
+
+class SearchedFile(OperatorStrategy):
+    """The setting of a request whose strategies come from a file that a search wrote, with its reasons."""
+
+    reasons: tuple[str, ...] = ()
+
+
+def digest(rows: Rows) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
+
+
+def as_json(flow: Flow, tp: int) -> str:
+    """Returns the resolved ``parallel.operators``, without globs and slices: a module a line, in order."""
+    return text({s.operator.module: _row(s.operator) for s in flow.spreads}, tp)
+
+
+def text(rows: Rows, tp: int | None, searched: Searched | None = None) -> str:
+    """Returns the text of a file; ``tp``: the size of that axis, if rows name it."""
+    head: dict[str, Any] = {"format": FORMAT, "version": VERSION} | ({} if tp is None else {"tp": tp})
+    if searched is not None:
+        head[SEARCHED] = {"rows": searched.rows, "reasons": searched.reasons}
+    lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
+    listed = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    return "{\n" + "".join(lines) + '  "operators": {' + (f"\n{listed}\n  " if rows else "") + "}\n}\n"
+
+
+def _row(o: Operator) -> dict[str, Any]:
+    said = Reading(o.input, o.output, o.weights)
+    parts = [*said.weights, ("input", said.input), ("output", said.output)]
+    row: dict[str, Any] = {name: _dims(axes) for name, axes in parts if axes is not None}
+    return row if o.key == o.module else {**row, NAME_KEY: o.key}
+
+
+def _dims(axes: Axes) -> list[Any]:
+    """Returns ``axes`` in the form of a strategy by axis names."""
+    out: list[Any] = []
+    for dim in axes:
+        if len(dim) > 1:
+            out.append(list(dim))
+        else:
+            out.append(dim[0] if dim else None)
+    return out
+
+
+def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, FromFile]]:
+    """Returns the size of ``tp``, if the file has one, and the strategy of each module.
+
+    The strategies are not checked here, but together with those of ``parallel.operators``. ``setting`` names
+    the file ``path``. Raises ``ValueError`` if ``data`` is not a file of operator strategies.
+    """
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        raise ValueError(f'not a file of operator strategies: "format" is not "{FORMAT}"')
+    version = data.get("version")
+    if type(version) is not int or version not in (OVER_TP, VERSION):
+        told = f"this launcher reads versions {OVER_TP} and {VERSION}"
+        raise ValueError(f"version {str(version)[:40]}; {told}")
+
+    # the axis that the rows name
+    tp, operators = data.get("tp"), data.get("operators")
+    if (tp is not None or version == OVER_TP) and (type(tp) is not int or tp < 1):
+        raise ValueError(f'"tp" is {json.dumps(tp)}: should be a whole number of ranks')
+    if not isinstance(operators, Mapping) or not all(isinstance(row, Mapping) for row in operators.values()):
+        raise ValueError('"operators" should be an object: {module: strategy}')
+    return tp, {name: _from_file(row, setting, path) for name, row in operators.items()}
+
+
+def searched(data: Any) -> Searched | None:
+    """Returns what a search recorded in a file, or ``None``; its reasons only if the rows are unedited.
+
+    Raises ``ValueError`` if the record has another form.
+    """
+    said = data.get(SEARCHED)
+    if said is None:
+        return None
+    reasons = said.get("reasons") if isinstance(said, Mapping) else None
+    if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
+        raise ValueError(f'"{SEARCHED}" should be an object: {{"rows": digest, "reasons": [text]}}')
+    rows = digest(data["operators"])
+    return Searched(rows, tuple(reasons) if said.get("rows") == rows else ())
+
+
+def _from_file(row: Mapping[str, Any], setting: str, path: str) -> FromFile:
+    values = {name: value for name, value in row.items() if name not in (NAME_KEY, ASSIGNED)}
+    assigned = row.get(ASSIGNED) is True
+    return FromFile(values, setting=setting, path=path, key=str(row.get(NAME_KEY, "")), assigned=assigned)
+
+
+KEY = "parallel.param_strategy.load"
+SHARD = "dp_shard"
+RankSpan = tuple[int, int]
+"""The stride between consecutive ranks of an axis, and the number of ranks on it."""
+
+
+@dataclass(frozen=True)
+class ParamLayouts:
+    """The layouts of parameters by name, as the file ``path`` has them."""
+
+    path: str
+    layouts: Mapping[str, Layout]
+
+
+def resolved(
+    config: Mapping[str, Any], skeleton: Skeleton, grid: Grid, file: ParamLayouts
+) -> tuple[tuple[Operator, ...], list[Problem]]:
+    """Returns the operators of ``config``, and one for each other module of which the file cuts a parameter.
+
+    A parameter in both must have the same layout in both; everything else is a problem.
+    """
+    wanted, problems = _over_tp(file, skeleton, grid)
+    if problems:
+        return (), problems
+
+    # modules without a strategy in the request follow the file
+    config, problems = unwrapped(config, skeleton)
+    cut: dict[str, dict[str, Any]] = {}
+    lookup = Lookup.of(config)
+    own = {p.name: wanted[p.same_as] for p in skeleton.params if p.same_as in wanted and not p.buffer}
+    for name, axes in own.items():
+        module, _, parameter = name.rpartition(".")
+        if lookup.key(module) is None:
+            cut.setdefault(module, {})[parameter] = [list(dim) or None for dim in axes]
+    follows = {m: row for m, row in cut.items() if any(any(axes) for axes in row.values())}
+    more = {m: FromFile(row, setting=KEY, path=file.path) for m, row in follows.items()}
+    operators, wrong = resolve({**config, **more}, skeleton, grid)
+    problems += wrong
+    return operators, problems or [*_conflicts(operators, own, file.path)]
+
+
+def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str) -> Iterator[Problem]:
+    """Yields parameters that an operator cuts differently from the file, at most one a strategy."""
+    said: set[str] = set()
+    for o in operators:
+        for parameter, axes in o.weights:
+            name = f"{o.module}.{parameter}"
+            theirs = own.get(name, axes)
+            if theirs == axes or o.key in said:
+                continue
+            said.add(o.key)
+            text = f"{name} is {axes_text(axes)} here, and {axes_text(theirs)} in {path} of {KEY}"
+            cure = quote(f"~{o.where}") if o.where.startswith(OPERATORS) else ""
+            yield Problem(o.where, text, cure)
+
+
+def _over_tp(file: ParamLayouts, skeleton: Skeleton, grid: Grid) -> tuple[dict[str, Axes], list[Problem]]:
+    """Returns by first name which dims ``tp`` cuts, and a problem for every layout that is not possible."""
+    firsts = {p.name: p.same_as for p in skeleton.params}
+    out: dict[str, Axes] = {}
+    problems = []
+    for name, layout in file.layouts.items():
+        if name not in firsts:
+            continue
+        split = on_grid(layout, grid)
+        if split is None or not all(_had(dim, axes) for dim, axes in enumerate(split)):
+            text = f"{file.path}: {name} is cut {cut_text(layout)}, which cannot be had on {_sizes(grid)}: "
+            text += f"{TP} cuts one dim, and {SHARD} dim 0 of what it leaves"
+            problems.append(Problem(KEY, text))
+            continue
+        axes = tuple((TP,) if TP in dim else () for dim in split)
+        if out.setdefault(firsts[name], axes) != axes:
+            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, and not cut like it"
+            problems.append(Problem(KEY, text))
+    return out, problems
+
+
+def _had(dim: int, axes: tuple[str, ...]) -> bool:
+    return axes in ((), (TP,)) or (dim == 0 and axes in ((SHARD,), (TP, SHARD)))
+
+
+def cut_text(layout: Layout) -> str:
+    """Returns as text into how many parts each dim is cut, and the strides between their ranks.
+
+    >>> cut_text(Layout(Grid.of(x=2, y=4), (8, 8), (("y", "x"), ())))
+    '[4 x 2, whole] (ranks [1, 4] apart)'
+    """
+    cuts = spans(layout)
+    parts = ", ".join(" x ".join(str(n) for _, n in dim) or "whole" for dim in cuts)
+    apart = [stride for dim in cuts for stride, _ in dim]
+    return f"[{parts}] (ranks {apart} apart)"
+
+
+def _sizes(grid: Grid) -> str:
+    return " x ".join(f"{axis} {n}" for axis, n in grid.axes)
+
+
+def on_grid(layout: Layout, grid: Grid) -> Axes | None:
+    """Returns the axes of ``grid`` that cut each dim into the same parts on the same ranks, or ``None``.
+
+    >>> grid = Grid.of(dp=2, tp=4)
+    >>> on_grid(Layout(Grid.of(x=8), (8, 8), ((), ("x",))), grid)
+    ((), ('dp', 'tp'))
+    >>> on_grid(Layout(Grid.of(x=4, y=2), (8, 8), (("x",), ())), grid) is None
+    True
+    """
+    places = _places(grid)
+    out = []
+    for dim in spans(layout):
+        axes: list[str] = []
+        for stride, n in dim:
+            inside = [axis for axis, (lo, size) in places.items() if stride <= lo and lo * size <= stride * n]
+            if prod(grid[axis] for axis in inside) != n:
+                return None
+            axes += inside
+        out.append(tuple(axes))
+    return tuple(out)
+
+
+def _places(grid: Grid) -> dict[str, RankSpan]:
+    """Returns stride and size of the axes of more than one rank, outermost first."""
+    apart = grid.size
+    out = {}
+    for axis, n in grid.axes:
+        apart //= n
+        if n > 1:
+            out[axis] = (apart, n)
+    return out
+
+
+def spans(layout: Layout) -> tuple[tuple[RankSpan, ...], ...]:
+    """Returns the rank spans that cut each dim.
+
+    Spans that continue each other are merged if the dim divides evenly.
+    """
+    places = _places(layout.grid)
+    out = []
+    for size, axes in zip(layout.shape, layout.split, strict=True):
+        dim: list[RankSpan] = []
+        found = [places[axis] for axis in axes if axis in places]
+        even = size % prod(n for _, n in found) == 0
+        for stride, n in found:
+            if even and dim and dim[-1][0] == stride * n:
+                dim[-1] = (stride, dim[-1][1] * n)
+            else:
+                dim.append((stride, n))
+        out.append(tuple(dim))
+    return tuple(out)
+
+
+def degree(layouts: Iterable[Layout], *, sharded: bool) -> int:
+    """Returns the size of ``tp`` that ``layouts`` need: the largest cut of a dim over consecutive ranks.
+
+    ``sharded``: dim 0 may be sharded over data-parallel ranks, so its cuts do not count.
+
+    >>> grid = Grid.of(dp=2, tp=4)
+    >>> degree([Layout(grid, (8, 8), ((), ("tp",))), Layout(grid, (8,), (("dp",),))], sharded=True)
+    4
+    """
+    first = 1 if sharded else 0
+    sizes = [n for each in layouts for dim in spans(each)[first:] for stride, n in dim if stride == 1]
+    return max(sizes, default=1)
+
+
+def over_axes(layouts: Iterable[Layout], tp: int) -> bool:
+    """Whether ``tp`` consecutive ranks cut at most one dim of each layout, data-parallel ranks only dim 0.
+
+    >>> grid = Grid.of(x=2, y=4)
+    >>> over_axes([Layout(grid, (8, 8), (("x",), ("y",)))], tp=4)
+    True
+    >>> over_axes([Layout(grid, (8, 8), (("y",), ("x",)))], tp=4)
+    False
+    """
+    return all(_over_axes(layout, tp) for layout in layouts)
+
+
+def _over_axes(layout: Layout, tp: int) -> bool:
+    cut_by_tp = 0
+    for d, dim in enumerate(spans(layout)):
+        for at, (stride, n) in enumerate(dim):
+            if tp > 1 and (stride, n) == (1, tp) and at == 0:
+                cut_by_tp += 1
+            elif d > 0 or stride < tp or at < len(dim) - 1:
+                return False
+    return cut_by_tp < 2

@@ -1,0 +1,509 @@
+"""Each module over the axis tp."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from shlex import quote
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.plan.tensor_parallel.reader import DP, TP, Axes, FromFile, Reading, axes_text, readings
+from launcher.plan.values.facts import Param, Skeleton
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.module_names import globs, no_such_module
+
+KEY = "parallel.operators"
+LINEAR, ADAPTED = "linear", "linear with adapters"
+LINEARS = {kind: {0: "column", 1: "row"} for kind in (LINEAR, ADAPTED)}
+MODES = LINEARS | {"embedding": {0: "vocabulary", 1: "hidden"}}
+"""The name of a layer's mode by the dim of its weight that is cut."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A module with its strategy. ``kind`` is linear, embedding, norm, elementwise or module.
+
+    ``weights`` has every parameter that the module owns, by its name in the module. ``input`` and ``output``
+    are as requested: ``None`` takes the input as it arrives and leaves the output as it is. ``key`` is the
+    name or glob of the strategy, ``where`` the setting to name in problems.
+    """
+
+    module: str
+    kind: str
+    key: str
+    weights: tuple[tuple[str, Axes], ...]
+    input: Axes | None
+    output: Axes | None
+    where: str = ""
+
+    @property
+    def mode(self) -> str:
+        """The mode: column, row, vocabulary or hidden; "" if no weight is cut."""
+        cut = tp_dim(dict(self.weights).get("weight", ()))
+        return "" if cut is None else MODES[self.kind][cut]
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A module to apply a strategy to; ``own``: its parameters, without those of its submodules."""
+
+    name: str
+    kind: str
+    own: tuple[Param, ...]
+
+
+def tp_dim(axes: Axes) -> int | None:
+    """Returns the dim that ``tp`` cuts, or ``None``."""
+    return next((d for d, names in enumerate(axes) if TP in names), None)
+
+
+def splits(operators: Sequence[Operator]) -> dict[str, Axes]:
+    """Returns the axes that cut each parameter's dims, by full name, for parameters that ``tp`` cuts."""
+    return {f"{o.module}.{n}": axes for o in operators for n, axes in o.weights if tp_dim(axes) is not None}
+
+
+def resolve(
+    config: Mapping[str, Any], skeleton: Skeleton, grid: Grid
+) -> tuple[tuple[Operator, ...], list[Problem]]:
+    """Returns one operator for each module that ``config`` names, in definition order, or the problems.
+
+    An exact name takes precedence over globs, a later key over earlier ones, and each of them over a file.
+    """
+    config, problems = unwrapped(config, skeleton)
+    problems += [p for key, value in config.items() for p in _form(key, value, skeleton)]
+    if problems:
+        return (), problems
+
+    kinds, lookup = dict(skeleton.kinds), Lookup.of(config)
+    owned: dict[str, list[Param]] = {}
+    for p in skeleton.params:
+        if not p.buffer:
+            owned.setdefault(p.name.rpartition(".")[0], []).append(p)
+
+    out = []
+    complained: set[tuple[str, str]] = set()
+    for name in skeleton.modules:
+        key = lookup.key(name)
+        if key is None:
+            continue
+        module = _Module(name, kinds.get(name, "module"), tuple(owned.get(name, ())))
+        got = _operator(module, key, config[key], grid)
+        if isinstance(got, Operator):
+            out.append(got)
+        elif (got.key, got.text) not in complained:  # a glob over 80 layers is one problem
+            complained.add((got.key, got.text))
+            problems.append(got)
+    return tuple(out), problems or _ties(out, skeleton)
+
+
+def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, Any], list[Problem]]:
+    """Returns ``config`` without the prefixes that MindSpore's wrappers add to module names in a file.
+
+    Entries of a file that are outside the model are dropped: the data set, the loss, the step.
+    """
+    out = {key: value for key, value in config.items() if not _outside(value)}
+    problems: list[Problem] = []
+    from_names: dict[str, str] = {}
+    for name, value in config.items():
+        if not _outside(value):
+            continue
+        parts = name.split(".")
+        tails = (".".join(parts[at:]) for at in range(len(parts)))
+        module = next((tail for tail in tails if tail in skeleton.modules), None)
+
+        # an entry without values is code between modules; it is the model's if it has the name of a module
+        if not value:
+            if module is not None:
+                text = f"{value.key} of its own forward: only modules have strategies here"
+                problems.append(strategy_problem(name, value, text))
+        elif module is None:
+            problems.append(strategy_problem(name, value, str(no_such_module(name, skeleton))))
+        elif module in from_names:
+            problems.append(strategy_problem(name, value, f"is {module}, and so is {from_names[module]}"))
+        else:
+            from_names[module] = name
+            out.setdefault(module, value)
+    return out, problems
+
+
+def _outside(value: Any) -> bool:
+    return isinstance(value, FromFile) and value.outside
+
+
+def _form(key: str, value: Any, skeleton: Skeleton) -> list[Problem]:
+    if not isinstance(value, Mapping) or not value:
+        shown = dict(value) if isinstance(value, FromFile) else value
+        text = f"{shown!r}: not a strategy such as {{weight: [tp, null]}} or {{in: [[1, 2], [2, 1]]}}"
+        return [strategy_problem(key, value, text)]
+    missing = no_such_module(key, skeleton)
+    cure = "" if isinstance(value, FromFile) else quote(f"~{KEY}.{key}")
+    return [strategy_problem(key, value, missing, cure)] if missing else []
+
+
+def strategy_problem(key: str, value: Any, text: str, cure: str = "") -> Problem:
+    """Returns a problem of one strategy; if it comes from a file, the problem names the file."""
+    if isinstance(value, FromFile):
+        return Problem(value.setting, f"{value.path}: {key}: {text}", cure)
+    return Problem(f"{KEY}.{key}", text, cure)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Finds the strategy of a module: by the request's names, then its globs (last one first), then files."""
+
+    names: frozenset[str]
+    patterns: tuple[str, ...]
+    from_files: frozenset[str]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Lookup:
+        asked = [k for k, value in config.items() if not isinstance(value, FromFile)]
+        return cls(frozenset(asked), globs(asked), frozenset(config.keys() - {*asked}))
+
+    def key(self, module: str) -> str | None:
+        """Returns the name or glob of the strategy for ``module``, or ``None``."""
+        if module in self.names:
+            return module
+        glob = next((k for k in self.patterns if fnmatchcase(module, k)), None)
+        return module if glob is None and module in self.from_files else glob
+
+
+def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -> Operator | Problem:
+    # all ways to read the strategy as written
+    names = tuple(p.name.rpartition(".")[2] for p in module.own)
+    got = [readings(value, names, order, grid) for order in _orders(module.kind, names)]
+    found = list(dict.fromkeys(r for readable, _ in got for r in readable))
+    if not found:
+        return strategy_problem(key, value, "; ".join(got[0][1]))
+
+    # exactly one of them has to fit the module
+    ways = [w for r in found for w in _orientations(r, module.kind, value)]
+    tried = [(w, *_complete(w, module, listed="in" in value)) for w in ways]
+    good = {o: None for _, o, why in tried if o is not None and not why}
+    if not good:
+        text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
+        return strategy_problem(key, value, text if len(tried) < 2 else f"no reading of it can be: {text}")
+    if len(good) > 1:
+        both = " or as ".join(w.written() for w in good)
+        cure = quote(f"{KEY}.{key}={next(iter(good)).written()}")
+        return strategy_problem(key, value, f"can be read as {both}; say which", cure)
+
+    reading = next(iter(good))
+    uneven = _uneven(module, reading, grid)
+    if uneven is not None:
+        return uneven
+    return Operator(
+        module=module.name,
+        kind=module.kind,
+        key=_written_under(module.name, key, value),
+        weights=reading.weights,
+        input=reading.input,
+        output=reading.output,
+        where=value.setting if isinstance(value, FromFile) else f"{KEY}.{key}",
+    )
+
+
+def _written_under(module: str, key: str, value: Any) -> str:
+    """Returns the name or glob that the plan shows: that of a file if it matches the module."""
+    under = value.key if isinstance(value, FromFile) else ""
+    return under if under and fnmatchcase(module, under) else key
+
+
+def _orders(kind: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Returns the tensors that the entries of ``in`` may mean, in order.
+
+    The table of an embedding may come first, as in MindSpore's Gather.
+    """
+    first = ("input", *names)
+    return (first, (*names, "input")) if kind == "embedding" else (first,)
+
+
+def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list[Reading]:
+    """Returns the readings of a linear weight that is given by position.
+
+    Its dims may mean (out, in), as in torch, or (in, out), as in MindSpore's MatMul.
+    """
+    said = dict(reading.weights)
+    if "in" not in value or kind not in LINEARS or len(said.get("weight", ())) != 2:
+        return [reading]
+    turned = {**said, "weight": said["weight"][::-1]}
+    return [reading, Reading(reading.input, reading.output, tuple(turned.items()))]
+
+
+def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Reading | None, str]:
+    """Returns the reading with the axes of every parameter, or why the module cannot be cut so.
+
+    ``listed``: it was written by position.
+    """
+    kind = module.kind
+    said = dict(reading.weights)
+    full: dict[str, Axes] = {}
+
+    # each parameter alone
+    for p in module.own:
+        name = p.name.rpartition(".")[2]
+        axes = said.get(name)
+        if axes is not None and len(axes) != len(p.spec.shape):
+            return None, f"{name} has shape {list(p.spec.shape)}, not {len(axes)} dims"
+        if axes is not None and any(DP in dim for dim in axes):
+            does = "sharding weights over data-parallel ranks is what parallel.hsdp does"
+            return None, f"{name} cut over dp; {does}"
+        full[name] = axes if axes is not None else ((),) * len(p.spec.shape)
+
+    # the parameters together, and with input and output
+    cut = [n for n, axes in full.items() if tp_dim(axes) is not None]
+    if cut and kind not in MODES:
+        return None, f"{cut[0]} cut over tp; of a {kind} only input and output can be cut"
+    if why := _activations(reading, kind, tp_dim(full.get("weight", ())), listed):
+        return None, why
+
+    # a bias is cut like the outputs, and added once if they are summed; an adapter is cut on the same side
+    if kind in LINEARS:
+        for name, wanted in _beside(full["weight"]).items():
+            if said.get(name, wanted) != wanted:
+                text = f"{name} {axes_text(full[name])} does not go with weight"
+                return None, f"{text} {axes_text(full['weight'])}"
+            full |= {name: wanted} if name in full else {}
+    return Reading(reading.input, reading.output, tuple(full.items())), ""
+
+
+def _beside(weight: Axes) -> dict[str, Axes]:
+    """Returns how the other parameters of a linear layer are cut, those of its adapter included."""
+    return {"bias": weight[:1], "lora_A": ((), weight[1]), "lora_B": (weight[0], ())}
+
+
+def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) -> str:
+    """Returns why the requested input and output do not fit a weight cut on dim ``weight``; "" if they do.
+
+    ``listed``: the strategy was written by position.
+    """
+    for axes, name in ((reading.input, "input"), (reading.output, "output")):
+        if axes is not None and any(DP in dim for dim in axes[1:]):
+            return f"{name} {axes_text(axes)}: dp cuts samples, which is dim 0"
+        if axes is not None and any(dim == (TP, DP) for dim in axes):
+            return f"{name} {axes_text(axes)}: samples are cut over dp first"
+
+    # the input
+    given = reading.input
+    into = None if given is None else tp_dim(given)
+    last = given is not None and into == len(given) - 1
+    if kind in LINEARS:
+        if weight == 1 and given is not None and not last:
+            return f"input {axes_text(given)} does not go with a weight cut over tp on its inputs"
+        if weight != 1 and last:
+            asked = axes_text(given or ())
+            return f"input {asked} cut over tp on its features needs a weight cut on its inputs"
+    if listed and kind in LINEARS and weight == 0 and into is not None:
+        return f"input {axes_text(given or ())}: tp cannot cut both the samples and the outputs"
+    if listed and kind == "embedding" and weight is None and into is not None:
+        return f"input {axes_text(given or ())}: tp cuts a table, not the indices"
+    if kind == "embedding" and weight is not None and into is not None:
+        return f"input {axes_text(given or ())}: every rank looks up all indices in its part of the table"
+
+    # the output
+    made, cut_out = reading.output, {**dict.fromkeys(LINEARS, 0), "embedding": 1}.get(kind)
+    if made is not None and weight is not None and weight == cut_out:
+        out = tp_dim(made)
+        if out is not None and out != len(made) - 1:
+            what = "what comes out is cut on its last dim; it can be kept so or gathered"
+            return f"output {axes_text(made)}: {what}"
+    return ""
+
+
+def _uneven(module: _Module, reading: Reading, grid: Grid) -> Problem | None:
+    shapes = {p.name.rpartition(".")[2]: p.spec.shape for p in module.own}
+    for name, axes in reading.weights:
+        d = tp_dim(axes)
+        if d is not None and shapes[name][d] % grid[TP]:
+            size = shapes[name][d]
+            text = f"{module.name}.{name} has {size} on dim {d}, which does not divide by tp={grid[TP]}"
+            fits = max(n for n in range(1, grid[TP] + 1) if size % n == 0)
+            return Problem(f"parallel.grid.{TP}", text, f"parallel.grid.{TP}={fits}")
+    return None
+
+
+def _ties(operators: Sequence[Operator], skeleton: Skeleton) -> list[Problem]:
+    """Returns the problems of tensors that are cut differently under two names."""
+    said = splits(operators)
+    first: dict[str, tuple[str, Axes]] = {}
+    out = []
+    for p in skeleton.params:
+        axes = said.get(p.name, ((),) * len(p.spec.shape))
+        name, other = first.setdefault(p.same_as, (p.name, axes))
+        if other != axes:
+            here, there = axes_text(axes), axes_text(other)
+            text = f"{p.name} is the same tensor as {name}, cut {here} here and {there} there"
+            whole, cut = (name, axes) if tp_dim(other) is None else (p.name, other)
+            out.append(Problem(KEY, text, quote(f"{KEY}.{whole}={axes_text(cut)}")))
+    return out
+
+
+def uncalled(operators: Sequence[Operator], leaves: Sequence[str] | None) -> list[Problem]:
+    """Returns the problems of operators that are cut into stages: no stage calls them as one module."""
+    return [
+        Problem(o.where, f"{o.module} is cut into pipeline stages; name modules inside it")
+        for o in operators
+        if leaves is not None and not any(o.module == m or o.module.startswith(m + ".") for m in leaves)
+    ]
+
+
+Cut = int | None
+"""The dim of an activation that ``tp`` cuts; ``None`` if every rank has the full tensor."""
+
+
+@dataclass(frozen=True)
+class Comm:
+    """A collective over ``tp`` in one micro batch; ``nbytes``: the full tensor that it reduces or gathers."""
+
+    op: str
+    phase: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How an operator runs over ``tp``.
+
+    Its input ``arrives`` in one layout and is redistributed to the one that it ``takes``; its output is
+    redistributed from the layout that it ``makes`` to the one that it ``gives``. ``sums``: the output on each
+    rank is a term of a sum over ``tp``. ``comms`` are the collectives that this needs. ``dims``: the number
+    of dims of its input and of its output.
+    """
+
+    operator: Operator
+    arrives: Cut
+    takes: Cut
+    makes: Cut
+    sums: bool
+    gives: Cut
+    comms: tuple[Comm, ...] = ()
+    dims: tuple[int, int] = (0, 0)
+
+
+def all_reduced(spread: Spread) -> bool:
+    """Whether the output is summed over ``tp`` and each rank then has the full tensor."""
+    return spread.sums and spread.gives is None
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The tensor-parallel plan of a model: its operators in the order in which they run.
+
+    ``partial``: uncut parameters (first names) whose gradient on each rank is a term of a sum over ``tp``.
+    ``output`` is the dim of the model's output that ``tp`` cuts. ``bias_in_terms``: an output that an
+    all-reduce sums over ``tp`` gets its bias before the sum, on the first rank; otherwise after it, on each
+    rank. ``overlapped``: modules that send their input gradient while they compute their weight gradient.
+    """
+
+    spreads: tuple[Spread, ...] = ()
+    partial: tuple[str, ...] = ()
+    output: Cut = None
+    bias_in_terms: bool = False
+    overlapped: tuple[str, ...] = ()
+
+
+WHOLE = Flow()
+"""The plan of a model of which ``tp`` cuts nothing."""
+
+
+COLLECTIVES = {
+    "AllReduce": "all_reduce",
+    "ReduceScatter": "reduce_scatter",
+    "MorphReduceScatter": "reduce_scatter",
+    "AllGather": "all_gather",
+    "MorphAllGather": "all_gather",
+    "AlltoAll": "all_to_all",
+    "AlltoAllV": "all_to_all",
+}
+"""MindSpore's names of our collectives. No operator here sends an all-to-all."""
+
+EVERY = frozenset(COLLECTIVES.values())
+
+
+@dataclass(frozen=True)
+class InputGradients:
+    """Modules that send the gradient of their input over ``tp``.
+
+    The modules ``beside`` send it while they compute their weight gradient. The ``compiled`` ones wait until
+    it is sent, and so do all modules if backwards are split (``late``).
+    """
+
+    beside: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.beside) + len(self.compiled) + len(self.late)
+
+
+def named(value: bool | str) -> frozenset[str]:
+    """Returns the collectives that a switch selects: all, none, or those that it names.
+
+    >>> sorted(named("AllReduce, MorphReduceScatter"))
+    ['all_reduce', 'reduce_scatter']
+    """
+    if isinstance(value, bool):
+        return EVERY if value else frozenset()
+    return frozenset(COLLECTIVES[name.strip()] for name in value.split(",") if name.strip())
+
+
+def known(value: str) -> bool:
+    """Whether ``value`` names at least one collective and nothing else."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    return bool(names) and all(name in COLLECTIVES for name in names)
+
+
+def input_gradients_of(
+    spreads: Iterable[Spread],
+    ops: Collection[str],
+    learn: Collection[str],
+    compiled: Collection[str],
+    *,
+    late: bool,
+) -> InputGradients:
+    """Returns how operators that send by one of ``ops`` send their input gradients.
+
+    Args:
+        spreads: the operators that are cut over ``tp``.
+        ops: collectives.
+        learn: names of the parameters that are trained.
+        compiled: operators that torch compiles.
+        late: weight gradients are computed after a split backward has sent the input gradients.
+    """
+    found = [s.operator.module for s in spreads if sends(s) in ops and _learns(s, learn)]
+    if late:
+        return InputGradients(late=tuple(found))
+    return InputGradients(
+        beside=tuple(m for m in found if m not in compiled),
+        compiled=tuple(m for m in found if m in compiled),
+    )
+
+
+def sends(s: Spread) -> str | None:
+    """Returns the collective by which a linear layer sends the gradient of its input, or ``None``.
+
+    If consecutive layers share one input, the first of them sends it.
+    """
+    back = [c.op for c in s.comms if c.phase == "backward"]
+    if s.operator.kind != "linear":
+        return None
+    if s.operator.mode == "column":
+        return back[0] if back and s.makes else None
+    if s.takes is None or s.takes == s.arrives:
+        return None
+
+    # an input that arrives uncut may have no gradient, while the gradient of the output is gathered
+    cut_anew = s.gives is not None and (s.sums or s.gives != s.makes)
+    out = [c for c in s.comms if c.phase == "forward" and c.op != "all_reduce"] if cut_anew else []
+    return "all_gather" if s.arrives is not None or len(back) > len(out) else None
+
+
+def _learns(s: Spread, learn: Collection[str]) -> bool:
+    """Whether the layer has a weight gradient to compute meanwhile.
+
+    The bias of a row-parallel layer does not count, because it is added after the sum.
+    """
+    names = ("weight",) if s.operator.mode == "row" else ("weight", "bias")
+    return any(f"{s.operator.module}.{name}" in learn for name in names)

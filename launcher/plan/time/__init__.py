@@ -1,0 +1,1 @@
+"""Seconds of a step: what it has to do, and how fast a cluster does it."""

@@ -1,0 +1,194 @@
+"""The folder of a Hugging Face model: what is wrong with it, and whether its weights fit the plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.foreign.hugging_face import CONFIG, given, joined, model_type, read_hf, unknown
+from launcher.checkpoint.foreign.mismatches import few
+from launcher.checkpoint.foreign.read import unequal_ties
+from launcher.checkpoint.full_tensors import Blobs, RenamedTensors, castable
+from launcher.checkpoint.layout.derived import taken
+from launcher.checkpoint.layout.strategy import Strategy
+from launcher.checkpoint.tensorfile.safetensors import described
+from launcher.errors import Problem, said
+from launcher.job.schema.components import Apart, HuggingFace, apart
+from launcher.job.schema.job import Job
+from launcher.optional import install_command
+from launcher.plan.plan import Plan
+from launcher.plan.sizes import Note
+from launcher.plan.values.facts import COMPUTE, DTYPE, Param, Skeleton, TensorSpec
+from launcher.plan.values.text import bytes_text, many
+from launcher.untrusted.files import read_json
+
+KEY, WEIGHTS = "model.path", "model.weights"
+NEW = "model.weights=false"
+UNTIED = "model.config.tie_word_embeddings=false"
+APART = (
+    "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "opt", "phi3",
+    "qwen2", "qwen3",
+)  # fmt: skip
+"""Model families that treat each document as if it were alone; ``tests/real`` proves it for each."""
+MOST = 10_000
+"""The most layers, experts or list values that are read; published models have some hundreds."""
+_COUNT = re.compile(r"(num|n)_\w*(blocks?|experts)|\w*layers?|depth")
+LISTED = ("id2label", "label2id", "vocab")
+ROUTED = "output_router_logits"
+UNSAID = ("LABEL_0", "LABEL_1")
+"""The labels of a config that lists none."""
+
+
+def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
+    """Problems that the folder alone shows; transformers is not imported.
+
+    ``tokens``, ``classes``: how many distinct ones the data may have, if known.
+    """
+    if not isinstance(job.model, HuggingFace):
+        return []
+    return list(_check(job.model, tokens, classes, apart(job.data)))
+
+
+def _check(
+    model: HuggingFace, tokens: int | None, classes: int | None, documents: Apart | None
+) -> Iterator[Problem]:
+    if find_spec("transformers") is None:
+        text = f"hf: transformers is not installed: {install_command('hf')}"
+        yield Problem("model", text)
+    path = Path(model.path)
+    if not path.is_dir():
+        yield Problem(KEY, f"{path}: no such folder")
+        return
+    if not (path / CONFIG).exists():
+        yield Problem(KEY, f"{path}: there is no {CONFIG} in it, so nothing says what model it is")
+        return
+    yield from _config(path / CONFIG, model, tokens, classes, documents)
+    if model.weights:
+        try:
+            read_hf(path)
+        except (ValueError, OSError) as error:
+            yield Problem(KEY, said(error), NEW)
+
+
+def _config(
+    path: Path, model: HuggingFace, tokens: int | None, classes: int | None, documents: Apart | None
+) -> Iterator[Problem]:
+    try:
+        data = read_json(path, unique=True)
+    except (ValueError, OSError) as error:
+        yield Problem(KEY, f"{path}: {said(error).removeprefix(f'{path}: ')}")
+        return
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        yield Problem(KEY, f"{path}: it has no model_type, so nothing says what model it is")
+        return
+    if wrong := [*_beyond(data | model.config)]:
+        yield from (Problem(KEY, f"{path}: {text}") for text in wrong)
+        return
+    if documents is not None:
+        yield from _mixed(data | model.config, documents)
+    if (data | model.config).get(ROUTED):
+        text = "true: its forward would return them beside the logits, and no loss of routers is trained"
+        yield Problem(f"model.config.{ROUTED}", text, f"model.config.{ROUTED}=false")
+    rows = (data | model.config).get("vocab_size")
+    if tokens is not None and isinstance(rows, int) and rows < tokens:
+        text = f"{path}: vocab_size {rows} is too small for the {tokens} tokens of the data"
+        yield Problem(KEY, f"{text}: read them with the tokenizer of this model")
+    labels = (data | model.config).get("num_labels") or len(data.get("id2label") or UNSAID)
+    if model.task == "image_classification" and classes is not None and labels < classes:
+        text = f"{path}: {labels} labels are too few for the {classes} classes of the data"
+        yield Problem(KEY, text, f"model.config.num_labels={classes}")
+
+
+def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Sizes that no model has but transformers would build, and kernels that it would download."""
+    for name, value in config.items():
+        key = f"{above}{name}"
+        if isinstance(value, int) and _COUNT.fullmatch(name) and abs(value) > MOST:
+            yield f"{key} is {value}; at most {MOST} are built"
+        elif isinstance(value, int) and abs(value) >= 1 << 40:
+            yield f"{key} is {value}, which is no size of a model"
+        elif isinstance(value, list | tuple) and len(value) > MOST:
+            if name not in LISTED:
+                yield f"{key} lists {len(value)} values; at most {MOST} are read"
+        elif "attn_implementation" in name and "/" in str(value):
+            yield f"{key} is {value}: a kernel that is fetched from elsewhere is not run"
+        elif isinstance(value, Mapping) and name not in LISTED:
+            yield from _beyond(value, f"{key}.")
+
+
+def _mixed(config: Mapping[str, Any], documents: Apart) -> Iterator[Problem]:
+    """Why the documents of a sample would not be kept apart."""
+    kind, attention = config["model_type"], config.get("attn_implementation") or "sdpa"
+    if kind not in APART or config.get("use_bidirectional_attention"):
+        text = f"{documents.value}: it is not known how documents are kept apart in a {kind}"
+        yield Problem(documents.key, f"{text}; it is of {', '.join(APART)}", documents.cure)
+    elif attention not in ("sdpa", "eager"):
+        text = (
+            f"{attention}: with {documents.key}={documents.value} there are masks, which sdpa and eager take"
+        )
+        key = "model.config.attn_implementation"
+        yield Problem(key, text, f"{key}=sdpa")
+
+
+def misfits(job: Job, plan: Plan) -> list[Problem]:
+    """Weights in the folder that do not fit the model: by file headers, and by the values of tied ones."""
+    if not isinstance(job.model, HuggingFace) or not job.model.weights:
+        return []
+    path = Path(job.model.path)
+    whole = taken(plan, read_hf(path).specs)
+    source = joined(Blobs(read_hf(path)), model_type(path), {n: e.spec for n, e in whole.entries.items()})
+    if differences := [*_differences(source.specs, whole)]:
+        return [Problem(KEY, f"{path}: {text}") for text in differences]
+
+    named = RenamedTensors(source, given(source.specs, whole.named))
+    text = "are one tensor of the model, and the folder has different values under them"
+    return [Problem(KEY, f"{path}: {a} and {b} {text}", UNTIED) for a, b in unequal_ties(named, whole)]
+
+
+def _differences(specs: Mapping[str, TensorSpec], target: Strategy) -> Iterator[str]:
+    names = given(specs, target.named)
+    lacking = [n for n, e in target.entries.items() if not {n, *e.aliases} & names.keys()]
+    if lacking:
+        yield f"it has no weights for the model's {few(lacking)}"
+    if strange := unknown(specs, names):
+        yield f"the model has no place for its {few(strange)}"
+    unlike = []
+    for name, theirs in names.items():
+        has, want = specs[theirs], target.entries[target.named[name]].spec
+        if has.shape != want.shape or (has.dtype != want.dtype and not castable(has.dtype, want.dtype)):
+            unlike.append(f"{theirs} is {described(has)}, the model's is {described(want)}")
+    if unlike:
+        yield few(unlike, "; ")
+
+
+def with_stored(job: Job, skeleton: Skeleton) -> Skeleton:
+    """Records for frozen parameters the dtype in which the folder stores their weights."""
+    if not isinstance(job.model, HuggingFace) or not job.model.weights:
+        return skeleton
+    if COMPUTE[job.train.precision] == DTYPE[job.train.precision] or all(
+        p.trainable for p in skeleton.params
+    ):
+        return skeleton
+    path = Path(job.model.path)
+    whole = joined(Blobs(read_hf(path)), model_type(path), {p.name: p.spec for p in skeleton.params})
+    theirs = given(whole.specs, [p.name for p in skeleton.params])
+    first = {p.same_as: whole.specs[theirs[p.name]].dtype for p in skeleton.params if p.name in theirs}
+
+    def told(p: Param) -> Param:
+        return p if p.trainable or p.buffer else replace(p, stored=first.get(p.same_as, ""))
+
+    return replace(skeleton, params=tuple(map(told, skeleton.params)))
+
+
+def note(job: Job) -> list[Note]:
+    """Notes where the weights come from."""
+    if not isinstance(job.model, HuggingFace) or not job.model.weights:
+        return []
+    specs = read_hf(Path(job.model.path)).specs
+    size = bytes_text(sum(s.nbytes for s in specs.values()))
+    text = f"true: {many(len(specs), 'tensor')} of {size} are read, by each rank what it holds of them"
+    return [Note(WEIGHTS, text)]

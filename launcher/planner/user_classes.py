@@ -1,0 +1,215 @@
+"""Checks the classes that a user brings: callbacks, loggers, data sets, losses, metrics."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING
+
+from launcher.errors import Problem, RequestError, refuse
+from launcher.job.schema.components import ModelTarget, Target, apart
+from launcher.job.schema.job import Job
+from launcher.job.schema.keys import did_you_mean, nearest
+from launcher.job.targets import absent, check, locate, there
+from launcher.plan.plan import Plan
+from launcher.plan.refusals import evaluation
+from launcher.plan.sizes import Note, Sizes
+from launcher.plan.values.facts import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from launcher.data.source import Dataset
+    from launcher.planner.trace_model import ModelRead
+
+
+HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
+
+
+def callback_problems(job: Job) -> list[Problem]:
+    """Problems of the callbacks: missing classes, unknown hooks, no hook at all, unsuitable arguments."""
+    found: list[Problem] = []
+    for i, target in enumerate(job.callbacks):
+        key = f"callbacks.{i}._target_"
+        try:
+            cls = locate(target.target, job.security.allow, object, key=key)
+            found += _hooks(cls, target.target, key)
+            check(target, job.security.allow, object, key=key)
+        except RequestError as error:
+            found += error.problems
+    return found
+
+
+def _hooks(cls: type, name: str, key: str) -> Iterator[Problem]:
+    there = [n for n in dir(cls) if n.startswith("on_") and callable(getattr(cls, n))]
+    known = ", ".join(HOOKS)
+    if not there:
+        yield Problem(key, f"{name}: has no hook; there are {known}")
+    for hook in there:
+        if hook not in HOOKS:
+            right = nearest(hook, HOOKS)
+            yield Problem(
+                key,
+                (
+                    f"{name}: the launcher does not call its "
+                    f"{hook}{did_you_mean(right) or f'; there are {known}'}"
+                ),
+            )
+
+
+CALLS = {"on_start": ("config", "plan", "folder"), "log": ("row",), "close": ()}
+"""The methods of a logger and their arguments; all but ``log`` may be missing."""
+
+
+def logger_problems(job: Job) -> list[Problem]:
+    """Problems of the loggers: missing classes, no ``log``, methods or arguments that do not fit."""
+    found: list[Problem] = []
+    for i, target in enumerate(job.logger.others):
+        key = f"logger.others.{i}._target_"
+        try:
+            cls = locate(target.target, job.security.allow, object, key=key)
+            found += _methods(cls, target.target, key)
+            check(target, job.security.allow, object, key=key)
+        except RequestError as error:
+            found += error.problems
+    return found
+
+
+def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
+    if not callable(getattr(cls, "log", None)):
+        called = ", ".join(f"{method}({', '.join(given)})" for method, given in CALLS.items())
+        yield Problem(key, f"{name}: has no method log; a logger has {called}, of which log has to be there")
+    for method, given in CALLS.items():
+        act = getattr(cls, method, None)
+        if not inspect.isfunction(act):
+            continue
+        try:
+            inspect.signature(act).bind(None, *given)
+        except TypeError as error:
+            yield Problem(key, f"{name}: {method}({', '.join(given)}) is called, and does not fit: {error}")
+
+
+NAME = "documents"
+PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def nowhere(job: Job) -> list[Problem]:
+    """Problems of user classes in modules that do not exist; imports nothing."""
+    keys = ("model", "data", "loss", "optim", "schedule")
+    named = [(f"{k}._target_", getattr(job, k)) for k in keys] + [("metrics", m) for m in job.metrics]
+    named += [(f"callbacks.{i}._target_", c) for i, c in enumerate(job.callbacks)]
+    named += [(f"logger.others.{i}._target_", c) for i, c in enumerate(job.logger.others)]
+    return [absent(key, s.target) for key, s in named if isinstance(s, Target) and not there(s.target)]
+
+
+def files(job: Job) -> list[str]:
+    """The Python modules that define the user's model. They may count or keep what they construct."""
+    if not isinstance(job.model, Target):
+        return []
+    from torch import nn
+
+    from launcher.job.targets import factory
+    from launcher.parallel.model_state import module_globals as modules
+
+    return modules.files(factory(job.model.target, job.security.allow, nn.Module, key="model._target_"))
+
+
+def untaken(job: Job, read: ModelRead) -> Iterator[Problem]:
+    """Refuses a model that does not take documents as its second input: it would be silently wrong."""
+    asked = apart(job.data)
+    if asked is None or not isinstance(job.model, ModelTarget):
+        return
+    takes = [p.name for p in signature(read.module.forward).parameters.values() if p.kind in PLACED]
+    if takes[1:2] != [NAME]:
+        text = f"{asked.value}: the forward of {job.model.target} takes ({', '.join(takes)})"
+        text = f"{text}, and no documents to keep"
+        cure = f"let it be forward(self, tokens, {NAME}), whose attention stays within documents"
+        yield Problem(asked.key, f"{text} apart; {cure}", asked.cure)
+
+
+KEY = "data._target_"
+
+
+def looked_at(job: Job, sizes: Sizes) -> list[Note]:
+    """Notes on how the data set is read.
+
+    Opens it, and reads some items more than once; raises ``RequestError``.
+    """
+    if not isinstance(job.data, Target):
+        return []
+    from launcher.data.torch_datasets.open import opened, unsteady
+
+    one = opened(job.data, job.seed, job.security.allow)
+    if one.reading == "shuffled":  # a Source defines its own order
+        return []
+    refuse([*unsteady(one, opened(job.data, job.seed, job.security.allow))])
+    refuse([*_too_few(one, job, sizes)])
+    return [*_notes(one, job.data)]
+
+
+def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
+    """Refuses a data set with fewer samples than the run will read."""
+    name = job.data.target if isinstance(job.data, Target) else ""
+    need, have = sizes.steps * sizes.global_batch, len(data.train)
+    if data.reading == "in order" and have < need and job.debug.overfit is None:
+        steps = have // sizes.global_batch
+        text = f"{sizes.steps}: steps of {sizes.global_batch} samples are {need}, and {name} has {have}"
+        yield Problem("train.steps", text, f"train.steps={steps}" if steps else "")
+    if not len(data.val):
+        for who in evaluation.asked(job):
+            text = f"{name} offers no held-out samples; name them as data.val, or evaluate nothing"
+            yield Problem(who if "." in who else f"steps.{who}", text)
+
+
+def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
+    from launcher.data.torch_datasets.stream import Stream
+
+    if isinstance(data.train, Stream):
+        text = "a stream: each data-parallel rank reads all of it and keeps its own rows"
+        on = "begins where its state_dict was" if data.train.place() is not None else "reads on to its place"
+        yield Note(KEY, f"{settings.target} is {text}; a run that goes on {on}")
+    elif data.reading == "in epochs" and data.fraction:
+        text = f"{len(data.val)} of {len(data.train) + len(data.val)} samples are held out, drawn once"
+        default = "" if "val_fraction" in settings.arguments else f"null -> {data.fraction}: "
+        yield Note("data.val_fraction", f"{default}{text}")
+
+
+def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Problem]:
+    """Problems of each loss and metric. Raises ``RequestError`` if one cannot be constructed or called."""
+    import torch
+
+    from launcher.objective.user_defined import OwnLoss, OwnMetric, Tried, problem
+
+    allow = job.security.allow
+    output = tuple(replace(t, shape=t.shape[1:]) for t in made.output)
+    pieces, targets, cpu = bool(made.pieces), _targets(job, target), torch.device("cpu")
+    if isinstance(job.loss, Target):
+        loss = OwnLoss(job.loss, allow, cpu)
+        tried = Tried("loss._target_", job.loss.target, loss.pair, output, targets, pieces, made.output_keys)
+        found = problem(tried, loss.count)
+        yield from [found] if found else []
+    for one in job.metrics:
+        if isinstance(one, Target):
+            metric = OwnMetric(one, allow, cpu)
+            found = problem(
+                Tried("metrics", one.target, metric.pair, output, targets, pieces, made.output_keys)
+            )
+            yield from [found] if found else []
+
+
+def _targets(job: Job, spec: TensorSpec) -> Tensor:
+    """Targets of the first samples; for built-in data, which planning does not open, class ids 0 and 1."""
+    import numpy as np
+    import torch
+
+    from launcher.objective.user_defined import SAMPLES
+
+    if isinstance(job.data, Target):
+        from launcher.data.open import open_data
+
+        source = open_data(job.data, seed=job.seed, allow=job.security.allow).train
+        return source.targets(np.arange(min(SAMPLES, len(source))))
+    count = np.prod((SAMPLES, *spec.shape[1:]), dtype=int)
+    return (torch.arange(count) % 2).view(SAMPLES, *spec.shape[1:])

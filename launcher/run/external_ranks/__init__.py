@@ -1,0 +1,1 @@
+"""Ranks that torchrun or srun has started: how they join one run."""

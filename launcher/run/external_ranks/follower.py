@@ -1,0 +1,150 @@
+"""The ranks of an outer launcher except rank 0: they follow the instructions of rank 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
+
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
+
+from launcher.console import tell
+from launcher.errors import DONE, FAILED, RunError, printable
+from launcher.run.external_ranks.dry_run import Trial, obey
+from launcher.run.external_ranks.joining import Question, about
+from launcher.run.external_ranks.leader import (
+    PATIENCE_S,
+    TELL_S,
+    Order,
+    Word,
+    carry_out,
+    corner,
+    here,
+    whereabouts,
+)
+from launcher.runtime import machine
+from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.messages import Messages, Unsigned, decode, interruptible, secret
+from launcher.runtime.cluster.network import Network, endpoint, network
+from launcher.runtime.cluster.rendezvous import SAY_S, Asked, Seconds, open_store
+from launcher.runtime.cluster.world import among
+from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
+from launcher.runtime.signals import heard
+
+
+def follow(timeout_s: Seconds) -> int:
+    """Follows rank 0's instructions on any other rank; returns the exit code.
+
+    Rank 0 reports failures, which are also in ``errors/``. ``timeout_s`` returns how long rank 0 may take to
+    arrive; it is called if that takes long.
+    """
+    at = here()
+    try:
+        with heard() as told, network(at) as used:
+
+            def look() -> None:
+                if told():
+                    raise Preempted(told())
+
+            with _answered(at, used):
+                whole = open_store(at, timeout_s, tell, look, where=used.here())
+                used.use()
+                own = Messages(whole, secret(at)).within(corner(at))
+                own.set(f"size{at.rank}", str(at.size))
+                own.set(f"about{at.rank}", about(used))
+                own.set(f"here{at.rank}", whereabouts())
+                with _refusing(own, at):
+                    word = _hear(own, at, used, look)
+            code = word if isinstance(word, int) else _obey(word, at, whole, used)
+            if not isinstance(word, int) and code != FAILED:
+                own.set(f"left{at.rank}", "")
+            return code
+    except Interrupted as stop:
+        return stop.code
+
+
+@contextmanager
+def _answered(at: Place, used: Network) -> Iterator[None]:
+    """Explains store errors: its host, rank 0 or the outer launcher, ended before its last message."""
+    try:
+        yield
+    except (DistError, TimeoutError) as error:
+        where = endpoint(at.host, at.port)
+        if why := used.lost():
+            text = f"rank {at.rank}: {used.here()} does not reach {where} any more ({why})"
+            raise RunError(f"{text}: the network between them, or the other node, is the cause") from error
+        why = str(error).splitlines()[0]
+        raise RunError(f"rank {at.rank}: rank 0, or what has started it, has ended: {why}") from error
+
+
+@contextmanager
+def _refusing(own: Messages, at: Place) -> Iterator[None]:
+    """Tells the ranks that wait for this one that it has refused a message, and ends."""
+    try:
+        yield
+    except Unsigned as error:
+        with suppress(TimeoutError, DistError):  # rank 0 has ended already
+            interruptible(lambda: own.refuse(at.rank), within_s=TELL_S)
+        raise RunError(f"rank {at.rank}: {error}") from error
+
+
+def _hear(own: Messages, at: Place, used: Network, look: Callable[[], None]) -> Order | int:
+    """Runs trials and answers questions of rank 0 until its last message, which is returned."""
+    for turn in count():
+        word = _word(own, at, turn, used, look)
+        if isinstance(word, Trial):
+            with _left(own, at, turn + 1):
+                obey(word, turn, at, own)
+            continue
+        if not isinstance(word, Question):
+            return word
+        own.set(f"answer{turn}.{at.rank}", interruptible(partial(word.answer, used), look))
+    raise AssertionError("counting ended")
+
+
+def _word(own: Messages, at: Place, turn: int, used: Network, look: Callable[[], None]) -> Word:
+    """The next message of rank 0."""
+    asked = Asked(own, f"word{turn}")
+
+    def watch() -> None:
+        look()
+        if asked.late_s() > SAY_S and used.lost():
+            raise TimeoutError(f"the store has not answered for {SAY_S:g} s")
+
+    with _left(own, at, turn), asked:
+        if not interruptible(partial(asked.wait, PATIENCE_S), watch):
+            raise RunError(f"rank {at.rank}: rank 0 has not answered for {PATIENCE_S:.0f} s")
+
+    word: Word = decode(own.get(f"word{turn}"), Word)
+    own.set(f"heard{turn}.{at.rank}", "")
+    return word
+
+
+@contextmanager
+def _left(own: Messages, at: Place, turn: int) -> Iterator[None]:
+    """A rank that is stopped acknowledges the message of ``turn``, so that rank 0 need not wait for it."""
+    try:
+        yield
+    except Interrupted:
+        with suppress(TimeoutError, DistError):  # without the network rank 0 cannot be told
+            interruptible(lambda: own.set(f"heard{turn}.{at.rank}", ""), within_s=TELL_S)
+        raise
+
+
+def _obey(order: Order, at: Place, whole: Store, used: Network) -> int:
+    machine.as_usual()
+    console = os.dup(2)  # this rank's output goes to its log from now on
+
+    try:
+        carry_out(order, among(at), at, whole, used)
+    except Interrupted as stop:
+        return stop.code
+    except RanksFailed as error:  # rank 0 cannot report it
+        said = printable(f"error: {error}", "\n\t")
+        os.write(console, f"{said}\n".encode())
+        return FAILED
+    except BaseException:
+        return FAILED
+    return DONE

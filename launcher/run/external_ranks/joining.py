@@ -1,0 +1,341 @@
+"""How the ranks of an outer launcher join a run, and what rank 0 asks them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from launcher.errors import Problem, RequestError, RunError
+from launcher.runtime.cluster.messages import interruptible
+from launcher.runtime.cluster.network import (
+    AFTERWARDS_S,
+    GLOO,
+    NCCL,
+    Listener,
+    Network,
+    Unreached,
+    describe,
+    is_loopback,
+)
+from launcher.runtime.cluster.rendezvous import ranks_text
+from launcher.runtime.code_versions import of_a_rank
+from launcher.runtime.faults import Interrupted, Preempted, signal_name
+
+KEY = "unconnected"
+LOOK_S = 0.1
+MARGIN_S = 2.0  # seconds: torch's own error is more exact, so it should come first
+STOP_S, FAIL_S = 0.5, 5.0
+"""Seconds for a rank that was stopped, and for one that failed, to inform the others."""
+
+
+@dataclass(frozen=True)
+class Unconnected:
+    """Why a rank has not joined: a signal stopped it, or ``text`` says what failed."""
+
+    rank: int
+    text: str
+    signum: int = 0
+
+
+class Unjoined(Preempted):
+    """A rank was stopped before the ranks had joined: nothing is lost, and it waits for no other rank."""
+
+
+def another_connection(store: Store) -> Store:
+    """The same store over a separate connection: on one connection calls wait for each other."""
+    connection: Any = store
+    other: Store = interruptible(connection.clone)
+    return other
+
+
+class Joining:
+    """How one rank joins. ``told()`` returns the signal that asked it to stop, or 0."""
+
+    def __init__(
+        self, store: Store, prefix: str, network: Network, timeout_s: float, told: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._network = network
+        self._timeout_s = timeout_s
+        self._told = told
+        self._connections: list[Store] = []
+        self._heard: list[Unconnected] = []
+
+    def attend(self, join: Callable[[], None]) -> None:
+        """Runs ``join``, which waits for the other ranks in native code.
+
+        Raises ``Unjoined`` as soon as this rank or another is asked to stop, ``RunError`` when ``join`` fails
+        here or elsewhere, or takes longer than the timeout: gloo would take five times as long.
+        """
+        over = threading.Event()
+        threading.Thread(target=self._listen, args=(over,), name="unconnected", daemon=True).start()
+        try:
+            interruptible(join, self._look, self._timeout_s + MARGIN_S)
+            return
+        except Interrupted as stop:
+            by_choice = stop.signum if isinstance(stop, Preempted) else 0
+            self.tell(f"it was stopped by {signal_name(stop.signum)}", by_choice)
+            raise
+        except TimeoutError:
+            limit = f"{self._timeout_s:g} s (launch.timeout_s)"
+            failed: Exception = RunError(
+                f"{self._where()}: Timed out waiting for the other ranks for {limit}"
+            )
+        except RunError:  # another rank has failed and reports why
+            raise
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+            text = f"{self._where()} cannot connect to the other ranks: {why}"
+            failed = RunError(f"{text}; {GLOO} and {NCCL} choose the interface")
+            failed.__cause__ = error
+        finally:
+            over.set()
+        self.tell(str(failed))
+        raise failed
+
+    def _where(self) -> str:
+        return self._network.here()
+
+    def _look(self) -> None:
+        if signum := self._told():
+            raise Unjoined(signum)
+        if not self._heard:
+            return
+        other = self._heard[0]
+        if other.signum:
+            raise Unjoined(other.signum)
+        raise RunError(f"rank {other.rank} has failed to connect: {other.text}")
+
+    def _listen(self, over: threading.Event) -> None:
+        """Waits for reports of other ranks."""
+        try:
+            own = self._connection()
+            while not over.wait(LOOK_S):
+                if own.check([KEY]):
+                    self._heard.append(Unconnected(**json.loads(own.get(KEY))))
+                    return
+        except RuntimeError:  # the store is gone or unreachable: ``join`` will fail too
+            return
+
+    def tell(self, text: str, signum: int = 0) -> None:
+        """Informs the others if the store can be reached, within a limited time."""
+        said = json.dumps(asdict(Unconnected(self._network.at.rank, text, signum)))
+        within_s = STOP_S if signum else FAIL_S
+        with suppress(RuntimeError, TimeoutError):
+            interruptible(lambda: self._connection().set(KEY, said), within_s=within_s)
+
+    def _connection(self) -> Store:
+        """A connection that ``join`` does not use, as it may be blocked on its own."""
+        if not self._connections:
+            own = PrefixStore(self._prefix, another_connection(self._store))
+            own.set_timeout(timedelta(seconds=self._timeout_s))
+            self._connections.append(own)
+        return self._connections[0]
+
+
+SHARED_S = 8.0  # seconds until other nodes see a file that one node has written
+
+
+class Question:
+    """A question that every rank answers in its own process, as text."""
+
+    doing = "have not answered rank 0"
+
+    def answer(self, network: Network) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SeesFile(Question):
+    """Asks whether a rank sees this file; the answer is "" or the name of a node that does not."""
+
+    token: Path
+
+    @property
+    def doing(self) -> str:  # type: ignore[override]
+        return f"must look for {self.token}"
+
+    def answer(self, network: Network) -> str:
+        end = time.monotonic() + SHARED_S
+        while not self.token.is_file():
+            if time.monotonic() > end:
+                return socket.gethostname()
+            with suppress(OSError):
+                os.listdir(self.token.parent)  # makes a network file system look again
+            time.sleep(0.1)
+        return ""
+
+
+@dataclass(frozen=True)
+class ListensAt(Question):
+    """Asks where the node of a first rank listens; from now on all ranks use the interface that was found.
+
+    ``rendezvous``: the address by which other nodes reach the node of MASTER_ADDR.
+    """
+
+    rendezvous: str | None
+
+    def answer(self, network: Network) -> str:
+        network.use(self.rendezvous)
+        if not network.first_of_node:
+            return "[]"
+        try:
+            return json.dumps([asdict(one) for one in network.listen()])
+        except OSError as error:
+            return json.dumps(f"{socket.gethostname()}: {error.strerror or error}")
+
+
+@dataclass(frozen=True)
+class Reaches(Question):
+    """Asks which of ``peers`` a node's first rank cannot reach; ``nodes``: the node name of each rank."""
+
+    peers: tuple[Listener, ...]
+    nodes: Mapping[int, str]
+
+    def answer(self, network: Network) -> str:
+        network.peers = self.peers
+        network.nodes = self.nodes
+        failed = network.unreached() if network.first_of_node else []
+        return json.dumps([asdict(one) for one in failed])
+
+
+def about(network: Network) -> str:
+    """What a rank sends about itself when it arrives."""
+    found = network.route
+    return json.dumps(
+        {
+            "node": socket.gethostname(),
+            "first": network.first_of_node,
+            "interface": None if found is None else asdict(found.interface),
+            "rendezvous": None if found is None else found.address,
+            "versions": of_a_rank() if network.several_nodes else {},
+        }
+    )
+
+
+@dataclass(frozen=True)
+class About:
+    """What rank 0 knows of the other ranks: each one's ``about``, "" if its launcher is older."""
+
+    texts: Mapping[int, str]
+
+    def said(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        return ((rank, json.loads(text)) for rank, text in sorted(self.texts.items()))
+
+    def same_versions(self) -> None:
+        """Raises ``RequestError`` if a rank has another launcher, Python or torch than rank 0."""
+        mine = of_a_rank()
+        here = socket.gethostname()
+        problems: dict[str, Problem] = {}
+        for rank, text in sorted(self.texts.items()):
+            if not text:
+                line = f"rank {rank} has another launcher than rank 0: it does not say its version"
+                problems.setdefault("", Problem("", f"{line}; all nodes need the same"))
+                continue
+            said = json.loads(text)
+            node = said["node"]
+            for name, version in mine.items():
+                other = said["versions"].get(name, "none")
+                if other != version and f"{node} {name}" not in problems:
+                    line = f"rank {rank} on {node} has {name} {other}, rank 0 on {here} has {version}"
+                    problems[f"{node} {name}"] = Problem("", f"{line}; all nodes need the same")
+        if problems:
+            raise RequestError(tuple(problems.values()))
+
+    def rendezvous(self) -> str | None:
+        """The address by which other nodes reach the node of MASTER_ADDR; ``None`` if only by loopback."""
+        reached = (each["rendezvous"] for _, each in self.said())
+        return next((one for one in reached if one is not None and not is_loopback(one)), None)
+
+    def nodes(self, network: Network) -> tuple[Listener, ...]:
+        """The nodes, with the interfaces that reach the rendezvous; nothing listens there yet."""
+        said = [*self.said(), (0, json.loads(about(network)))]
+        found = []
+        for rank, each in said:
+            if each["first"] and each["interface"] is not None:
+                found.append(
+                    Listener(rank, each["node"], each["interface"]["name"], each["interface"]["address"])
+                )
+        return tuple(found)
+
+
+def listeners(answers: Mapping[int, str]) -> tuple[Listener, ...]:
+    """All nodes with the addresses at which they listen. Raises ``RunError`` if one cannot listen."""
+    found: list[Listener] = []
+    for _, text in sorted(answers.items()):
+        said = json.loads(text)
+        if isinstance(said, str):
+            raise RunError(said)
+        found += [Listener(**one) for one in said]
+    return tuple(found)
+
+
+def connected(answers: Iterable[str], rendezvous: str) -> None:
+    """Raises ``RunError`` if a node cannot reach another."""
+    failed: list[Unreached] = []
+    for text in answers:
+        for one in json.loads(text):
+            failed.append(Unreached(Listener(**one["source"]), Listener(**one["target"]), one["why"]))
+    if failed:
+        raise RunError(describe(failed, rendezvous))
+
+
+def seen(answers: Mapping[int, str], root: Path, key: str) -> None:
+    """Raises ``RequestError`` unless all ranks see what rank 0 has written at ``root``."""
+    blind = {rank: node for rank, node in answers.items() if node}
+    if blind:
+        nodes = ", ".join(dict.fromkeys(blind.values()))
+        here = socket.gethostname()
+        text = (
+            f"{ranks_text(sorted(blind))} (on {nodes}) cannot see what rank 0 (on {here}) has written "
+            "there; all ranks need one folder on a shared file system, by the same path"
+        )
+        raise RequestError((Problem(key, f"{root}: {text}"),))
+
+
+def silent(ranks: Sequence[int], network: Network, waited_s: float) -> RunError:
+    """The error for ranks that do not answer rank 0; names the network if their node is unreachable."""
+    if failed := lost(ranks, network):
+        return RunError(failed)
+    there = ", ".join(dict.fromkeys(network.nodes[rank] for rank in ranks if rank in network.nodes))
+    where = f" (on {there})" if there else ""
+    return RunError(f"{ranks_text(ranks)}{where} have not answered rank 0 within {waited_s:g} s")
+
+
+def lost(ranks: Sequence[int], network: Network) -> str:
+    """Describes an unreachable node of ``ranks``, which explains why they do not answer; else ""."""
+    theirs = {network.nodes[rank] for rank in ranks if rank in network.nodes}
+    for one in network.unreached(AFTERWARDS_S, refused=False):
+        if one.target.node in theirs:
+            end = f"the network between them, or {one.target.node} itself, is the cause"
+            return f"{one.source} does not reach {one.target} any more ({one.why}): {end}"
+    return ""
+
+
+@contextmanager
+def token(root: Path) -> Iterator[Path]:
+    """A new, unique file at ``root``; folders that are created for it are removed with it."""
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
+    file = root / f".shared-{secrets.token_hex(8)}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+        for folder in made:
+            with suppress(OSError):  # another process has put something there
+                folder.rmdir()

@@ -1,0 +1,367 @@
+"""Leads a run over ranks that torchrun or srun has started: rank 0 decides, the others follow."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from launcher.console import tell
+from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError
+from launcher.run.external_ranks.dry_run import LAST_WORD_S, Trial, lead
+from launcher.run.external_ranks.joining import (
+    SHARED_S,
+    About,
+    Joining,
+    ListensAt,
+    Question,
+    Reaches,
+    SeesFile,
+    Unjoined,
+    another_connection,
+    connected,
+    listeners,
+    lost,
+    seen,
+    silent,
+    token,
+)
+from launcher.runtime import log
+from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
+from launcher.runtime.cluster.messages import VARIABLE, Messages, Unsigned, encode, of_several_nodes, secret
+from launcher.runtime.cluster.network import Network, network
+from launcher.runtime.cluster.rendezvous import SAY_S, Refused, await_ranks, open_store, ranks_text
+from launcher.runtime.cluster.world import World, among, connect, never
+from launcher.runtime.faults import Interrupted, Preempted
+from launcher.runtime.processes.hang import failed
+from launcher.runtime.signals import STOPS, heard
+from launcher.steps.on_ranks import RankSteps, work
+
+PATIENCE_S = 3600.0  # of the others, while rank 0 plans and runs earlier steps
+TELL_S = 0.5  # for a rank that was stopped, to inform the others
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 instructs every other rank to do."""
+
+    todo: RankSteps
+    folder: Path
+    device: str
+    backend: str | None
+    timeout_s: float
+    threads: int
+    polls: bool
+
+
+Word = SeesFile | ListensAt | Reaches | Trial | Order | int
+
+
+class Others:
+    """Rank 0's messages to the other ranks: trials and questions, then one order or an exit code.
+
+    ``notes``: lines on the network for the start of the run.
+    """
+
+    def __init__(self, at: Place, whole: Store, network: Network) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._at = at
+        self._whole = whole
+        self._signed = Messages(whole, secret(at))
+        self._own = self._signed.within(corner(at))
+        self._network = network
+        self._turn = 0
+        self._over = False
+        self._met = False
+        self._absent: list[int] = []
+        self._own.set("here0", whereabouts())
+
+    def folder(self, elastic: bool = False) -> Path | None:
+        """The run folder of the previous attempt, if the outer launcher has restarted this one.
+
+        ``elastic``: that attempt may have had more nodes, and so another secret.
+        """
+        if not self._at.attempt or not self._signed.check(["launcher.folder"]):
+            return None
+        messages = Messages(self._whole, of_several_nodes(self._at)) if elastic else self._signed
+        try:
+            return Path(self._signed.get("launcher.folder").decode())
+        except RunError:
+            return Path(messages.get("launcher.folder").decode())
+
+    def went_to(self, folder: Path) -> None:
+        """Records the run folder for the next attempt."""
+        self._signed.set("launcher.folder", str(folder))
+
+    def gather(self, timeout_s: float) -> None:
+        """Waits until every rank is here with the same versions, and every node reaches every other.
+
+        Raises ``RunError`` if a rank is late or a node cannot reach another, ``RequestError`` if versions
+        differ.
+        """
+        if self._met:
+            return
+        what = "must be started with the same MASTER_ADDR and MASTER_PORT"
+        others = range(1, self._at.size)
+        self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, what=what)
+        if self._absent:
+            have = "has" if len(self._absent) == 1 else "have"
+            text = f"{ranks_text(self._absent)} of {self._at.size} {have} not come within {timeout_s:g} s"
+            raise RunError(f"{text} (launch.timeout_s); each {what}")
+
+        # they may have received another number of ranks
+        for rank in others:
+            size = int(self._own.get(f"size{rank}"))
+            if size != self._at.size:
+                other = f"rank 0 that there are {self._at.size}"
+                text = f"rank {rank} was told that there are {size} ranks, {other}"
+                raise RequestError((Problem("", f"{text}: {DAMAGED}"),))
+
+        self._met = True
+        if self._network.several_nodes:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Compares versions and tries connections between nodes, before ranks need them."""
+        others = range(1, self._at.size)
+        here = {rank: self._own.get(f"here{rank}").decode() for rank in range(self._at.size)}
+        nodes = {rank: text.partition(" ")[0] for rank, text in here.items()}
+        said = {rank: self._own.get(f"about{rank}").decode() for rank in others if self._said(rank)}
+        every = About({rank: said.get(rank, "") for rank in others})
+        every.same_versions()
+        self._network.peers = every.nodes(self._network)
+        self._network.nodes = nodes
+
+        peers = listeners(self._ask(ListensAt(every.rendezvous())))
+        connected(self._ask(Reaches(peers, nodes)).values(), self._at.host)
+        self.notes = (self._network.note(),)
+
+    def _said(self, rank: int) -> bool:
+        """Whether a rank sent its versions and interface; older launchers send only host and process id."""
+        return self._own.check([f"about{rank}"])
+
+    def share(self, root: Path, key: str) -> None:
+        """Raises ``RequestError`` unless all ranks see what rank 0 writes at ``root``, and removes it."""
+        if self._at.size == 1:
+            return
+        with token(root) as file:
+            seen(self._ask(SeesFile(file)), root, key)
+
+    def _ask(self, question: Question) -> dict[int, str]:
+        """The answers of all ranks, including rank 0. Raises ``RunError`` if one does not answer."""
+        turn = self._turn
+        self._tell(question)
+        answers = {0: question.answer(self._network)}
+        ranks = range(1, self._at.size)
+        within_s = SHARED_S + LAST_WORD_S
+        late = await_ranks(self._own, f"answer{turn}.", ranks, within_s, say=tell, what=question.doing)
+        if late:
+            raise silent(late, self._network, within_s)
+        return answers | {rank: self._own.get(f"answer{turn}.{rank}").decode() for rank in ranks}
+
+    def try_out(self, trial: Trial, send: Callable[[object], None]) -> dict[str, Any]:
+        """Runs ``trial`` in a child of each rank; more messages may follow, also if it raises.
+
+        Raises ``RanksFailed`` with the root cause.
+        """
+        turn = self._turn
+        self._tell(trial)
+        return lead(trial, turn, self._at, self._own, send)
+
+    def work(self, order: Order, send: Callable[[object], None]) -> dict[str, Any]:
+        """Runs ``order`` on all ranks; returns when the others have left.
+
+        Raises ``RanksFailed`` with the root cause.
+        """
+        self.went_to(order.folder)
+        self._over = True
+        try:
+            self._tell(order)
+        except RunError as error:  # those that have it wait to be joined
+            joining = Joining(self._whole, corner(self._at), self._network, order.timeout_s, never)
+            joining.tell(str(error))
+            raise
+
+        # a stopped rank also waits until the others have left, as it may host their store
+        stop: Preempted | None = None
+        done: dict[str, Any] = {}
+        try:
+            world = replace(among(self._at), send=send)
+            done = carry_out(order, world, self._at, self._whole, self._network)
+        except Preempted as error:
+            stop = error
+        self._wait("left", TELL_S if isinstance(stop, Unjoined) else LAST_WORD_S, ending=True)
+        if stop is not None:
+            raise stop
+        return done
+
+    def hurry(self) -> None:
+        """Stops waiting for ranks that have not arrived yet."""
+        self._absent = [rank for rank in range(1, self._at.size) if not self._own.check([f"here{rank}"])]
+
+    def dismiss(self, code: int) -> None:
+        """Sends the others an exit code, unless they have received their order."""
+        if not self._over and self._at.size > 1:
+            self._over = True
+            self._tell(code)
+
+    def _tell(self, word: Question | Trial | Order | int) -> None:
+        self._own.set(f"word{self._turn}", encode(word, Word))
+        late = self._wait(f"heard{self._turn}.", ending=isinstance(word, int))
+        self._turn += 1
+        if late and not isinstance(word, int):
+            raise silent(late, self._network, LAST_WORD_S)
+
+    def _wait(self, what: str, within_s: float = LAST_WORD_S, ending: bool = False) -> list[int]:
+        """Waits for every other rank, as rank 0 may host their store; returns the ranks that are late.
+
+        Raises ``Refused`` if one has refused a message. A job that is ``ending`` does not wait for that one.
+        """
+        while True:
+            try:
+                return self._await(what, within_s)
+            except Refused as error:
+                if not ending:
+                    raise
+                self._absent.append(error.rank)
+
+    def _await(self, what: str, within_s: float) -> list[int]:
+        ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
+        asked = "have not answered rank 0"
+        first_s = min(SAY_S, within_s)
+        late = await_ranks(self._own, what, ranks, first_s, say=tell, what=asked)
+        if late and within_s > first_s and not lost(late, self._network):
+            late = await_ranks(self._own, what, late, within_s - first_s, say=tell, what=asked)
+        if late:  # their launcher handles them
+            _log.warning("%s: not heard of within %.0f s", ranks_text(late), within_s)
+            self._absent += late
+        try:
+            for rank in sorted({*ranks} - {*late}):
+                self._own.get(f"{what}{rank}")
+        except RunError as error:  # the end of the run has been reported
+            _log.warning("%s", error)
+        return late
+
+
+@contextmanager
+def leading(at: Place | None = None) -> Iterator[Others]:
+    """Yields the other ranks; however the block ends, none of them is left waiting."""
+    at = at or here()
+    found = secret(at)
+    if found.derived and at.size > 1:
+        text = f"messages between ranks are signed with a key that others can derive: {found.why}"
+        _log.info("%s; %s, the same for all ranks, gives them a secret", text, VARIABLE)
+    with network(at) as used:
+        others = Others(at, open_store(at, lambda: PATIENCE_S, tell, where=used.here()), used)
+
+        # the exit code for the others, whatever ends the block
+        code = FAILED
+        try:
+            yield others
+            code = DONE
+        except RequestError:
+            code = REFUSED
+            raise
+
+        except Interrupted as stop:
+            code = stop.code
+            others.hurry()
+            raise
+        finally:
+            others.dismiss(code)
+
+
+def whereabouts() -> str:
+    return f"{socket.gethostname()} {os.getpid()}"
+
+
+def here() -> Place:
+    """This process's place under an outer launcher. Raises ``RequestError`` without one."""
+    at = place()
+    if at is None:
+        raise RequestError((Problem("launch.mode", "neither torchrun nor srun has started this process"),))
+    return at
+
+
+def carry_out(order: Order, world: World, at: Place, whole: Store, used: Network) -> dict[str, Any]:
+    """Runs one rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
+    mine = replace(among(at, order.device, order.backend), send=world.send)
+    own = Messages(whole, secret(at)).within(corner(at))
+
+    # A store may be too busy, or gone, when an address is needed. So rank 0, which reports on all ranks,
+    # reads all addresses before it joins; the others read that of rank 0, whose end may end the store.
+    early = at.size if at.rank == 0 else 1
+    known: dict[int, str] = {}
+
+    def where(rank: int) -> str:
+        if rank in known:
+            return known[rank]
+        try:
+            return own.get(f"here{rank}").decode() if own.check([f"here{rank}"]) else ""
+        except RuntimeError:
+            return ""
+
+    def fault(error: BaseException) -> BaseException:
+        return failed(
+            error, mine, order.folder, where=where, timeout_s=order.timeout_s, network=used, skip=__file__
+        )
+
+    log.configure(mine.rank, order.folder)
+    faulthandler.enable(file=2)
+
+    # an error is recorded before this rank leaves the group, where others wait for it
+    with _told(order, mine) as told, ExitStack() as group:
+        try:
+            joining = Joining(whole, f"launcher{at.attempt}", used, order.timeout_s, told)
+            try:
+                known |= {rank: own.get(f"here{rank}").decode() for rank in range(early)}
+            except Unsigned as error:  # the others wait for this rank to join
+                joining.tell(str(error))
+                raise
+            group.enter_context(
+                connect(
+                    mine,
+                    another_connection(whole),
+                    order.timeout_s,
+                    order.threads,
+                    order.folder,
+                    joining.attend,
+                )
+            )
+            return work(replace(mine, told=told), order.todo)
+        except Preempted:
+            raise
+        except BaseException as error:
+            try:
+                raise fault(error) from error
+            except Interrupted:  # a signal from before ``deafen``; it comes once
+                raise fault(error) from error
+
+
+@contextmanager
+def _told(order: Order, world: World) -> Iterator[Callable[[], int]]:
+    """Yields a function that returns a stop signal; without polling the signal ends the rank."""
+    if order.polls:
+        with heard(forced=True) as told:
+            yield told
+        return
+    if world.rank:  # Python's handlers wait until a collective returns
+        for signum in STOPS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
+    yield never
+
+
+def corner(at: Place) -> str:
+    """The key prefix of this attempt."""
+    return f"launcher{at.attempt}"

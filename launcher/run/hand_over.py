@@ -1,0 +1,42 @@
+"""Hands a run to a cluster: which cluster, what is refused, what is written and what to type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.optional import kubernetes
+from launcher.plan.plan import Plan
+from launcher.run import slurm, slurm_files
+
+
+def key(job: Job) -> str | None:
+    """The setting that makes the run start elsewhere; ``None`` if it starts here."""
+    return next(
+        (f"launch.{name}" for name in ("slurm", "k8s") if getattr(job.launch, name) is not None), None
+    )
+
+
+def refused(job: Job, outer: int | None) -> list[Problem]:
+    """Problems that show before there is a plan; ``outer``: ranks that torchrun or srun has started."""
+    if job.launch.slurm is not None and job.launch.k8s is not None:
+        text = "a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out"
+        return [Problem("launch.k8s", text)]
+    if job.launch.k8s is not None:
+        return kubernetes.refused(job, outer)
+    return slurm.refused(job, outer)
+
+
+def hand_over(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:
+    """Writes the job into the run folder, and submits it if requested.
+
+    Returns a message, and additional fields for the status. Raises ``RunError``.
+    """
+    if job.launch.k8s is not None:
+        return f"not submitted: {kubernetes.write(job, plan, run)}", {}
+    number = slurm.submit(job, plan, run)
+    if not number:
+        return f"not submitted: sbatch {run / slurm_files.NAME}", {}
+    told = f"job {number} of Slurm, {run / slurm_files.NAME}; it says: tail -F {run}/slurm-{number}.log"
+    return told, {"slurm": number}

@@ -1,0 +1,48 @@
+"""Draws a plan as files in the run folder. Times are in seconds if the plan predicts them."""
+
+from __future__ import annotations
+
+from launcher.plan.cut import stage_graph, stage_graph_svg
+from launcher.plan.memory import memory_svg, rank_loads
+from launcher.plan.plan import Plan
+from launcher.plan.schedule.svg import svg
+from launcher.plan.schedule.timeline import chrome
+
+PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
+"""The parts of a step's seconds while its schedule runs; the others follow it."""
+
+
+def pictures(plan: Plan) -> dict[str, str]:
+    """The files' texts by name; without memory for device matrices, where it is unknown per action."""
+    found, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.simulated
+    after, lanes = None, () if step is None else step.lanes
+    if step is not None:
+        after = tuple((t.name, t.seconds) for t in step.terms if t.name not in PIPELINE and t.seconds)
+    out = {
+        "timeline.svg": svg(timeline, after, lanes),
+        "timeline.json": chrome(timeline, after=after, lanes=lanes),
+    }
+
+    if plan.sharding is None:
+        curves = rank_loads.curves(
+            found.loads,
+            found.memory,
+            plan.sizes.grid,
+            timeline=None if after is None else timeline,
+            after=sum(n for _, n in after or ()),
+        )
+        out["memory.svg"] = memory_svg.svg(curves, found.room, seconds=after is not None)
+    return out | _graphs(plan)
+
+
+def _graphs(plan: Plan) -> dict[str, str]:
+    """What each stage runs, as text and drawn, if requested."""
+    if plan.graph is None:
+        return {}
+    model = stage_graph.Staged(plan.stages, plan.boundaries, plan.params, whole=plan.leaves is None)
+    out = {}
+    for index, pp in enumerate(plan.sizes.places):
+        one = stage_graph.stage_graph(model, plan.graph, index, tuple(plan.sizes.grid.ranks(pp=pp)))
+        out[f"graphs/stage{index}.txt"] = stage_graph.text(one)
+        out[f"graphs/stage{index}.svg"] = stage_graph_svg.svg(one)
+    return out

@@ -1,0 +1,238 @@
+"""The text of sbatch files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
+from signal import SIGUSR2
+
+from launcher.errors import DONE, INTERRUPTED, REFUSED, REQUEUE
+from launcher.job.schema.job import Slurm
+from launcher.run import frozen_request
+from launcher.runtime.cluster.launch_env import SECRET_FILE
+
+NAME = "job.sbatch"
+KILLED = 128 + SIGUSR2
+"""A shell's exit code for a process that the signal has ended."""
+SECRET = ".secret"
+"""The file in the folder of a run, or in that of the runs of one batch file."""
+AGAIN = "again_if_failed"
+"""A function of the batch file."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The run folder, the folder in which the run was requested, and Python; all absolute paths.
+
+    ``secret``: the file with the secret that signs messages between ranks; a job's text never contains it.
+    """
+
+    run: Path
+    folder: Path
+    python: Path
+    secret: Path | None = None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """``each``: ranks on each of ``nodes`` nodes; ``gpus``: whether each rank has its own GPU.
+
+    ``restarts``: how often all ranks are restarted in the same job after a failure.
+    """
+
+    nodes: int
+    each: int
+    gpus: bool
+    restarts: int = 0
+
+    @property
+    def start(self) -> str:
+        """The command that starts the ranks."""
+        return f"{AGAIN} srun" if self.restarts else "srun"
+
+
+def batch_text(name: str, slurm: Slurm, ranks: Ranks, at: Place) -> str:
+    """The batch file, which runs the run folder's request in that folder whenever Slurm starts it."""
+    head = [f"#SBATCH --{option}" for option in options(name, slurm, ranks, log(at.run, "%j"))]
+    return "\n".join(["#!/bin/bash", *_about(at), *head, *_body(slurm, ranks, at)]) + "\n"
+
+
+def options(name: str, slurm: Slurm, ranks: Ranks, output: str) -> Iterator[str]:
+    """Options of sbatch without dashes. The user's come last, as Slurm uses the last of two."""
+    yield f"job-name={name}"
+    yield f"nodes={ranks.nodes}"
+    yield f"ntasks-per-node={ranks.each}"
+    gpus = slurm.gpus_per_node if slurm.gpus_per_node is not None else ranks.each if ranks.gpus else 0
+    if gpus:
+        yield f"gpus-per-node={gpus}"
+    if slurm.cpus_per_task is not None:
+        yield f"cpus-per-task={slurm.cpus_per_task}"
+    asked = {"partition": slurm.partition, "account": slurm.account, "time": slurm.time}
+    for option, value in asked.items():
+        if value is not None:
+            yield f"{option}={value}"
+    yield f"signal=USR2@{slurm.signal_s}"  # "B:" would signal only the shell of this file
+    yield "requeue"
+    yield "open-mode=append"
+    yield f"output={quote(output)}"
+    yield from (option.removeprefix("--") for option in slurm.extra)
+
+
+def log(folder: Path, job: str) -> str:
+    """The log's path for Slurm; ``job``: Slurm's pattern for the job number."""
+    return f"{str(folder).replace('%', '%%')}/slurm-{job}.log"
+
+
+def _about(at: Place) -> Iterator[str]:
+    yield "# Written by launcher, for the run folder that it is in. A job that was stopped is requeued;"
+    yield f"# one that has failed goes on with: sbatch {quote(str(at.run / NAME))}"
+
+
+def _body(slurm: Slurm, ranks: Ranks, at: Place) -> Iterator[str]:
+    yield from prologue(slurm, ranks, at.folder, at.secret)
+    yield f"{ranks.start} {container(slurm)}{_command(at)}"
+    yield "code=$?"
+    yield f'if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
+    yield '    scontrol requeue "$SLURM_JOB_ID"'
+    yield "fi"
+    yield 'exit "$code"'
+
+
+def prologue(slurm: Slurm, ranks: Ranks, folder: Path, secret: Path | None) -> Iterator[str]:
+    """The lines before the ranks."""
+    yield "set -u"
+    yield ""
+    yield f"cd {quote(str(folder))} || exit 1"
+    if slurm.cpus_per_task is not None:
+        yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it over since 22.05'
+    if secret is not None:
+        yield f"export {SECRET_FILE}={quote(str(secret))}  # its ranks sign messages with what is in it"
+    yield from slurm.setup
+    yield ""
+    if ranks.restarts:
+        yield from _again(ranks.restarts)
+    yield f"# {slurm.signal_s} s before its time is up every task is told to save, and exits with {REQUEUE};"
+    yield f"# one that is still starting is ended by the signal itself ({KILLED})."
+
+
+def _again(times: int) -> Iterator[str]:
+    yield f"# Ranks that fail go on from their last checkpoint, {times} times at most (launch.max_restarts)."
+    yield f"{AGAIN}() {{"
+    yield f"    for ((left = {times}; ; left--)); do"
+    yield '        "$@"'
+    yield "        code=$?"
+    yield '        case "$code" in'
+    yield f"            {DONE} | {REFUSED} | {REQUEUE} | {INTERRUPTED} | {KILLED}) break ;;"
+    yield "        esac"
+    yield '        [ "$left" -gt 0 ] || break'
+    yield "    done"
+    yield '    return "$code"'
+    yield "}"
+    yield ""
+
+
+def container(slurm: Slurm) -> str:
+    return "" if slurm.container is None else f"--container-image={quote(slurm.container)} "
+
+
+def _command(at: Place) -> str:
+    words: Sequence[str] = (
+        str(at.python), "-m", "launcher", f"recipe={at.run / frozen_request.NAME}", f"run_dir={at.run}",
+    )  # fmt: skip
+    return " ".join(map(quote, words))
+
+
+NUMBERS = "jobs.json"
+"""A file beside the run folders: the job number of each run, by name."""
+LOG = '"${run//%/%%}/slurm-$SLURM_JOB_ID.log"'
+"""The log of a run's ranks, in its run folder."""
+
+
+@dataclass(frozen=True)
+class ManyRuns:
+    """Many runs: ``runs`` are their folders, with ``ranks`` each; ``folder``: that of the batch file.
+
+    All paths are absolute. ``started``: where the sweep was started; ``secret``: as in ``Place``.
+    """
+
+    name: str
+    runs: tuple[Path, ...]
+    ranks: Ranks
+    slurm: Slurm
+    folder: Path
+    started: Path
+    python: Path
+    secret: Path | None = None
+
+
+def array_text(many: ManyRuns) -> str:
+    """The batch file: each run has its folder, and runs again whenever Slurm restarts it."""
+    made = [*_array(many)] if many.slurm.array else [*_allocation(many)]
+    return "\n".join(["#!/bin/bash", *made]) + "\n"
+
+
+def _array(many: ManyRuns) -> Iterator[str]:
+    most = many.slurm.array_parallel
+    yield "# Written by launcher: a task of this array is one run, which is requeued by itself."
+    yield from _head(many, many.ranks, "%A_%a")
+    yield f"#SBATCH --array=0-{len(many.runs) - 1}{'' if most is None else f'%{most}'}"
+    yield from prologue(many.slurm, many.ranks, many.started, many.secret)
+    yield from _runs(many.runs)
+    yield "run=${runs[$SLURM_ARRAY_TASK_ID]}"
+    yield f"{many.ranks.start} {_said(many.slurm)}{_array_command(many)}"
+    yield "code=$?"
+    yield f'if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
+    yield '    scontrol requeue "$SLURM_JOB_ID"'
+    yield "fi"
+    yield 'exit "$code"'
+
+
+def _allocation(many: ManyRuns) -> Iterator[str]:
+    """Requests the steps of all runs at once; each waits until there is room."""
+    most, ranks = many.slurm.array_parallel or 1, many.ranks
+    size = f"--nodes={ranks.nodes} --ntasks={ranks.nodes * ranks.each} --ntasks-per-node={ranks.each}"
+    yield "# Written by launcher: the runs share this allocation, each has nodes of its own while it runs."
+    yield from _head(many, replace(ranks, nodes=ranks.nodes * most), "%j")
+    yield from prologue(many.slurm, ranks, many.started, many.secret)
+    yield from _runs(many.runs)
+    yield "tasks=()"
+    yield 'for run in "${runs[@]}"; do'
+    yield f"    {ranks.start} --exclusive {size} {_said(many.slurm)}{_array_command(many)} &"
+    yield "    tasks+=($!)"
+    yield "done"
+    yield "stopped=0 failed=0"
+    yield 'for task in "${tasks[@]}"; do'
+    yield '    wait "$task"'
+    yield "    code=$?"
+    yield f'    if [ "$code" -eq {REQUEUE} ] || [ "$code" -eq {KILLED} ]; then'
+    yield "        stopped=1"
+    yield '    elif [ "$code" -ne 0 ]; then'
+    yield "        failed=1"
+    yield "    fi"
+    yield "done"
+    yield 'if [ "$stopped" -eq 1 ]; then'
+    yield '    scontrol requeue "$SLURM_JOB_ID"  # runs that are done say so, and are not done again'
+    yield "fi"
+    yield 'exit "$failed"'
+
+
+def _head(many: ManyRuns, ranks: Ranks, job: str) -> Iterator[str]:
+    output = log(many.folder, job)
+    for option in options(many.name, many.slurm, ranks, output):
+        yield f"#SBATCH --{option}"
+
+
+def _runs(runs: Sequence[Path]) -> Iterator[str]:
+    yield "runs=("
+    yield from (f"    {quote(str(run))}" for run in runs)
+    yield ")"
+
+
+def _said(slurm: Slurm) -> str:
+    return f"--output={LOG} --open-mode=append {container(slurm)}"
+
+
+def _array_command(many: ManyRuns) -> str:
+    return f'{quote(str(many.python))} -m launcher "recipe=$run/{frozen_request.NAME}" "run_dir=$run"'

@@ -1,0 +1,161 @@
+"""Free memory, malloc and garbage collection of this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.plan.capacity import Free
+
+NONE = 1 << 60
+"""A version 1 limit from this on means no limit: the largest number of pages."""
+
+
+def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
+    """Free memory for ``ranks`` on this machine with devices of one kind; ``None`` if it is unknown."""
+    there = ram(proc)
+    if there is None or device == "cpu":
+        return there
+    devices = _devices(device, ranks)
+    return Free(there.ram, there.where, devices, kind=device) if devices else None
+
+
+def ram(proc: Path = Path("/proc")) -> Free | None:
+    """Bytes available without swapping, or the smaller rest that a control group of this process permits."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is None:
+        return None
+    least = Free(int(found[1]) << 10)
+    for group in _groups(proc):
+        left = group.left()
+        if left is not None and left < least.ram:
+            least = Free(left, f"this machine for the control group {group.path}")
+    return least
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A memory control group at ``path``; the names of its files depend on the version."""
+
+    path: Path
+    limit: str
+    usage: str
+    reclaimable: str
+
+    def left(self) -> int | None:
+        """Bytes left below the limit; ``None`` without a limit. Reclaimable page cache counts as free."""
+        try:
+            limit = (self.path / self.limit).read_text().strip()
+            if not limit.isdecimal() or int(limit) >= NONE:
+                return None
+            used = int((self.path / self.usage).read_text())
+            stat = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            return None
+        return max(0, int(limit) - used + int(stat.get(self.reclaimable, 0)))
+
+
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+"""The files of the limit and the usage, and the entry of reclaimable memory in ``memory.stat``."""
+
+
+def _groups(proc: Path) -> Iterator[_Group]:
+    """The groups of this process and all visible ones above them: each limits those below it."""
+    try:
+        member = (proc / "self/cgroup").read_text().splitlines()
+        mounts = (proc / "self/mountinfo").read_text().splitlines()
+    except OSError:
+        return
+
+    for line in member:
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        kind, names = ("memory", _VERSION_1) if kinds else (None, _VERSION_2)
+        for root, point in _mounted(mounts, kind):
+            folders = [point]
+            if path.startswith(root):
+                here = point / os.path.relpath(path, root)
+                folders = [p for p in (here, *here.parents) if p.is_relative_to(point)]
+            yield from (_Group(folder, *names) for folder in folders)
+
+
+def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
+    """The root and the mount point of each mounted hierarchy: version 1 of a ``kind``, or version 2."""
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        root, point = left.split()[3:5]
+        system, _, options = right.split()[:3]
+        wanted = "cgroup2" if kind is None else "cgroup"
+        if system == wanted and (kind is None or kind in options.split(",")):
+            yield root, Path(point)
+
+
+def _devices(kind: str, count: int) -> tuple[int, ...]:
+    """Free bytes of the devices, read in a child process.
+
+    Reading creates a context of hundreds of megabytes on each device, which forked ranks could not use.
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            from launcher.runtime.device import free_memory
+
+            os.write(write, json.dumps(free_memory(kind, count)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    return tuple(json.loads(said)) if said else ()
+
+
+TOLD = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_")
+"""Variables with which users configure this themselves."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
+_MOST = (1 << 31) - 1
+_LARGE = 1 << 30
+
+
+def keep(environ: Mapping[str, str] = os.environ) -> bool:
+    """Keeps freed memory in this process for later use; returns whether that could be set.
+
+    By default glibc returns memory to the kernel whenever the top of the heap happens to be free. The tensors
+    of the next operation then need new pages, which takes longer than elementwise work. Whether that happens
+    depends on the addresses of tensors: ranks with equal work would take different times, and wait.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name in environ for name in TOLD):
+        return False
+    return bool(mallopt(_TRIM_THRESHOLD, _MOST)) and bool(mallopt(_MMAP_THRESHOLD, _LARGE))
+
+
+_SELDOM = (100_000, 50, 100)
+_USUAL = gc.get_threshold()
+
+
+def seldom() -> None:
+    """Makes collections rare in a process that is about to import torch.
+
+    The import creates half a million lasting objects; collecting takes a seventh of its time.
+    """
+    gc.set_threshold(*_SELDOM)
+
+
+def as_usual() -> None:
+    """Undoes ``seldom`` if it was called; objects that exist by then are not examined any more."""
+    if gc.get_threshold() == _SELDOM:
+        gc.freeze()
+        gc.set_threshold(*_USUAL)

@@ -1,0 +1,128 @@
+"""The moving average of weights, and the loss scale of fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from launcher.parallel.mesh import local
+from launcher.parallel.parallel_model import ParallelModel
+from launcher.plan.cut.params import Placed
+from launcher.plan.values.setting import Precision
+
+
+class WeightAverage:
+    """A moving average of each trained parameter's first copy on this rank.
+
+    After every ``every``-th optimizer step it keeps ``decay`` of itself, and the weights contribute the rest.
+    It starts as the weights at its first use: those that training starts from.
+    """
+
+    def __init__(self, model: ParallelModel, decay: float, every: int) -> None:
+        self._model, self._share, self._every = model, 1.0 - decay, every
+        self._means: dict[str, Tensor] = {}
+        self.begun = self.swapped = False
+
+    def begin(self) -> None:
+        """Starts from the current weights, unless it has started."""
+        if not self.begun:
+            self.begin_again()
+
+    @torch.no_grad()
+    def begin_again(self) -> None:
+        """Starts from the current weights, reusing its memory."""
+        for p, w in self._trained():
+            if p.name in self._means:
+                self._means[p.name].copy_(w)
+            else:
+                self._means[p.name] = w.clone()
+        self.begun = True
+
+    @torch.no_grad()
+    def follow(self, step: int) -> None:
+        """Updates the average after optimizer step ``step`` (from 1)."""
+        if step % self._every == 0:
+            for p, w in self._trained():
+                self._means[p.name].lerp_(w, self._share)
+
+    def named(self) -> list[tuple[Placed, Tensor]]:
+        """This rank's shard of each average; empty before the average has started."""
+        return [(p, self._means[p.name]) for p, _ in self._trained() if p.name in self._means]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Swaps the average into the model for the block."""
+        self.begin()
+        self._swap()
+        self.swapped = True
+        try:
+            yield
+        finally:
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Restores the model's weights inside such a block, before a checkpoint is written."""
+        if self.swapped:
+            self._swap()
+            self.swapped = False
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for p, w in self._trained():
+            weight = w.clone()
+            w.copy_(self._means[p.name])
+            self._means[p.name].copy_(weight)
+
+        # update all other copies on this rank from the first one
+        first = {p.name: w for p, w in self._trained()}
+        for name, t in self._model.trainable():
+            own = local(t.detach())
+            if own.data_ptr() != first[self._model.first_name(name)].data_ptr():
+                own.copy_(first[self._model.first_name(name)])
+
+    def _trained(self) -> list[tuple[Placed, Tensor]]:
+        """This rank's shards of the first copies of trained parameters; they share memory with the model."""
+        return [(p, local(t.detach())) for p, t in self._model.named() if p.trainable and not p.buffer]
+
+
+PATIENCE = 2000
+"""Steps without an overflow before the scale is doubled, as in torch's GradScaler."""
+
+
+@dataclass
+class Scaling:
+    """``factor`` multiplies the loss, and so the gradients; ``good`` counts steps since it last changed.
+
+    ``skipped`` counts the steps whose gradients overflowed: they changed no weight, and the learning-rate
+    schedule does not count them.
+    """
+
+    factor: float
+    dynamic: bool
+    good: int = 0
+    skipped: int = 0
+
+    @property
+    def lowest(self) -> bool:
+        """Whether the scale cannot be lowered, so that an overflow is an error."""
+        return not self.dynamic or self.factor <= 1.0
+
+    def went_well(self) -> None:
+        self.good += 1
+        if self.dynamic and self.good >= PATIENCE:
+            self.factor *= 2
+            self.good = 0
+
+    def overflowed(self) -> None:
+        self.factor /= 2
+        self.good = 0
+        self.skipped += 1
+
+
+def scaling(dtypes: Precision) -> Scaling:
+    """The scaling at the start of training; all dtypes but fp16 keep a factor of 1."""
+    return Scaling(dtypes.scale or 1.0, dtypes.dynamic)

@@ -1,0 +1,230 @@
+"""metrics.jsonl, and the log of local gradient norms."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from launcher.checkpoint.tensorfile.disk import BLOCK, Unwritten, named_errors, write_text
+from launcher.parallel.grad_norm import OwnGradients
+from launcher.plan.settings.checkpoint import AVERAGED
+from launcher.runtime.cluster.messages import gather
+from launcher.runtime.cluster.world import World
+from launcher.untrusted.files import open_below
+
+_log = logging.getLogger(__name__)
+
+Place = tuple[int, bool, int]
+
+
+class Metrics:
+    """Appends rows; each is written before the next step. NaN and infinities are written as ``null``.
+
+    ``first_step`` is the next step to be written: rows from there on, and a line that a kill left incomplete,
+    are removed. The same happens if a row is repeated, as a restarted attempt resumes from its checkpoint.
+    ``table`` names a CSV file of all rows, written when the block ends. ``patient``: on a full disk rows wait
+    in memory until there is space or the block ends; otherwise ``Unwritten`` is raised at once.
+    """
+
+    def __init__(
+        self, path: Path, first_step: int = 0, table: Path | None = None, patient: bool = False
+    ) -> None:
+        self._path = path
+        self._table = table
+        self._patient = patient
+        with named_errors(path, BLOCK):
+            self._fd = open_below(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.ftruncate(self._fd, _kept(path, (first_step, False, 0)))
+        self._last = max((_place(row) for row in read(path)), default=(0, False, 0))
+        self._waiting = bytearray()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._flush()
+            if self._table is not None:
+                write_csv(read(self._path), self._table)
+        except Unwritten as full:
+            if error is None:
+                raise
+            _log.warning("%s", full)
+        finally:
+            os.close(self._fd)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        # a repeated step replaces its earlier row
+        at = _place(row)
+        if at <= self._last:
+            self._flush()
+            os.ftruncate(self._fd, _kept(self._path, at))
+        self._last = at
+
+        # on a full disk rows wait until there is space
+        waited = bool(self._waiting)
+        self._waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
+        try:
+            self._flush()
+        except Unwritten as full:
+            if not self._patient:
+                self._waiting.clear()
+                raise
+            if not waited:
+                _log.warning("%s; rows wait in memory until there is room", full)
+
+    def _flush(self) -> None:
+        """Writes all waiting rows, or none of them."""
+        end = os.fstat(self._fd).st_size
+        try:
+            with named_errors(self._path, len(self._waiting)):
+                rest = memoryview(bytes(self._waiting))
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            os.ftruncate(self._fd, end)
+            raise
+        self._waiting.clear()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Every complete row."""
+    return [row for _, row in _rows(path)]
+
+
+def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    """Writes a column for each key, in order of first appearance; empty if a row lacks it."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, columns)
+    table.writeheader()
+    table.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def _rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Each row with the offset of its end, up to the first incomplete line."""
+    rows, end = [], 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        row = _parsed(line)
+        if row is None:
+            break
+        end += len(line)
+        rows.append((end, row))
+    return rows
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except ValueError:  # zeros, if the file grew but its data never reached the disk
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _place(row: Mapping[str, Any]) -> Place:
+    """The sort key of a row: a validation follows the row of its step.
+
+    A validation of the moving average follows that of the weights. One of an older checkpoint belongs to the
+    step of training at which it was loaded.
+    """
+    last = 2 * ("after" in row) + (f"val_loss{AVERAGED}" in row)
+    return row.get("after", row.get("step", -1)), "loss" not in row, last
+
+
+def _kept(path: Path, first: Place) -> int:
+    """Bytes of the rows that sort before ``first``."""
+    end = 0
+    for at, row in _rows(path):
+        if _place(row) >= first:
+            break
+        end = at
+    return end
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+FEW = 4
+
+
+@dataclass
+class LocalNormLog:
+    """Logs local norms. ``device``: one number per rank instead of one per parameter.
+
+    ``scale`` undoes the mean over data-parallel ranks.
+    """
+
+    own: OwnGradients
+    world: World
+    emit: Callable[[dict[str, Any]], None]
+    print: bool
+    dump: Path | None
+    device: bool
+    scale: float
+    _file: Metrics | None = field(default=None, init=False)
+
+    def tell(self, step: int, loud: bool, scaled: float = 1.0) -> None:
+        """Reports a step's norms; every rank calls this. ``loud``: the step is one of those to report.
+
+        The step's gradients were multiplied by ``scaled``.
+        """
+        norms = self.own.take(self.scale / scaled)
+        if not loud:
+            return
+        if self.device:
+            norms = {"": math.sqrt(sum(n * n for n in norms.values()))}
+        if self.dump is not None:
+            self._write(self.dump, step, norms)
+        if self.print:
+            every = gather(norms, dict[str, float])
+            if every is not None:
+                self.emit({"text": "\n".join(lines(step, every))})
+
+    def _write(self, folder: Path, step: int, norms: Mapping[str, float]) -> None:
+        """Appends to ``rank<N>.jsonl``; drops rows from this step on, of earlier runs or failed attempts."""
+        if self._file is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = Metrics(folder / f"rank{self.world.rank}.jsonl", step)
+        row = {"norm": norms[""]} if self.device else {"norms": dict(norms)}
+        self._file.write({"step": step, **row})
+
+
+def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
+    """One line per parameter, in the order of the ranks that have it.
+
+    >>> lines(3, [{"w": 0.5, "b": 1.0}, {"w": 0.25}])
+    ['local_norm, step 3: w 0.5 on rank 0, 0.25 on rank 1', 'local_norm, step 3: b 1 on rank 0']
+    """
+    names = list(dict.fromkeys(name for norms in every for name in norms))
+    start = f"local_norm, step {step}: "
+    return [f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names]  # "": of all parameters
+
+
+def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:
+    """Each rank's number; for many ranks only the smallest and the largest.
+
+    >>> _spread("w", [{"w": float(n)} for n in range(6)])
+    '0 (rank 0) to 5 (rank 5) on 6 ranks'
+    """
+    found = [(norms[name], rank) for rank, norms in enumerate(every) if name in norms]
+    if len(found) <= FEW:
+        return ", ".join(f"{n:.4g} on rank {rank}" for n, rank in found)
+    (least, first), (most, last) = min(found), max(found)
+    return f"{least:.4g} (rank {first}) to {most:.4g} (rank {last}) on {len(found)} ranks"

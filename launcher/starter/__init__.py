@@ -1,3 +1,0 @@
-"""``init``: copies the files of a small project, which are in ``project``, into a new folder."""
-
-__all__ = ["new_project"]

@@ -1,0 +1,337 @@
+"""Builds a rank's live model with its optimizer, data and callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from launcher.checkpoint.foreign.hugging_face import given, joined, model_type, read_hf
+from launcher.checkpoint.foreign.mismatches import few
+from launcher.checkpoint.foreign.read import held
+from launcher.checkpoint.full_tensors import Blobs, Cast, RenamedTensors, differing
+from launcher.checkpoint.layout.derived import taken
+from launcher.checkpoint.store import latest, older
+from launcher.checkpoint.tensorfile.encryption import load_key
+from launcher.checkpoint.verify import damaged
+from launcher.data.checks import with_data_read
+from launcher.data.open import open_data
+from launcher.data.source import Dataset
+from launcher.data.torch_datasets.stream import Stream
+from launcher.errors import RequestError, RunError, of_users, refuse
+from launcher.job import targets
+from launcher.job.schema.base import place
+from launcher.job.schema.components import HuggingFace, Target
+from launcher.job.schema.job import Job
+from launcher.job.schema.objective import CrossEntropy
+from launcher.models.hugging_face import opened, unlike_settings
+from launcher.objective.build import build_loss, build_metrics
+from launcher.optim.build import build_optimizer
+from launcher.optim.sharded import pieces_of
+from launcher.parallel import grad_norm, mesh
+from launcher.parallel.grad_norm import watch
+from launcher.parallel.mesh import local
+from launcher.parallel.parallel_model import ParallelModel, parallelize
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan import sample_checks
+from launcher.plan.changed_settings import recorded
+from launcher.plan.plan import Plan
+from launcher.plan.settings.checkpoint import Trust, streams_misnamed, trust
+from launcher.plan.values.facts import DTYPE
+from launcher.plan.values.text import bytes_text
+from launcher.planner.plan_job import inputs
+from launcher.runtime.cluster.messages import all_gather
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training import module_state, state
+from launcher.runtime.training.averaging import WeightAverage, scaling
+from launcher.runtime.training.batches import Feed
+from launcher.runtime.training.first_step import FirstStep
+from launcher.runtime.training.metrics_file import LocalNormLog
+from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.save_thread import Saver
+from launcher.runtime.training.session import Callbacks, Session
+from launcher.runtime.training.throughput import RankTimes, device_figures
+from launcher.steps.shared_construction import Drawings
+
+
+@torch.no_grad()
+def read(s: Session, model: HuggingFace) -> None:
+    """Replaces the initial weights. Raises ``RunError`` for values that the model cannot represent."""
+    blobs = Blobs(read_hf(Path(model.path)))
+    target = taken(s.plan, blobs.specs)
+    specs = {name: entry.spec for name, entry in target.entries.items()}
+    whole = joined(blobs, model_type(Path(model.path)), specs)
+    source = RenamedTensors(whole, given(whole.specs, target.named))
+    wanted = {name: target.entries[first].spec for name, first in target.named.items()}
+    cast = Cast(source, differing(source.specs, wanted))
+    mine = {p.name: local(t.detach()) for p, t in s.model.named()}
+    size = 0
+    try:
+        for name, blob in held(cast, target, s.world.rank):
+            state.fill(mine[name], blob)
+            size += blob.data.nbytes
+    except ValueError as error:
+        raise RunError(f"model.path: {model.path}: {error}") from error
+    state.same_copies(s)
+    if s.world.rank == 0:
+        s.emit({"text": f"weights of {model.path}: rank 0 holds {bytes_text(size)} of them"})
+
+
+T = TypeVar("T")
+SAMPLES = 2
+EXACT = 1e-5
+"""The allowed share of the largest logit: both run the same kernels on the same values."""
+
+
+def check_settings(trained: HuggingFace, folder: Path) -> None:
+    """Raises ``RunError`` if the files beside the weights cannot be read or describe another model."""
+    _tried(lambda: _read_beside(folder))
+    if found := _tried(lambda: unlike_settings(trained, str(folder))):
+        raise RunError(f"export: the config.json that was written reads back as another model: {few(found)}")
+
+
+def _read_beside(folder: Path) -> None:
+    from tokenizers import Tokenizer
+    from transformers import GenerationConfig
+
+    if (file := folder / "tokenizer.json").is_file():
+        Tokenizer.from_file(str(file))
+    if (folder / "generation_config.json").is_file():
+        GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+
+
+@torch.no_grad()
+def check_logits(made: nn.Module, trained: HuggingFace, job: Job, folder: Path) -> None:
+    """Raises ``RunError`` unless the folder's model has the logits of ``made``, the trained model."""
+    theirs, unlike = _tried(lambda: opened(trained, str(folder), dtype_of(DTYPE[job.train.precision])))
+    if unlike:
+        raise RunError(f"export: transformers reads other weights from what was written: {few(unlike)}")
+
+    # the first held-out samples
+    val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
+    indices = torch.arange(min(SAMPLES, len(val))).numpy()
+    inputs = [x.to(theirs.dtype) if x.is_floating_point() else x for x in val.inputs(indices)]
+    ours, read = (_logits(model, inputs) for model in (made, theirs))
+    gap, largest = float((ours - read).abs().max()), float(ours.abs().max())
+    if not gap <= EXACT * largest:
+        text = f"export: transformers reads what was written as another model: logits are {gap:.1e} apart"
+        raise RunError(f"{text}, of at most {largest:.1e}")
+
+
+def _logits(model: nn.Module, inputs: list[Tensor]) -> Tensor:
+    out: Tensor = model.eval()(*inputs)
+    return out.double()
+
+
+def _tried(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except Exception as error:  # any error of transformers or tokenizers, as none is documented
+        said = " ".join(str(error).split())
+        raise RunError(f"export: transformers cannot read what was written: {said[:300]}") from error
+
+
+def newest_whole(world: World, checkpoints: Path, trust: Trust, say: Callable[[str], None]) -> Path | None:
+    """The newest undamaged checkpoint, or ``None``. All ranks call it.
+
+    No user watches a restart, so damage is not left for a user to find: each rank reads its part of the files
+    before any rank uses them.
+    """
+    newest = latest(checkpoints, trust)
+    found = [] if newest is None else [newest, *older(newest)]
+    for path in found:
+        every = all_gather(damaged(path, trust, world.rank, world.size), list[str])
+        wrong = [text for texts in every for text in texts]
+        if not wrong:
+            return path
+        if world.rank == 0:
+            say(f"{path.name} is passed over: {wrong[0]}")
+    return None
+
+
+def check(data: Dataset) -> None:
+    """Raises ``RunError`` on every rank if lengths or the first sample differ. All ranks call it."""
+    mine = len(data.train), len(data.val), _first(data)
+    every = all_gather(mine, tuple[int, int, str])
+    other = next((rank for rank, theirs in enumerate(every) if theirs != every[0]), None)
+    if other is None:
+        return
+    (train, val, _), (their_train, their_val, _) = every[0], every[other]
+    text = "its first sample is another one"
+    if (train, val) != (their_train, their_val):
+        text = f"it has {their_train} training and {their_val} held-out samples, rank 0 has {train} and {val}"
+    why = "every rank has to see all samples, and is handed its own: let nothing be split by rank"
+    raise RunError(f"the data of rank {other} are not those of rank 0: {text}; {why}")
+
+
+def _first(data: Dataset) -> str:
+    """128 bits of the first sample's values."""
+    found, row = xxhash.xxh3_128(), np.arange(1)
+    for t in (*data.train.inputs(row), data.train.targets(row)):
+        found.update(f"{t.dtype} {tuple(t.shape)}".encode())
+        found.update(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+EVERY_RANK = "every_rank"
+"""The attribute that a class sets to True to be called on every rank, not only on the first."""
+
+
+def build_callbacks(job: Job, steps: int, world: World, folder: Path) -> Callbacks | None:
+    """The callbacks of this rank. Raises ``RunError`` if one cannot be constructed."""
+    if not job.callbacks:
+        return None
+    each = [
+        (f"callbacks.{i} {target.target}", _built(target, i, job.security.allow))
+        for i, target in enumerate(job.callbacks)
+        if world.rank == 0 or _everywhere(target, i, job.security.allow)
+    ]
+    return Callbacks(each, steps=steps, folder=folder, rank=world.rank)
+
+
+def _everywhere(target: Target, i: int, allow: tuple[str, ...]) -> bool:
+    cls = targets.locate(target.target, allow, object, key=f"callbacks.{i}._target_")
+    return getattr(cls, EVERY_RANK, False) is True
+
+
+def _built(target: Target, i: int, allow: tuple[str, ...]) -> object:
+    try:
+        return targets.build(target, allow, object, key=f"callbacks.{i}._target_")
+    except RequestError as error:
+        raise RunError(str(error)) from error
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise RunError(f"callbacks.{i} {target.target} cannot be built: {of_users(error)}") from error
+
+
+def build(
+    world: World,
+    job: Job,
+    plan: Plan,
+    folder: Path,
+    data: Dataset | None = None,
+    drawn: Drawings | None = None,
+) -> Session:
+    """Builds a session with the weights of step 0; every rank calls this.
+
+    ``data``: a data set that is open already; ``drawn``: models constructed before ranks were forked.
+    """
+    # the model, divided into its stages
+    device = torch.device(world.device)
+    refuse(streams_misnamed((p.name for p in plan.params), (device.type,)))
+    first = FirstStep(plan.compilation)
+    with first.groups():
+        meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
+    model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
+    module_state.said(model)  # refuse now what no checkpoint can store
+
+    # the samples of this rank
+    data = _checked(data or open_data(job.data, seed=job.seed, allow=job.security.allow), job, plan)
+    feed = _feed(world, job, plan, data)
+
+    # other needs of training: random states, a loss, an optimizer, a thread that writes checkpoints
+    streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
+    words = streams.generate_state(3)
+    torch.manual_seed(int(words[0]))  # for dropout and the like: each rank has its own
+    module_state.seed(words[1:])
+    optimizer = _optimizer(job, model)
+    pipeline = _pipeline(job, model, data, device)
+    saves_beside = job.checkpoint.asynchronous and job.checkpoint.every is not None
+    return Session(
+        world=world,
+        plan=plan,
+        folder=folder,
+        model=model,
+        pipeline=pipeline,
+        optimizer=optimizer,
+        norm=grad_norm.build(model),
+        feed=feed,
+        emit=world.send,
+        figures=device_figures(plan, device),
+        baseline=data.entropy if job.loss == CrossEntropy() else None,
+        local_norm=_local_norm(job, world, model, pipeline, folder=folder),
+        callbacks=build_callbacks(job, plan.sizes.steps, world, folder),
+        average=None if plan.ema is None else WeightAverage(model, plan.ema.decay, plan.ema.every),
+        scaling=scaling(plan.dtypes),
+        trust=_trust(job),
+        settings=recorded(with_data_read(job), plan),
+        spare=job.checkpoint.on_error == "continue",
+        saver=Saver() if saves_beside else None,
+        first_step=first,
+        times=RankTimes(world.rank, world.size) if world.size > 1 else None,
+    )
+
+
+def _optimizer(job: Job, model: ParallelModel) -> Optimizer:
+    pieces = pieces_of(model.layouts(), model.meshes.rank, model.meshes.axes)
+    return build_optimizer(job.optim, model.param_groups(), job.security.allow, pieces)
+
+
+def _pipeline(job: Job, model: ParallelModel, data: Dataset, device: torch.device) -> Pipeline:
+    allow = job.security.allow
+    loss = build_loss(job.loss, allow, device)
+    metrics = build_metrics(job.metrics, job.loss, allow, data.token_bytes, device)
+    return Pipeline(model, inputs(job, model.plan.sizes.micro_batch), loss, device, metrics)
+
+
+def _feed(world: World, job: Job, plan: Plan, data: Dataset) -> Feed:
+    device = torch.device(world.device)
+    return Feed(
+        train=data.train,
+        val=data.val,
+        order=data.order(job.seed),
+        plan=plan,
+        rank=world.rank,
+        device=device,
+        floating=dtype_of(plan.dtypes.compute),
+        exact=dtype_of(plan.dtypes.kept),
+        limit=job.debug.overfit,
+        stream=data.train if isinstance(data.train, Stream) else None,
+    )
+
+
+def _checked(data: Dataset, job: Job, plan: Plan) -> Dataset:
+    """Checks that ``data`` fits the plan and that user data is the same on all ranks; returns it."""
+    if data.reading != "shuffled":
+        check(data)
+    if uneven := sample_checks.uneven(job, plan, len(data.val)):
+        raise RunError(str(uneven))
+    return data
+
+
+def _trust(job: Job) -> Trust:
+    """Checks that the key exists, as this rank may be on another machine."""
+    trusted = trust(job)
+    try:
+        if trusted.key is not None:
+            load_key(trusted.key)
+    except ValueError as error:
+        raise RunError(f"checkpoint.encrypt: {error}") from error
+    return trusted
+
+
+def _local_norm(
+    job: Job, world: World, model: ParallelModel, pipeline: Pipeline, folder: Path
+) -> LocalNormLog | None:
+    """The log of local norms; ``None`` unless requested, so that gradients are not examined."""
+    asked = job.parallel.local_norm
+    if not asked.print and asked.dump is None:
+        return None
+    own = watch(model)
+    pipeline.before_reduce = own.see_whole
+    dump = None if asked.dump is None else Path(place(asked.dump, str(folder)))
+
+    # announce it once
+    if world.rank == 0:
+        told = {"printed": asked.print, f"written to {dump}": dump is not None}
+        ways = " and ".join(way for way, taken in told.items() if taken)
+        world.send({"text": f"local_norm is on: norms of each rank's own gradients are {ways}"})
+    scale = model.plan.sizes.replicas if model.plan.gradients_mean else 1
+    return LocalNormLog(
+        own=own, world=world, emit=world.send, print=asked.print, dump=dump, device=asked.device, scale=scale
+    )

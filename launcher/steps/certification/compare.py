@@ -1,0 +1,514 @@
+"""Compares every number with those of one process."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from launcher.data.source import Dataset
+from launcher.parallel.deferred_init.fill import unlike
+from launcher.parallel.mesh import grad, local
+from launcher.parallel.parallel_model import ParallelModel
+from launcher.plan.certify_copy import Copy
+from launcher.plan.cut.params import Placed
+from launcher.plan.plan import Plan
+from launcher.plan.values.layout import Box
+from launcher.runtime.cluster.messages import gather, gather_tensors
+from launcher.runtime.code_versions import package_version
+from launcher.steps.certification.oracle import model
+from launcher.steps.certification.oracle import model as models
+from launcher.steps.certification.oracle.samples import Narrow, Samples
+from launcher.steps.certification.oracle.training import Cut, Outcome, Prepare, Training
+
+AT_ONCE = 64 << 20
+UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The shard of the tensor ``name`` on ``rank``; a second copy of a tied tensor is a second piece."""
+
+    name: str
+    rank: int
+    box: Box
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Full tensors by first name; ``complaints``: copies that are not bit-equal, missing elements."""
+
+    tensors: dict[str, Tensor]
+    complaints: tuple[str, ...]
+
+
+def pieces(par: ParallelModel, weights: bool = False) -> list[Piece]:
+    """All gradients (or weights) and buffers of this rank, including copies, on the CPU."""
+    out = []
+    for part in par.parts:
+        for p, _, t in part.named(par.plan.params):
+            value, box = (local(t) if p.buffer or weights else grad(t)), p.layout.box(par.meshes.rank)
+            if value is not None:
+                assert box is not None
+                out.append(
+                    Piece(p.name, par.meshes.rank, box, _portable(value.detach()).to("cpu", copy=True))
+                )
+    return out
+
+
+def _portable(t: Tensor) -> Tensor:
+    """Widens dtypes that torch cannot compare: 8-bit floats and wide unsigned integers."""
+    if t.dtype in UNSIGNED:
+        return t.long()
+    if t.is_floating_point() and t.itemsize == 1:
+        return t.float()
+    return t
+
+
+def whole(plan: Plan, found: Sequence[Piece]) -> Whole:
+    """The full tensors made of ``found``, the pieces of all ranks; omits tensors without any piece."""
+    by_name: dict[str, list[Piece]] = {}
+    for f in found:
+        by_name.setdefault(f.name, []).append(f)
+    full, complaints = {}, list[str]()
+    for p in plan.params:
+        if p.name in by_name:
+            full[p.name], wrong = _joined(p, by_name[p.name])
+            complaints += wrong
+    return Whole(full, tuple(complaints))
+
+
+def _joined(p: Placed, found: list[Piece]) -> tuple[Tensor, list[str]]:
+    full = torch.full(p.spec.shape, -1).to(found[0].value.dtype)
+    first: dict[Box, Piece] = {}
+    wrong = []
+    for f in found:
+        other = first.setdefault(f.box, f)
+        if not torch.equal(other.value, f.value):
+            wrong.append(f"{p.name}: copies differ on ranks {other.rank} and {f.rank}")
+        full[tuple(slice(a, b) for a, b in zip(f.box.lo, f.box.hi, strict=True))] = f.value
+    if gaps := [ranks for box, ranks in p.layout.holders().items() if box not in first]:
+        wrong.append(f"{p.name}: not every piece is there, none of rank {gaps[0][0]}")
+    return full, wrong
+
+
+def gathered(plan: Plan, mine: Sequence[Piece]) -> Whole | None:
+    """On rank 0 the full tensors of all ranks' pieces, on the others ``None``. Every rank calls this."""
+    full, complaints = dict[str, Tensor](), list[str]()
+    for names in _batches(plan):
+        every = _gathered([f for f in mine if f.name in names])
+        if every is not None:
+            got = whole(plan, every)
+            full |= got.tensors
+            complaints += got.complaints
+    return Whole(full, tuple(complaints)) if dist.get_rank() == 0 else None
+
+
+def _gathered(mine: Sequence[Piece]) -> list[Piece] | None:
+    """On rank 0 the pieces of all ranks: one collective sends their labels, another their values."""
+    labels = gather([(f.name, f.rank, f.box) for f in mine], list[tuple[str, int, Box]])
+    values = gather_tensors({str(n): f.value for n, f in enumerate(mine)})
+    if labels is None or values is None:
+        return None
+    pairs = zip(labels, values, strict=True)
+    return [
+        Piece(name, rank, box, numbers[str(n)])
+        for one, numbers in pairs
+        for n, (name, rank, box) in enumerate(one)
+    ]
+
+
+def _batches(plan: Plan) -> Iterator[frozenset[str]]:
+    """Names of a few tensors at a time, which limits what rank 0 receives at once."""
+    names, total = set[str](), 0
+    for p in plan.params:
+        if names and total + p.spec.nbytes > AT_ONCE:
+            yield frozenset(names)
+            names, total = set[str](), 0
+        names.add(p.name)
+        total += p.spec.nbytes
+    if names:
+        yield frozenset(names)
+
+
+def _real(t: Tensor) -> Tensor:
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
+def error(a: Tensor, b: Tensor, rounding: float = 0.0) -> float:
+    """The largest difference, relative to the largest value of ``b`` or to ``rounding``, if larger."""
+    a, b = _real(a).double(), _real(b).double()
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.numel():
+        return 0.0
+    worst = (a - b).abs().max().item()
+    size = max(b.abs().max().item(), rounding)
+    if size:
+        return worst / size
+    return 0.0 if worst == 0 else float("inf")
+
+
+DISTRIBUTIONS = {"launcher": "autoparallel-launcher", "torch": "torch", "numpy": "numpy"}
+PARTS = (
+    "loaded", "exported", "weights", "ties", "draws", "loss", "gradient", "norm", "rate", "update", "average",
+    "buffer", "statistics", "validation", "samples",
+)  # fmt: skip
+_WORDS = {
+    "weights": "the weights at step 0", "loss": "the loss", "norm": "the global gradient norm",
+    "gradient": "the gradient", "update": "the weights after the update", "buffer": "the buffer",
+    "samples": "the samples of the next batch", "rate": "the learning rate",
+    "ties": "the reference's tie", "draws": "the random numbers", "statistics": "the statistics",
+    "average": "the moving average", "validation": "the validation loss", "loaded": "what was loaded",
+    "exported": "what was exported",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How far ``part`` of ``name`` ("" for a single number) is from one process after ``step``.
+
+    ``note`` says why. ``relative_to``: what the error is relative to, if rounding errors of the norm are
+    larger than the largest value of the tensor; else 0.
+    """
+
+    step: int
+    part: str
+    name: str
+    error: float
+    note: str = ""
+    relative_to: float = 0.0
+
+    def __str__(self) -> str:
+        what = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
+        at = f"step {self.step}: " if self.step else ""
+        return f"{at}{what}: {self.note or f'{self.error:.1e} from one process{self._relative()}'}"
+
+    def _relative(self) -> str:
+        """What the error is relative to, unless that is the largest number of the tensor."""
+        if not self.relative_to:
+            return ""
+        return f", relative to roundings of the gradient norm ({self.relative_to:.1e})"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """``findings`` has one entry for everything that was compared, including small errors."""
+
+    findings: tuple[Finding, ...]
+    tolerance: float
+    precision: str
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        """The findings over the tolerance: in the order of the training, the worst of each part first."""
+        found = [f for f in self.findings if not f.error <= self.tolerance]
+        return tuple(sorted(found, key=lambda f: (f.step, PARTS.index(f.part), -f.error)))
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.findings) and not self.wrong
+
+    def worst(self, part: str) -> Finding | None:
+        return max((f for f in self.findings if f.part == part), key=lambda f: f.error, default=None)
+
+    def verdict(self) -> str:
+        """One line: the largest errors, or the earliest finding that does not hold."""
+        if self.holds:
+            kinds = len({f.name for f in self.findings if f.part == "gradient"})
+            return f"holds: {kinds} parameters, {len(self.findings)} comparisons, {self.largest()}"
+        more = f" (and {len(self.wrong) - 1} more)" if len(self.wrong) > 1 else ""
+        return f"does not hold (allowed {self.tolerance:.0e}): {self.wrong[0]}{more}"
+
+    def largest(self) -> str:
+        """The largest error relative to the numbers compared, and the largest of the other errors."""
+        own = max((f.error for f in self.findings if not f.relative_to), default=0.0)
+        told = f"largest error {own:.1e}, allowed {self.tolerance:.0e}"
+        others = [f for f in self.findings if f.relative_to]
+        worst = max(others, key=lambda f: f.error, default=None)
+        if worst is None or not worst.error:  # an error of 0 is 0 relative to any number
+            return told
+        these = "1 error of" if len(others) == 1 else f"{len(others)} errors up to"
+        are = "is" if len(others) == 1 else "are"
+        what = f"relative to roundings of the gradient norm ({worst.relative_to:.1e})"
+        return f"{told}; {these} {worst.error:.1e} {are} {what}"
+
+
+def verdict(passes: Sequence[Certificate]) -> str:
+    """The verdict of the first precision; for the others what does not hold, or their largest error."""
+    first, *others = passes
+    if not first.holds:
+        return first.verdict()
+    for c in others:
+        if not c.holds:
+            return f"in {c.precision} {c.verdict()}"
+    return first.verdict() + "".join(f"; in {c.precision} {c.largest()}" for c in others)
+
+
+def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> str:
+    """The certificate with everything needed to reproduce it; ``own``: in the request's own precision."""
+    # the first pass uses the precision of the comparison, a second one that of the request
+    (c, copy, plan), *others = passes
+    sizes, job = plan.sizes, copy.job
+    versions = {name: package_version(distribution) for name, distribution in DISTRIBUTIONS.items()}
+    said: dict[str, Any] = {
+        "holds": all(c.holds for c, _, _ in passes),
+        "verdict": verdict([c for c, _, _ in passes]),
+        "name": job.name,
+        "recipe": job.recipe,
+        "versions": {"python": platform.python_version()} | versions,
+        "device": device,
+        "layout": dict(sizes.grid.axes) | {
+            "scheduler": plan.scheduler, "chunks": sizes.chunks, "micro_batches": sizes.micros,
+            "stages": len(plan.stages), "tied": [t.name for t in plan.ties],
+        },
+        "settings": job.parallel.model_dump(mode="json", exclude_defaults=True),
+        "seed": plan.seed,
+    } | _compared(c, copy)  # fmt: skip
+
+    own = {"own": _compared(*others[0][:2])} if others else {}
+    rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in (said | own).items()]
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _compared(c: Certificate, copy: Copy) -> dict[str, Any]:
+    """The results in one precision."""
+    return {
+        "copy": dict(copy.changes),
+        "precision": c.precision,
+        "tolerance": c.tolerance,
+        "largest": {part: _row(f) for part in PARTS if (f := c.worst(part)) is not None},
+        "wrong": [str(f) for f in c.wrong],
+        "errors": [_row(f) for f in c.findings],
+    }
+
+
+def _row(f: Finding) -> dict[str, Any]:
+    error = f.error if isfinite(f.error) else None  # JSON has no infinity
+    more: dict[str, Any] = {"note": f.note} if f.note else {}
+    if f.relative_to:  # such a gradient is only rounding errors; this records its allowance
+        more["relative_to"] = f.relative_to
+    return {"step": f.step, "part": f.part, "name": f.name, "error": error} | more
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict) and "errors" in value:
+        return "{\n" + ",\n".join(f"  {json.dumps(key)}: {_written(v)}" for key, v in value.items()) + "\n }"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(f"  {json.dumps(v)}" for v in value) + "\n ]"
+    return json.dumps(value)
+
+
+ROUNDINGS = 8.0
+"""Rounding errors, in units of a usual step's norm, that gradients which cancel may consist of."""
+
+
+class Judge:
+    """Compares each step on rank 0. ``done``: its own count of the optimizer steps so far."""
+
+    def __init__(self, copy: Copy, plan: Plan, data: Dataset, device: torch.device, prepare: Prepare) -> None:
+        self.findings: list[Finding] = []
+        self.done = 0
+        self.job, self.plan, self.tolerance = copy.job, plan, copy.tolerance
+        self._data, self._device, self._prepare = data, device, prepare
+        self._buffers = {p.name for p in plan.params if p.buffer}
+        # relative to the norm: a difference below one rounding of the norm is no error
+        self._floor = torch.finfo(models.kept(self.job.train.precision)).eps / copy.tolerance
+        self._usual = 0.0
+        """The largest norm of a step whose samples were not chosen."""
+
+    def draws(self) -> bool:
+        """Whether a forward draws random numbers that must be made equal. Other sources become findings."""
+        drawing, foreign = self.training.draws()
+        if not foreign:
+            self.findings.append(_judged(0, "draws", "", ""))
+        for name, stream in foreign.items():
+            note = f"{name or 'the model'} draws from {stream}, so that no two trainings can be compared"
+            self.findings.append(_judged(0, "draws", name, f"{note}; draw with torch"))
+        return drawing
+
+    def scale(self, most: float) -> float:
+        """A loss scale at which no gradient of one process overflows."""
+        return self.training.scale(most)
+
+    @property
+    def agrees(self) -> bool:
+        return all(f.error <= self.tolerance for f in self.findings)
+
+    def start(self, got: Whole, others: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
+        """Compares the weights at step 0 with plain constructions; the reference then uses the layout's.
+
+        ``others``: tensors that no checkpoint contains; ``exact``: those of a plain construction from the
+        same random numbers, which the layout's must equal.
+        """
+        self._complain("weights", 0, list(got.complaints))
+        plain = models.state(models.construct(self.job, self.job.seed))
+        made = {n: t for n, t in (got.tensors | dict(others)).items() if n in plain}
+        precision = self.job.train.precision
+        plain = models.kept_as(made, plain, precision)
+
+        def construct(n: int) -> Mapping[str, Tensor]:
+            return models.kept_as(
+                made, models.state(models.construct(self.job, self.job.seed + n)), precision
+            )
+
+        # values that no construction makes, and missing tensors
+        found = model.complaints(plain, construct, made)
+        for name in {p.name for p in self.plan.params} & plain.keys() - made.keys():
+            found.setdefault(name, "there is none")
+        exact = models.kept_as(made, exact, precision)
+        # gathered 8-bit and unsigned values are wider, without loss
+        for name in unlike(((n, t.to(exact[n].dtype)) for n, t in made.items() if n in exact), exact):
+            found.setdefault(name, "is not what a plain construction makes of the same draws")
+        for name in plain:
+            self.findings.append(_judged(0, "weights", name, found.get(name, "")))
+
+        self.training = Training(
+            self.job, self._data, self._cut(), made, device=self._device, prepare=self._prepare
+        )
+        self._ties()
+
+    def _ties(self) -> None:
+        """Checks that the reference has the ties of the plan, on its device too."""
+        names = models.names(self.training.models[0])
+        for p in self.plan.params:
+            mine = next((same for same in names if p.name in same), frozenset())
+            if len(p.names) > 1 or len(mine) > 1:
+                note = "" if mine == {*p.names} else f"it is one tensor as {_listed(mine)} there"
+                self.findings.append(_judged(0, "ties", p.name, note))
+
+    def _cut(self) -> Cut:
+        sizes, plan = self.plan.sizes, self.plan
+        times = plan.loss_repeats * plan.loss_terms
+        if not plan.gradients_mean:
+            times *= sizes.replicas
+        return Cut(sizes.global_batch, sizes.replicas, sizes.micros, sizes.steps, times=times)
+
+    def narrow(self) -> Narrow:
+        """Samples for the next step that leave experts idle."""
+        return self.training.narrow(self.done)
+
+    def step(
+        self, row: Mapping[str, float], grads: Whole, clip: float | None, scale: float, narrow: Narrow | None
+    ) -> None:
+        """Compares the next step; ``row`` is the loop's report of it. Call ``update`` afterwards."""
+        want = self._outcome(clip, scale, narrow)
+        self.done += 1
+        # if all positions are alike, gradients may consist of rounding errors of a usual step's
+        least = 0.0 if narrow is None else ROUNDINGS * self._usual
+        found = self._gradients(row, grads, want, least)
+        if narrow is None:
+            self._usual = max(self._usual, want.norm)
+        for name, read in self.training.statistics().items() if narrow is None else ():
+            note = "the loss of a rank reads it, and the first rank's alone is kept" if read else ""
+            self.findings.append(_judged(self.done, "statistics", name, note))
+        self.findings += [*found, _one(self.done, "rate", row.get("lr"), self.training.rate(self.done - 1))]
+
+    def _outcome(self, clip: float | None, scale: float, narrow: Narrow | None) -> Outcome:
+        return self.training.backward(self.training.batch(self.done, narrow), clip, scale)
+
+    def failed(self, why: str, scale: float, narrow: Narrow | None) -> bool:
+        """Whether the layout is to blame for a next step that was not finite."""
+        want = self._outcome(None, scale, narrow)
+        fine = isfinite(want.loss) and isfinite(want.norm)
+        if fine:
+            note = f"{why}; in one process it is {want.loss}"
+            self.findings.append(_judged(self.done + 1, "loss", "", note))
+        return fine
+
+    def _gradients(
+        self, row: Mapping[str, float], got: Whole, want: Outcome, least: float = 0.0
+    ) -> list[Finding]:
+        """Compares loss, norm and gradients; ``least``: a lower bound of the norm, to judge rounding."""
+        step, floor = self.done, max(want.norm, least) * self._floor
+        found = [
+            _one(step, "loss", row.get("loss"), want.loss * self.plan.loss_terms),
+            _one(step, "norm", row.get("grad_norm"), want.norm, rounding=floor if least else 0.0),
+            *(self._complaint(step, text) for text in got.complaints),
+        ]  # fmt: skip
+
+        # compare each tensor
+        tensors = {n: t for n, t in got.tensors.items() if n not in self._buffers}
+        for name in sorted(want.grads.keys() | tensors.keys()):
+            g = want.grads.get(name)
+            if g is None:  # of an unused output: None in one process, zeros behind a stage boundary
+                g = torch.zeros_like(tensors[name])
+            found.append(_far(step, "gradient", name, tensors.get(name), want=g, rounding=floor))
+        for name, b in want.buffers.items():
+            found.append(_far(step, "buffer", name, got.tensors.get(name), want=b))
+        return found
+
+    def _complaint(self, step: int, text: str) -> Finding:
+        name, _, note = text.partition(": ")
+        part = "buffer" if name in self._buffers else "gradient"
+        return Finding(step, part, name, inf, note=note)
+
+    def update(self, grads: Whole, got: Whole, means: Whole) -> None:
+        """Compares the weights after the step that had these gradients, and their moving average."""
+        want = self.training.update(self.done - 1, grads.tensors)
+        self._weights("update", got, want)
+        self._weights("average", means, self.training.average(self.done - 1, want))
+
+    def loaded(self, got: Whole, exported: Mapping[str, Tensor]) -> None:
+        """Compares a model loaded from a checkpoint of the current step, and its export."""
+        want = self.training.again()
+        self._weights("loaded", got, want)
+        self._weights("exported", Whole(dict(exported), ()), want)
+
+    def validation(self, loss: float, samples: Callable[[Samples], Samples]) -> None:
+        want = self.training.validate(samples) * self.plan.loss_terms
+        self.findings.append(_one(self.done, "validation", loss, want))
+
+    def average_validation(self, loss: float, samples: Callable[[Samples], Samples]) -> None:
+        want = self.training.validate_average(samples) * self.plan.loss_terms
+        self.findings.append(replace(_one(self.done, "validation", loss, want), name="the moving average"))
+
+    def samples(self, rank: int, same: bool) -> None:
+        """Whether a rank would read the right samples in the next step."""
+        note = "" if same else f"rank {rank} would read others"
+        self.findings.append(_judged(self.done + 1, "samples", f"rank {rank}", note))
+
+    def _weights(self, part: str, got: Whole, want: Mapping[str, Tensor]) -> None:
+        self._complain(part, self.done, [c for c in got.complaints if c.split(":")[0] in want])
+        for name, w in want.items():
+            self.findings.append(_far(self.done, part, name, got.tensors.get(name), want=w))
+
+    def _complain(self, part: str, step: int, found: list[str]) -> None:
+        for text in found:
+            name, _, note = text.partition(": ")
+            self.findings.append(Finding(step, part, name, inf, note=note))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def _judged(step: int, part: str, name: str, note: str) -> Finding:
+    """A finding that is either right or wrong: wrong if there is a ``note``."""
+    return Finding(step, part, name, inf if note else 0.0, note=note)
+
+
+def _far(
+    step: int, part: str, name: str, got: Tensor | None, *, want: Tensor, rounding: float = 0.0
+) -> Finding:
+    if got is None:
+        return _judged(step, part, name, "there is none")
+    decides = rounding > 0 and bool((want.abs() < rounding).all())
+    relative_to = rounding if decides else 0.0
+    return Finding(step, part, name, error(got, want, rounding), relative_to=relative_to)
+
+
+def _one(step: int, part: str, got: float | None, want: float, rounding: float = 0.0) -> Finding:
+    if got is None:
+        return _judged(step, part, "", "there is none")
+    far, size = abs(got - want), max(abs(want), rounding)
+    relative_to = rounding if rounding > abs(want) else 0.0
+    return Finding(step, part, "", far / size if size else far, relative_to=relative_to)

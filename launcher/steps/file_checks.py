@@ -1,0 +1,147 @@
+"""The files that a step reads and writes, checked before it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.checkpoint.read import best_checkpoint
+from launcher.checkpoint.store import latest
+from launcher.errors import Problem, RequestError, RunError, said
+from launcher.job.schema.base import BEST
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Step
+from launcher.plan.plan import Plan
+from launcher.plan.settings.checkpoint import Trust, trust
+from launcher.plan.verbs import VERBS, of_best
+from launcher.runtime import run_folder
+
+Look = Callable[[], object]
+"""Raises if something is wrong."""
+
+
+@dataclass(frozen=True)
+class FileChecks:
+    """Checks for one step of ``job``.
+
+    ``written``: where earlier steps leave files; ``shown``: the request is only shown, nothing will start.
+    """
+
+    name: str
+    job: Job
+    written: Collection[Path] = ()
+    shown: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"steps.{self.name}"
+
+    @property
+    def trust(self) -> Trust:
+        return trust(self.job)
+
+    def later(self, path: str | Path | None) -> bool:
+        """Whether ``path`` may come into existence only when earlier steps write their files."""
+        if path is None:
+            return False
+        if path == BEST and of_best(self.job.steps[self.name]):
+            return True
+        here = _real(path)
+        return any(here.is_relative_to(_real(p)) or _real(p).is_relative_to(here) for p in self.written)
+
+    def here(self, path: str | None) -> bool:
+        """Whether a path is named and can be checked now."""
+        return path is not None and not self.later(path)
+
+    def problems(self, field: str, look: Look) -> list[Problem]:
+        """The errors that ``look`` raises, as problems of the setting ``field``."""
+        try:
+            look()
+        except RequestError as error:
+            return [*error.problems]
+        except (ValueError, OSError) as error:
+            return [Problem(f"{self.key}.{field}", _own(said(error), field))]
+        return []
+
+    def unwritable(self, field: str, path: str | None) -> list[Problem]:
+        """Why no file could be created at ``path``, if one is named."""
+        if path is None:
+            return []
+        problem = run_folder.check_writable(
+            Path(path).parent, f"{self.key}.{field}", "the folder of this output"
+        )
+        return [problem] if problem else []
+
+
+def _own(text: str, field: str) -> str:
+    """``text`` without a leading name of ``field``."""
+    for name in (field, "src_strategy", "src_strategy_dirs", "src_strategy_file", "dst_strategy_file"):
+        text = text.removeprefix(f"{name}: ")
+    return text
+
+
+def _real(path: str | Path) -> Path:
+    """The path without links; ``Path.resolve`` would raise for circular ones."""
+    return Path(os.path.realpath(path))
+
+
+def best(checkpoints: Path, trust: Trust) -> Path:
+    """The best checkpoint. Raises ``RunError`` if none is recorded."""
+    try:
+        return best_checkpoint(checkpoints, trust)
+    except (ValueError, OSError) as error:
+        raise RunError(said(error)) from error
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Files of the run in ``folder``; ``name``: the step's; ``figures``: results of earlier steps."""
+
+    name: str
+    job: Job
+    plan: Plan
+    folder: Path
+    figures: Mapping[str, float]
+    say: Callable[[str], None]
+
+    @property
+    def trust(self) -> Trust:
+        return trust(self.job)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def strategy(self) -> Path:
+        return self.folder / "strategy"
+
+    def last(self) -> Path:
+        """The newest complete checkpoint of this run."""
+        found = latest(self.checkpoints, self.trust)
+        if found is None:
+            raise RunError(f"{self.checkpoints}: no complete checkpoint; the step 'save' makes one")
+        return found
+
+    def source(self, named: str | None) -> Path:
+        """The checkpoint ``named``, which may be the best of this run, else its newest."""
+        if named == BEST:
+            return best(self.checkpoints, self.trust)
+        return self.last() if named is None else Path(named)
+
+    def maker(self, thing: str) -> tuple[str, Step] | None:
+        """The last earlier step that leaves ``thing``, as name and step."""
+        found = None
+        for name, step in self.job.steps.items():
+            if name == self.name:
+                break
+            if VERBS[step.kind].leaves == thing:
+                found = name, step
+        return found
+
+    def suffix(self, thing: str) -> str:
+        """A suffix that separates this step's output from that of the first step that leaves ``thing``."""
+        first = next(n for n, s in self.job.steps.items() if VERBS[s.kind].leaves == thing)
+        return "" if self.name == first else f"-{self.name}"

@@ -1,1 +1,0 @@
-"""The model that a step acts on: of one rank, or whole in one process."""

@@ -1,0 +1,74 @@
+"""Constructs models for ranks: on each of them, or once before they are forked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from launcher.job.schema.job import Job
+from launcher.parallel.deferred_init import fill
+from launcher.parallel.model_state.module_globals import GlobalsSnapshot
+from launcher.parallel.parallel_model import Blueprint, blueprint
+from launcher.plan.plan import Plan
+from launcher.planner import user_classes
+from launcher.planner.plan_job import builder, inputs
+
+_log = logging.getLogger(__name__)
+
+
+def draw(job: Job, plan: Plan) -> Blueprint:
+    """A blueprint for one build. It has no values yet, so ranks may be forked afterwards."""
+    model, whole = fill.from_constructor(builder(job), plan)
+    return blueprint(model, whole, plan, inputs(job, plan.sizes.micro_batch))
+
+
+class Drawings:
+    """Blueprints by plan; ranks that are forked afterwards each build from their own copy.
+
+    Each is constructed as if it were the first: counters of constructors in Python are reset.
+    """
+
+    def __init__(self) -> None:
+        self._of: list[tuple[Plan, list[Blueprint]]] = []
+        self._starts: dict[tuple[str, ...], GlobalsSnapshot] = {}
+
+    def add(self, job: Job, plan: Plan, builds: int = 1) -> None:
+        """Constructs blueprints for ``builds`` builds of ``plan``.
+
+        If that fails, each rank constructs its own, and reports why it cannot.
+        """
+        try:
+            self._of.append((plan, [self._drawn(job, plan) for _ in range(builds)]))
+        except Exception as error:
+            _log.debug("left to the ranks: %s", error)
+
+    def take(self, job: Job, plan: Plan) -> Blueprint:
+        """A blueprint of ``plan`` that is not yet taken, else a new one."""
+        left = next((each for p, each in self._of if p is plan and each), None)
+        return left.pop() if left else self._drawn(job, plan)
+
+    def _drawn(self, job: Job, plan: Plan) -> Blueprint:
+        files = tuple(user_classes.files(job))
+        if files in self._starts:
+            self._starts[files].restore()
+        else:
+            self._starts[files] = GlobalsSnapshot(files)
+        return draw(job, plan)
+
+    @contextmanager
+    def as_first(self, job: Job) -> Iterator[None]:
+        """Constructions in the block start with the Python counters of the first one."""
+        files = tuple(user_classes.files(job))
+        now = GlobalsSnapshot(files)
+        if files in self._starts:
+            self._starts[files].restore()
+        try:
+            yield
+        finally:
+            now.restore()
+
+    def clear(self) -> None:
+        """Drops everything, once the forked ranks have finished."""
+        self._of.clear()
+        self._starts.clear()

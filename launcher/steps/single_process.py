@@ -1,0 +1,117 @@
+"""Loads a model in one process from a file or a checkpoint, and computes its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from launcher.checkpoint.layout.strategy import single
+from launcher.checkpoint.read import open_checkpoint, read_rank
+from launcher.data.open import open_data
+from launcher.data.shuffle import Indices
+from launcher.job.schema.components import Loss
+from launcher.job.schema.job import Job
+from launcher.job.schema.objective import BCE, CrossEntropy
+from launcher.objective.build import build_loss, build_metrics
+from launcher.objective.losses import Output, each, float64
+from launcher.objective.metrics import values
+from launcher.parallel.deferred_init.fill import tensors
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.stages import narrowed
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.settings.checkpoint import trust
+from launcher.plan.values.facts import COMPUTE, DTYPE, HALF, class_dims
+from launcher.planner.plan_job import builder
+from launcher.runtime.training.pipeline import Place, check_classes, check_shares
+from launcher.runtime.training.state import unpacked
+
+
+def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
+    """The model with the weights and buffers of a checkpoint of any layout."""
+    checkpoint = open_checkpoint(folder, trust(job))
+    held = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
+    return of(job, {name: unpacked(blob) for name, blob in held.items()})
+
+
+@torch.no_grad()
+def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """The model with the values in ``found``; a tied tensor may have any of its names."""
+    with default_dtype(dtype_of(DTYPE[job.train.precision])):
+        model = builder(job)()
+    mine = tensors(model)
+    done: set[int] = set()
+    for name, t in found.items():
+        assert t.shape == mine[name].shape, (name, t.shape)
+        assert _holds(mine[name], t), (name, t.dtype)
+        mine[name].copy_(t)
+        done.add(id(mine[name]))
+    missing = [n for n in model.state_dict() if id(mine[n]) not in done]
+    if missing:
+        raise ValueError(f"no numbers for {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}")
+    return model
+
+
+def _holds(mine: torch.Tensor, t: torch.Tensor) -> bool:
+    """Whether ``mine`` can take ``t``: frozen weights may be in half precision, exports in any dtype."""
+    wide = [dtype_of(name) for name in (*HALF, *DTYPE.values())]
+    return t.dtype == mine.dtype or (t.dtype in wide and mine.dtype in wide)
+
+
+def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:
+    """Only the loss of ``held_out``."""
+    return held_out(model, job.model_copy(update={"metrics": ()}), batches, terms)["loss"]
+
+
+@torch.no_grad()
+def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> dict[str, float]:
+    """The loss and the metrics that ``evaluate`` computes on ranks, over the same samples.
+
+    ``terms`` as in the plan.
+    """
+    # the model, in the compute precision of the run
+    compute = COMPUTE[job.train.precision]
+    dtype = dtype_of(compute)
+    if compute in HALF:
+        model = narrowed(model, compute)
+    model.eval()
+
+    # the samples in small portions, as the logits of a full batch may not fit in memory
+    allow = job.security.allow
+    data = open_data(job.data, seed=job.seed, allow=allow)
+    loss, val = build_loss(job.loss, allow), data.val
+    metrics = build_metrics(job.metrics, job.loss, allow, data.token_bytes)
+    size = job.train.batch_size
+    n = len(val) if batches is None else min(len(val), batches * size)
+    piece = max(1, size // 8)
+
+    sums = torch.zeros((1 + len(metrics), 2), dtype=torch.float64)
+    for start in range(0, n, piece):
+        indices = torch.arange(start, min(start + piece, n)).numpy()
+        y = val.targets(indices)
+        output: Output = model(*(_in(dtype, x) for x in val.inputs(indices)))
+        if isinstance(output, torch.Tensor):
+            _check(job.loss, output, y, indices)
+        wide = each(tuple(output) if isinstance(output, list) else output, float64)  # as in the run
+        sums[0] += torch.stack([loss(wide, y).double(), loss.count(y)])
+        for row, metric in zip(sums[1:], metrics, strict=True):
+            row += metric.sums(wide, y)
+
+    (total, counted), *measured = sums.tolist()
+    return {"loss": total / counted * terms, **values(metrics, measured, "validation")}
+
+
+def _check(loss: Loss, output: torch.Tensor, y: torch.Tensor, indices: Indices) -> None:
+    """Raises ``RunError`` for targets that the loss does not accept."""
+    at = Place("validation", "held-out")
+    dims = class_dims(output.shape, y.shape)
+    if isinstance(loss, CrossEntropy) and dims:
+        check_classes(y, indices, output.shape[dims[0]], loss.ignore_index, at)
+    elif isinstance(loss, BCE):
+        check_shares(y, indices, at)
+
+
+def _in(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """Casts floating inputs; token ids stay as they are."""
+    return x.to(dtype) if x.is_floating_point() else x
