@@ -43,6 +43,13 @@ LAYERS = {
     "launcher.planner": "planner",
     "launcher.steps": "steps",
     "launcher.testing": "testing",
+    "launcher.extras": "extras",
+    "launcher.extras.mindspore": "rank files",
+    "launcher.extras.mindspore.merge_strategies": "extras",  # a step
+    "launcher.extras.device_matrix": "matrices",
+    "launcher.extras.device_matrix.face": "extras",
+    "launcher.extras.device_matrix.onto_plan": "extras",
+    "launcher.extras.device_matrix.run": "extras",
     "launcher": "wiring",
 }
 
@@ -67,7 +74,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "steps": {"plan", "checkpoint", "parallel", "runtime", "models", "data", "optim", "objective", "planner"}
     | RECIPE_PARTS,
     "testing": {"parallel"},
-    "wiring": set(LAYERS.values()) - {"testing"},
+    "rank files": {"checkpoint", "plan", "facts", "errors", "untrusted", "matrices"},
+    "matrices": {"plan", "facts", "schema", "errors"},
+    "wiring": set(LAYERS.values()) - {"testing", "extras", "rank files", "matrices"},
+    "extras": set(LAYERS.values()) - {"testing"},
 }
 
 TORCH, DISTRIBUTED, HYDRA = ("torch",), ("torch.distributed",), ("hydra", "omegaconf")
@@ -91,20 +101,25 @@ MUST_NOT_TOUCH = {
     "planner": HYDRA + FILES,
     "steps": HYDRA,
     "testing": HYDRA,
+    "rank files": TORCH + HYDRA,
+    "matrices": TORCH + HYDRA + FILES + ("os",),
+    "extras": HYDRA,
     "wiring": HYDRA,
 }
 # What others may open of the folders whose ``__all__`` has names for users; elsewhere ``__all__`` says it.
 OPEN = {
     "launcher.checkpoint": {
-        "atomic_folder", "export", "full_tensors", "inspect", "manifest", "manifest_mac", "read", "store",
-        "transform", "transform_foreign", "transform_plan", "verify", "write",
+        "chunked", "export", "full_tensors", "manifest", "read", "store", "transform", "verify", "write",
     },
-    "launcher.checkpoint.mindspore.formats": {"group_file", "operator_json", "strategy_files"},
     "launcher.parallel": {
-        "blueprint", "broadcast", "byte_collectives", "local", "mesh", "output_share", "parallel_model",
+        "broadcast", "byte_collectives", "compile", "grad_norm", "mesh", "output_share", "parallel_model", "recompute",
+        "sequence", "split_backward", "stages",
     },
 }  # fmt: skip
-WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint")
+WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint", "launcher.extras.mindspore")
+
+
+OPTIONAL, EXTRAS = "launcher.optional", "launcher.extras"
 
 
 @dataclass(frozen=True)
@@ -142,11 +157,16 @@ def imported(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 @cache
 def imports() -> tuple[Import, ...]:
-    """Every import of the package, also those inside functions and for types only."""
+    """Every import of the package, also those inside functions and for types only.
+
+    Not those by which ``launcher.optional`` tells a type checker what its tables name.
+    """
     found = []
     for module, tree in trees().items():
         path = files()[module].relative_to(ROOT)
         for node in ast.walk(tree):
+            if module == OPTIONAL and isinstance(node, ast.ImportFrom) and str(node.module).startswith(EXTRAS):
+                continue
             found += [Import(module, what, f"{path}:{line}") for what, line in imported(node)]
     return tuple(found)
 
@@ -223,3 +243,26 @@ def test_a_request_is_read_planned_and_its_files_rewritten_without_torch() -> No
     code = f"import sys\nfor m in {modules!r}: __import__(m)\nprint(sorted({{'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_the_core_imports_no_extra() -> None:
+    wrong = [i.where for i in imports() if inside(i.what, EXTRAS) and not inside(i.module, EXTRAS)]
+    typed = [n for n in trees()[OPTIONAL].body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    named = {node for block in typed for node in ast.walk(block)}
+    wrong += [
+        f"{OPTIONAL}:{node.lineno}"
+        for node in ast.walk(trees()[OPTIONAL])
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(EXTRAS) and node not in named
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_tables_name_what_a_type_checker_sees() -> None:
+    from launcher import optional
+
+    block = next(n for n in trees()[OPTIONAL].body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    seen = {
+        a.asname or a.name: f"{n.module}.{a.name}" for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names
+    }
+    assert seen == optional.PARTS
+    assert set(optional.PARTS.values()) <= set(files())

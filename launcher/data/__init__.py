@@ -1,3 +1,13 @@
 """Readers of real data and the order of samples, a pure function of (seed, epoch, index)."""
 
-__all__ = ["checks", "fallback", "model_compatibility", "open", "shuffle", "source", "spec", "vocabulary"]
+__all__ = [
+    "checks",
+    "file_checks",
+    "image_source",
+    "mnist5k",
+    "open",
+    "shuffle",
+    "source",
+    "spec",
+    "vocabulary",
+]

@@ -3,4 +3,4 @@
 Nothing here decides anything (that is ``plan``) and nothing here imports torch.
 """
 
-__all__ = ["args", "compose", "help_text", "sweep_grid", "targets"]
+__all__ = ["args", "completion", "compose", "config_files", "origins", "overrides", "sweep_grid", "targets"]

@@ -1,3 +1,3 @@
 """The models that recipes use, built from their job settings; every module can re-initialise itself."""
 
-__all__ = ["attention", "build", "defaults", "hugging_face"]
+__all__ = ["build", "defaults", "hugging_face", "language_model"]

@@ -1,3 +1,3 @@
 """Optimizers and learning-rate schedules by name."""
 
-__all__ = ["build", "own_schedule", "probe", "schedule", "state_packing", "whole_tensors"]
+__all__ = ["build", "dry_run", "schedule", "sharded", "state_packing"]

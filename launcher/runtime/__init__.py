@@ -3,19 +3,4 @@
 It carries the plan out; a choice made here is a bug. It knows no Hydra.
 """
 
-__all__ = [
-    "code_versions",
-    "console_log",
-    "device",
-    "faults",
-    "folder",
-    "free_memory",
-    "gc_thresholds",
-    "interrupts",
-    "lock",
-    "log",
-    "preemption",
-    "rank_times",
-    "scratch",
-    "stdio",
-]
+__all__ = ["code_versions", "device", "faults", "log", "machine", "run_folder", "signals"]

@@ -23,7 +23,7 @@ from typing import Any
 from launcher.job.schema.steps import Step
 from launcher.plan.verbs import verb
 
-__all__ = ["on_files", "on_ranks"]
+__all__ = ["build_session", "file_checks", "on_files", "on_ranks", "shared_construction"]
 
 
 def module(step: Step) -> Any:

@@ -3,4 +3,4 @@
 Tokens are made once, before the ranks start. Nothing here imports torch but the samples themselves.
 """
 
-__all__ = ["cache", "checks"]
+__all__ = ["tokens"]

@@ -1,3 +1,3 @@
 """The base of all observers of a running model: dispatch modes, containers of tensors, split backwards."""
 
-__all__ = ["modes", "pytree", "weight_gradient"]
+__all__ = ["modes"]

@@ -1,3 +1,3 @@
 """Built on FSDP2: sharding as the plan lays it out, the order of its collectives, half precision."""
 
-__all__ = ["gather_order", "prefetch", "reduce_order", "shard"]
+__all__ = ["gather", "reduce", "shard"]

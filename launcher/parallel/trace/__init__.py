@@ -1,3 +1,12 @@
 """What a forward does, traced on meta tensors: a model's facts, and a graph of the code between modules."""
 
-__all__ = ["fx_glue", "mixing_samples", "model_facts", "sample_values", "specs", "world_reads"]
+__all__ = [
+    "fx_tracer",
+    "graph_recorder",
+    "mixing_samples",
+    "model_facts",
+    "sample_values",
+    "specs",
+    "world_reads",
+    "zero_inputs",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from launcher.parallel.trace.fx_tracer import (
     trace_ours,
 )
 from launcher.parallel.trace.moving_state import moving
+from launcher.parallel.trace.specs import output_specs, spec, specs
 from launcher.parallel.trace.watch import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
 from launcher.plan.cut.stage_config import owner, units
@@ -109,90 +110,6 @@ def _plain_kind(module: nn.Module) -> str:
 def _limited(module: nn.Module) -> bool:
     """Whether it is a table whose rows, or their gradients, depend on everything that is looked up."""
     return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)
-
-
-Specs = tuple[TensorSpec, ...] | None
-"""``None`` for a value that is neither a tensor nor several."""
-_MOST = 6
-"""Most entries of a collection in a message."""
-
-
-def spec(t: torch.Tensor) -> TensorSpec:
-    """Return shape and dtype of ``t`` (of the full tensor, for a DTensor)."""
-    return TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
-
-
-def specs(value: Any) -> tuple[Specs, bool]:
-    """Return the specs of a module's or function's result, and whether it is several tensors in one."""
-    if isinstance(value, torch.Tensor):
-        return (spec(value),), False
-    if isinstance(value, tuple | list) and value and all(isinstance(v, torch.Tensor) for v in value):
-        return tuple(map(spec, value)), True
-    return None, False
-
-
-def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
-    """Return the specs of a full model's result, and the key of each if there are several.
-
-    Several tensors must be in a plain tuple, list or dict: a loss would get a named tuple without its names.
-    For a result that no loss can take, the keys are its description, and the Python that takes its first
-    tensor.
-    """
-    if type(value) is dict and all(isinstance(key, str) for key in value):
-        found, packed = specs([*value.values()])
-        keys: tuple[str | int, ...] = tuple(value)
-    else:
-        found, packed = specs(value)
-        keys = tuple(range(len(value))) if packed else ()
-        if packed and type(value) not in (tuple, list):
-            found = None
-    if found is None:
-        return None, False, (returned(value), tensor_inside(value))
-    return found, packed, keys if packed else ()
-
-
-def returned(value: Any, deep: int = 3) -> str:
-    """Describe a forward's result, for a message.
-
-    >>> returned((torch.zeros(1), None)), returned({"logits": [torch.zeros(1)], "n": 3})
-    ('(Tensor, None)', "{'logits': [Tensor], 'n': int}")
-    """
-    kind = type(value).__name__
-    if value is None or isinstance(value, torch.Tensor):
-        return "None" if value is None else "Tensor"
-    if not isinstance(value, Mapping | tuple | list) or not deep:
-        return kind
-    pairs = _named(value)
-    inner = [f"{name}{returned(v, deep - 1)}" for name, v in pairs[:_MOST]] + ["..."] * (len(pairs) > _MOST)
-    text = ", ".join(inner)
-    if type(value) is tuple:
-        return f"({text},)" if len(pairs) == 1 else f"({text})"
-    if type(value) in (list, dict):
-        return f"[{text}]" if type(value) is list else f"{{{text}}}"
-    return f"{kind}({text})"
-
-
-def tensor_inside(value: Any) -> str:
-    """Return the Python that takes the first tensor out of a forward's result; "" if it has none."""
-    if isinstance(value, Mapping):
-        places = [(f"[{name!r}]" if type(value) is dict else f".{name}", v) for name, v in value.items()]
-    elif hasattr(value, "_fields"):
-        places = [(f".{name}", getattr(value, name)) for name in value._fields]
-    elif isinstance(value, tuple | list):
-        places = [(f"[{n}]", v) for n, v in enumerate(value)]
-    else:
-        found = vars(value) if hasattr(value, "__dict__") else {}
-        places = [(f".{name}", v) for name, v in found.items()]
-    return next((place for place, v in places if isinstance(v, torch.Tensor)), "")
-
-
-def _named(value: Any) -> list[tuple[str, Any]]:
-    """Return the entries of a collection, each with the text in front of it."""
-    if isinstance(value, Mapping):
-        return [(f"{k!r}: " if type(value) is dict else f"{k}=", v) for k, v in value.items()]
-    if hasattr(value, "_fields"):
-        return [(f"{k}=", getattr(value, k)) for k in value._fields]
-    return [("", v) for v in value]
 
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

@@ -1,3 +1,3 @@
 """Pipeline schedules: the order of actions of every rank, simulated and drawn."""
 
-__all__ = ["actions", "axis", "schedules", "timeline"]
+__all__ = ["lanes", "schedules", "svg", "timeline"]

@@ -42,13 +42,13 @@ from launcher.plan.values.setting import Recomputed, Setting
 
 __all__ = [
     "checkpoint",
-    "cluster",
     "compile",
     "dataset_strategy",
     "device_matrix",
     "hsdp",
-    "pipeline_stage_config",
+    "layout_files",
     "recompute",
+    "stage_config",
     "steps",
     "transformer_opt",
 ]

@@ -3,21 +3,4 @@
 No decision.
 """
 
-__all__ = [
-    "batch_reading",
-    "compilation",
-    "drill",
-    "facts",
-    "grid",
-    "layout",
-    "module_names",
-    "operations",
-    "optimizer_state",
-    "optimizer_traits",
-    "param_group",
-    "precision",
-    "recomputed",
-    "setting",
-    "text",
-    "trust",
-]
+__all__ = ["facts", "grid", "layout", "module_names", "operations", "optimizer", "setting", "text"]

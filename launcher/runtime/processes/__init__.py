@@ -1,3 +1,3 @@
 """Rank processes: started, supervised, told apart when one fails or hangs."""
 
-__all__ = ["blame", "fork_server", "rendezvous", "start"]
+__all__ = ["fork_server", "hang", "start"]

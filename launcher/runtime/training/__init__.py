@@ -1,17 +1,13 @@
 """The loop over steps: batches, the pipeline, the loss scale, metrics, checkpoints."""
 
 __all__ = [
+    "averaging",
     "batches",
-    "callbacks",
-    "device_figures",
-    "ema",
     "first_step",
-    "global_streams",
-    "grad_norm_log",
     "loop",
-    "loss_scaling",
-    "metrics",
+    "metrics_file",
     "module_state",
+    "monitored_metrics",
     "pipeline",
     "profiler",
     "progress",
@@ -19,6 +15,5 @@ __all__ = [
     "save_thread",
     "session",
     "state",
-    "target_values",
-    "watched_metrics",
+    "throughput",
 ]

@@ -19,7 +19,7 @@ from launcher.extras.device_matrix.run.compare_recording import lost
 from launcher.parallel.dispatch.modes import default_dtype, of_error
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.fx_tracer import LOOKS, RUNNING, failing
-from launcher.parallel.trace.model_facts import spec
+from launcher.parallel.trace.specs import spec
 from launcher.parallel.trace.zero_inputs import looks
 
 
