@@ -23,7 +23,7 @@ _HOMES = {
     "Plan": "plan.plan",
     "RequestError": "errors",
     "plan_job": "planner.plan_job",
-    "run_job": "run.run_job",
+    "run_job": "run.run",
 }
 
 

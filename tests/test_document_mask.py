@@ -160,7 +160,7 @@ def test_each_stage_makes_its_own_mask(corpus):
 
 
 def unpadded(source: Source, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Documents of the first samples, which tests/data/packing proves to be those of the file."""
+    """Documents of the first samples, which tests/data/tokens proves to be those of the file."""
     (xs, documents), ys = source.inputs(np.arange(count)), source.targets(np.arange(count))
     out = []
     for x, d, y in zip(xs, documents, ys, strict=True):

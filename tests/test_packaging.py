@@ -64,8 +64,8 @@ def test_the_wheel_has_the_package_with_its_settings_and_text_and_nothing_else(w
             "launcher/**/*.py",
             "launcher/py.typed",
             "launcher/data/text/*.*",
-            "launcher/starter/project/*.*",
-            "launcher/job/completion/*.*",
+            "launcher/extras/starter/project/*.*",
+            "launcher/job/shells/*.*",
         )
         | beside
     )

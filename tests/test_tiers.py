@@ -84,7 +84,7 @@ def test_the_paths_of_a_part_exist(part: str) -> None:
     ("path", "wanted"),
     [
         ("launcher/plan/schedule/simulate.py", "tests/plan/schedule/test_simulate.py"),
-        ("launcher/checkpoint/mindspore/formats/gone.py", "tests/checkpoint/mindspore/formats"),
+        ("launcher/extras/mindspore/gone.py", "tests/extras/mindspore"),
         ("tests/checkpoint/test_store.py", "tests/checkpoint/test_store.py"),
         ("recipes/lm_single.yaml", "tests/test_golden_plans.py"),
         ("docs/runs.md", "tests/test_readme.py"),

@@ -36,38 +36,32 @@ class Part:
 
 
 PARTS = {
-    "calibration": Part(
-        ("tests/steps/test_calibrate.py", "tests/plan/prediction/calibration"),
-        ("launcher/plan/prediction/calibration", "launcher/extras/calibration/calibrate.py"),
-    ),
+    "calibration": Part(("tests/extras/calibration",), ("launcher/extras/calibration",)),
     "certificate's faults": Part(
         ("tests/steps/test_certify_says_no.py", "tests/steps/test_certify_new_faults.py"),
         ("launcher/steps/cert",),
     ),
     "device matrices": Part(
-        ("tests/parallel/sharding", "tests/plan/sharding", "tests/steps/test_going_on_over_matrices.py"),
-        ("launcher/parallel/sharding", "launcher/plan/sharding", "launcher/extras/device_matrix/onto_plan.py"),
+        ("tests/extras/device_matrix", "tests/steps/test_going_on_over_matrices.py"),
+        ("launcher/extras/device_matrix",),
     ),
-    "drills": Part(("tests/drills", "tests/run/test_drill.py"), ("launcher/runtime/drill",)),
+    "drills": Part(("tests/drills", "tests/extras/drill"), ("launcher/extras/drill",)),
     "encryption": Part(
         ("tests/run/test_encrypt.py", "tests/run/test_no_key_is_shown.py"),
-        ("launcher/checkpoint/tensorfile/encryption.py", "launcher/checkpoint/tensorfile/encryption.py"),
+        ("launcher/checkpoint/tensorfile/encryption.py",),
     ),
-    "layout search": Part(
-        ("tests/search", "tests/run/test_layout_search.py", "tests/run/test_measure_layouts.py"),
-        ("launcher/planner/search", "launcher/plan/prediction"),
-    ),
-    "MindSpore's files": Part(("tests/checkpoint/mindspore",), ("launcher/checkpoint/mindspore",)),
+    "layout search": Part(("tests/extras/layout_search",), ("launcher/extras/layout_search", "launcher/plan/time")),
+    "MindSpore's files": Part(("tests/extras/mindspore",), ("launcher/extras/mindspore",)),
     "odd models": Part(("tests/parity/zoo", "tests/parallel/test_unusual.py"), ("launcher/parallel/trace",)),
     "preparing text": Part(("tests/data/prepare", "tests/data/chat"), ("launcher/data/prepare", "launcher/data/chat")),
     "products of layouts": Part(
         ("tests/test_compatibility.py", "tests/test_precision.py", "tests/test_ignored_targets.py"),
         ("launcher/plan/schedule", "launcher/parallel/fsdp", "launcher/runtime/training"),
     ),
-    "sweeps": Part(("tests/sweep", "tests/run/test_real_sweep.py"), ("launcher/sweep",)),
-    "trackers": Part(("tests/run/test_trackers.py", "tests/run/test_loggers.py"), ("launcher/run/report/loggers",)),
-    "nodes": Part(("tests/nodes",), ("launcher/runtime/cluster", "launcher/run/outer_ranks", "Makefile", ".ci")),
-    "slurm": Part(("tests/slurm",), ("launcher/run/cluster_jobs", "launcher/runtime/cluster", "Makefile", ".ci")),
+    "sweeps": Part(("tests/extras/sweep",), ("launcher/extras/sweep",)),
+    "trackers": Part(("tests/extras/loggers",), ("launcher/extras/loggers",)),
+    "nodes": Part(("tests/nodes",), ("launcher/runtime/cluster", "launcher/run/external_ranks", "Makefile", ".ci")),
+    "slurm": Part(("tests/slurm",), ("launcher/run/slurm", "launcher/runtime/cluster", "Makefile", ".ci")),
 }
 MAKE_TARGETS = ("nodes", "slurm")
 """Parts that are a target of the Makefile, tried as one."""

@@ -23,7 +23,7 @@ from launcher.extras.layout_search.search import search
 from launcher.extras.layout_search.show import Ranking, took
 from launcher.job.compose import compose
 from launcher.plan.time.speeds import speeds_of
-from tests.plan.prediction.two_cores import TWO_CORES
+from tests.plan.time.two_cores import TWO_CORES
 
 ASKED = (
     "recipe=lm_single", "launch.nproc=2", "train.batch_size=16", "steps=[train]", "data=random_tokens",

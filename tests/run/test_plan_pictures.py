@@ -12,7 +12,7 @@ from launcher.plan.values.text import seconds_text
 from launcher.planner.plan_job import plan_job
 from launcher.run.plan_pictures import PIPELINE, pictures
 from tests.parity import job
-from tests.plan.prediction.test_prediction import FAST
+from tests.plan.time.test_prediction import FAST
 
 
 @pytest.fixture(scope="module")

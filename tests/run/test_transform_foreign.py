@@ -19,9 +19,9 @@ from launcher.checkpoint.chunked import slices
 from launcher.checkpoint.layout import strategy_file as ours
 from launcher.checkpoint.read import read_rank
 from launcher.checkpoint.tensorfile.safetensors import words
-from tests.checkpoint.mindspore.small_net import net
-from tests.checkpoint.mindspore.truth import FIXTURES, blobs, rank_files
 from tests.checkpoint.saving import filled, held, write_file
+from tests.extras.mindspore.small_net import net
+from tests.extras.mindspore.truth import FIXTURES, blobs, rank_files
 from tests.run.launching import ROOT
 
 CASES = FIXTURES / "cases"

@@ -22,8 +22,8 @@ from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.extras.mindspore.from_ours import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.layout import Box
-from tests.checkpoint.mindspore.small_net import net
 from tests.checkpoint.saving import files, filled, held, write_file
+from tests.extras.mindspore.small_net import net
 
 TARGET = net(4, 2)
 FULL = filled(TARGET)

@@ -24,8 +24,8 @@ from launcher.extras.mindspore.encryption import KEYS, MODES, CipherMode
 from launcher.extras.mindspore.rank_files import RankSource, open_source
 from launcher.extras.mindspore.strategy_input import listed, of_slices, on_paper, open_strategy
 from launcher.plan.values.facts import TensorSpec
-from tests.checkpoint.mindspore.truth import FIXTURES
 from tests.checkpoint.saving import filled, save, small
+from tests.extras.mindspore.truth import FIXTURES
 
 KEY = bytes(range(32))
 CORPUS = Path(__file__).parent / "corpus"

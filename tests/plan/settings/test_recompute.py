@@ -104,7 +104,7 @@ def test_the_cure_of_a_module_over_stages_is_planned():
 
 def uncut(modules: Any, stages: int) -> Job:
     parallel = {"recompute": {"modules": modules}, "pipeline": {"stages": stages}}
-    model = {"_target_": "tests.parallel.forward.recompute_nets.Normalized"}
+    model = {"_target_": "tests.parallel.recompute_nets.Normalized"}
     return own("", [6], stages=stages, model=model, parallel=parallel)
 
 
