@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, refuse
 
 if TYPE_CHECKING:
     from launcher.extras.device_matrix import face as matrices
@@ -42,10 +42,12 @@ __all__ = [
     "images",
     "install_command",
     "kubernetes",
+    "lacking",
     "layout_search",
     "matrices",
     "metric_loggers",
     "mindspore",
+    "opened",
     "starter",
     "sweep_commands",
     "sweeps",
@@ -81,11 +83,7 @@ class _Part:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if not has(self._name):
-            folder = ".".join(PARTS[self._name].split(".")[:3])
-            text = f"this installation of the launcher lacks {folder}, which the request needs"
-            raise RequestError((Problem("", text),))
-        return getattr(import_module(PARTS[self._name]), attribute)
+        return getattr(opened(PARTS[self._name]), attribute)
 
 
 if not TYPE_CHECKING:  # a type checker sees the modules themselves
@@ -96,11 +94,34 @@ if not TYPE_CHECKING:  # a type checker sees the modules themselves
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-@cache
 def has(name: str) -> bool:
     """Whether this installation has the part ``name`` of ``PARTS``."""
+    return _is_there(PARTS[name])
+
+
+def lacking(name: str, key: str = "") -> list[Problem]:
+    """A problem with the setting ``key`` if this installation lacks a part.
+
+    ``name``: one of ``PARTS``, or a module of the part.
+    """
+    module = PARTS.get(name, name)
+    if _is_there(module):
+        return []
+    folder = "/".join(module.split(".")[:3])
+    text = f"needs {folder}, which this installation of the launcher lacks; install the whole launcher"
+    return [Problem(key, text if key else f"the request {text}")]
+
+
+def opened(module: str) -> Any:
+    """Imports a module, which may be of a part. Raises ``RequestError`` if this installation lacks it."""
+    refuse(lacking(module))
+    return import_module(module)
+
+
+@cache
+def _is_there(module: str) -> bool:
     try:
-        return find_spec(PARTS[name]) is not None
+        return find_spec(module) is not None
     except ModuleNotFoundError:  # not even its folder
         return False
 

@@ -17,6 +17,7 @@ import pytest
 from launcher.checkpoint import store
 from launcher.checkpoint.foreign.hugging_face import read_hf
 from launcher.checkpoint.foreign.read import outline
+from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tensorfile.disk import copy
@@ -27,7 +28,6 @@ from launcher.errors import said
 from launcher.extras.images.cifar import read_pickle
 from launcher.extras.mindspore import strategy_file
 from launcher.extras.mindspore.strategy_file import read_stages, read_strategy
-from launcher.extras.mindspore.strategy_input import open_strategy
 from launcher.extras.sweep import folder as sweep_folder
 from launcher.job.schema.components import Cifar10, Idx, Text, Tokens
 from launcher.planner import request_files

@@ -14,7 +14,7 @@ from launcher.data.tokens.corpus import corpus
 from launcher.errors import Problem
 from launcher.job.schema.components import Chat, Cifar10, Data, Idx, ImageFolder, Mnist5k, Text, Tokens
 from launcher.job.schema.job import Job
-from launcher.optional import image_files
+from launcher.optional import image_files, lacking
 from launcher.untrusted.files import irregular, opened, read_bytes
 
 LOOKED = 64 << 10  # bytes checked at the start of a file; a NUL among them means that it is not text
@@ -138,6 +138,8 @@ def resolve(settings: Data) -> tuple[Data, str | None]:
 def check(settings: Data) -> list[Problem]:
     """Every problem with the named files. Random tokens and a user's own class have none."""
     settings, _ = resolve(settings)
+    if isinstance(settings, Idx | Cifar10 | ImageFolder) and (lacks := lacking("image_files", "data")):
+        return lacks
     match settings:
         case Text():
             return list(check_text(settings))

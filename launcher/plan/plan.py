@@ -359,6 +359,7 @@ def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
     """Yields what would train other numbers than one process, or shard other parameters than requested."""
     yield from settings.refused_for(job, at.params)
+    yield from model_effects.untrained(job, model.skeleton, model.graph)
     yield from model_effects.refused(at, model.skeleton, model.graph)
     yield from model_effects.beyond(job, model.graph)
     yield from optimizer.problems(job, traits, at, model.graph)

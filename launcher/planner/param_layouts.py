@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.layout.derived import of_plan
-from launcher.checkpoint.layout.strategy import Strategy, meaning, row
+from launcher.checkpoint.layout.strategy import Strategy, meaning, row, whole_specs
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
@@ -66,7 +66,7 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
 
 def _degrees(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> tuple[int, int]:
     """The sizes of ``tp`` and ``dp_shard``; ``sharded``: the request itself shards weights."""
-    if isinstance(stored, mindspore.StrategyFile):
+    if not isinstance(stored, Strategy):
         shards = max((s.shards for s in stored.layouts.values()), default=1)
         plain = {name: replace(s, shard_size=0) for name, s in stored.layouts.items()}
         stored = mindspore.on_paper(replace(stored, layouts=plain), None)[0]
@@ -88,7 +88,7 @@ def _over_matrices(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) 
 
 
 def _entries(stored: Strategy | mindspore.StrategyFile) -> Strategy:
-    return mindspore.on_paper(stored, None)[0] if isinstance(stored, mindspore.StrategyFile) else stored
+    return mindspore.on_paper(stored, None)[0] if not isinstance(stored, Strategy) else stored
 
 
 class SharesOfFile(Hsdp):
@@ -151,7 +151,7 @@ def fits(job: Job, plan: Plan) -> None:
 
     # compare names
     stored = _stored(Path(asked.load))
-    specs = mindspore.whole_specs(mine)
+    specs = whole_specs(mine)
     left_out = {n for p in plan.params if not p.trainable for n in p.names} if asked.only_trainable else set()
     names = _names(stored)
     found = [f"{n} is not in the file" for n in mine.entries if n not in names]
@@ -179,7 +179,7 @@ def _with_ranks(job: Job, theirs: Strategy) -> str:
 
 def _names(stored: Strategy | mindspore.StrategyFile) -> set[str]:
     """Names of the model's tensors; optimizer states follow them."""
-    if isinstance(stored, mindspore.StrategyFile):
+    if not isinstance(stored, Strategy):
         return mindspore.listed(stored)
     return {name for name, entry in stored.entries.items() if entry.kind != "optim"}
 
@@ -200,7 +200,8 @@ def _stored(path: Path) -> Strategy | mindspore.StrategyFile:
 def _whole(stored: Strategy | mindspore.StrategyFile, specs: Mapping[str, TensorSpec], path: str) -> Strategy:
     """The stored strategy with the model's shapes where the file omits them."""
     try:
-        return mindspore.of_whole(_known(stored, specs.keys()), specs)
+        known = _known(stored, specs.keys())
+        return known if isinstance(known, Strategy) else mindspore.of_whole(known, specs)
     except ValueError as error:
         raise RequestError((Problem(KEY, f"{path}: {error}"),)) from error
 
@@ -208,7 +209,7 @@ def _whole(stored: Strategy | mindspore.StrategyFile, specs: Mapping[str, Tensor
 def _known(
     stored: Strategy | mindspore.StrategyFile, names: Collection[str]
 ) -> Strategy | mindspore.StrategyFile:
-    return mindspore.only_names(stored, names) if isinstance(stored, mindspore.StrategyFile) else stored
+    return mindspore.only_names(stored, names) if not isinstance(stored, Strategy) else stored
 
 
 def _sayable(strategy: Strategy, path: str) -> None:

@@ -66,7 +66,7 @@ def _operators(path: str) -> tuple[int | None, dict[str, FromFile], Searched | N
     if isinstance(values, Unreadable):
         return _unread(OPERATORS, values)
     try:
-        if mindspore.is_mindspores(values):
+        if isinstance(values, dict) and "format" not in values and mindspore.is_mindspores(values):
             return None, mindspore.strategies(mindspore.node_strategies(values), OPERATORS, path), None
         return *parsed(values, OPERATORS, path), searched(values)
     except ValueError as error:

@@ -11,9 +11,9 @@ from typing import Any
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError, printable
 from launcher.errors import said as told
-from launcher.optional import kubernetes
 from launcher.plan.values.text import bytes_text, scaled, seconds_text
 from launcher.run import slurm, slurm_files
+from launcher.run.hand_over import JOB, SKY
 from launcher.runtime import log, run_folder
 from launcher.runtime.run_folder import at_work
 from launcher.untrusted.files import LINK, RefusedFile, opened, parsed, read_json, stands
@@ -157,15 +157,15 @@ def _of_array(run: Path) -> str | None:
 
 def _manifest(run: Path) -> Path | None:
     """The manifest of a job of Kubernetes or SkyPilot, which the user who applied it can query."""
-    return next((run / name for name in (kubernetes.JOB, kubernetes.SKY) if (run / name).exists()), None)
+    return next((run / name for name in (JOB, SKY) if (run / name).exists()), None)
 
 
 def _asks(manifest: Path) -> str:
-    return "sky jobs queue" if manifest.name == kubernetes.SKY else f"kubectl get -f {manifest}"
+    return "sky jobs queue" if manifest.name == SKY else f"kubectl get -f {manifest}"
 
 
 def _ends(manifest: Path) -> str:
-    return "sky jobs cancel" if manifest.name == kubernetes.SKY else f"kubectl delete -f {manifest}"
+    return "sky jobs cancel" if manifest.name == SKY else f"kubectl delete -f {manifest}"
 
 
 def _asked(number: str) -> str:

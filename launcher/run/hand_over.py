@@ -6,9 +6,12 @@ from pathlib import Path
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.optional import kubernetes
+from launcher.optional import kubernetes, lacking
 from launcher.plan.plan import Plan
 from launcher.run import slurm, slurm_files
+
+JOB, SKY = "job.yaml", "sky.yaml"
+"""The manifests that a run folder has for Kubernetes, and for SkyPilot."""
 
 
 def key(job: Job) -> str | None:
@@ -24,7 +27,7 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
         text = "a run is a job of Kubernetes or one of Slurm, and launch.slurm is set too: leave one out"
         return [Problem("launch.k8s", text)]
     if job.launch.k8s is not None:
-        return kubernetes.refused(job, outer)
+        return lacking("kubernetes", "launch.k8s") or kubernetes.refused(job, outer)
     return slurm.refused(job, outer)
 
 

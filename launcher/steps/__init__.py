@@ -17,15 +17,15 @@ what is known only when the run starts.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from launcher.job.schema.steps import Step
+from launcher.optional import opened
 from launcher.plan.verbs import verb
 
 __all__ = ["build_session", "file_checks", "on_files", "on_ranks", "shared_construction"]
 
 
 def module(step: Step) -> Any:
-    """Imports the module that carries out ``step``."""
-    return import_module(verb(step).module)
+    """Imports the module that carries out ``step``. Raises ``RequestError`` if this installation lacks it."""
+    return opened(verb(step).module)

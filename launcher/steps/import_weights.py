@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.checkpoint.foreign.mismatches import strange
 from launcher.checkpoint.foreign.names import renamed, to_ours
 from launcher.checkpoint.foreign.read import form_of, import_whole, outline, read_incoming
+from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.full_tensors import Cast, FullTensors, RenamedTensors, differing, exact
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
@@ -16,7 +17,6 @@ from launcher.checkpoint.store import latest, point, step_folder
 from launcher.data.checks import with_data_read
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Import
-from launcher.optional import mindspore
 from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import bytes_text, many
@@ -29,7 +29,7 @@ def check(step: Import, at: FileChecks) -> list[Problem]:
     if at.here(step.src):
         problems += at.problems("src", lambda: form_of(Path(step.src)))
     if at.here(step.strategy):
-        problems += at.problems("strategy", lambda: mindspore.open_strategy("strategy", step.strategy))
+        problems += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
     if not problems and at.here(step.src) and not at.later(strategy):
         problems = at.problems("src", lambda: outline(Path(step.src), strategy))
     return problems

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.foreign.transform import (
     RankFormat,
     aimed,
@@ -16,14 +17,14 @@ from launcher.checkpoint.foreign.transform import (
     writer,
 )
 from launcher.checkpoint.layout.derived import followed, of_plan, target_strategy
-from launcher.checkpoint.layout.strategy import Strategy, match
+from launcher.checkpoint.layout.strategy import Strategy, match, whole_specs
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import check_destination
 from launcher.checkpoint.transform import Report, check_places, is_checkpoint, plan_transform, transform
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Transform
-from launcher.optional import mindspore
+from launcher.optional import lacking, mindspore
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import ANYONE, Trust
 from launcher.plan.values.text import bytes_text, many
@@ -35,6 +36,8 @@ PREFIX = "checkpoint_"
 
 
 def check(step: Transform, at: FileChecks) -> list[Problem]:
+    if step.format != "launcher" and (lacks := lacking("mindspore", f"{at.key}.format")):
+        return lacks
     problems = [*_place_problems(step, at), *_file_problems(step, at)]
     named = (step.src, step.strategy, step.src_strategy)
     if not problems and step.src is not None and not any(map(at.later, named)):
@@ -59,11 +62,9 @@ def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
         src = Path(step.src)
         problems += at.problems("src", lambda: check_source(step, src, at.trust))
     if at.here(step.strategy):
-        problems += at.problems("strategy", lambda: mindspore.open_strategy("strategy", step.strategy))
+        problems += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
     if at.here(step.src_strategy):
-        problems += at.problems(
-            "src_strategy", lambda: mindspore.open_strategy("src_strategy", step.src_strategy)
-        )
+        problems += at.problems("src_strategy", lambda: open_strategy("src_strategy", step.src_strategy))
     return problems
 
 
@@ -124,10 +125,10 @@ def target(step: Transform, src: Strategy) -> Strategy:
     """The requested layout: a strategy file's, which must fit the tensors of ``src``, or one in words."""
     if step.strategy is None:
         return _in_words(step, src)
-    found = mindspore.open_strategy("steps.transform.strategy", step.strategy)
+    found = open_strategy("steps.transform.strategy", step.strategy)
     assert found is not None
     try:
-        to = followed(mindspore.of_whole(found, mindspore.whole_specs(src)), src)
+        to = followed(mindspore.of_whole(found, whole_specs(src)), src)
         match(src, to)
     except ValueError as error:
         raise ValueError(f"{step.strategy}: {error}") from error
@@ -213,7 +214,7 @@ def _to(step: Transform, src: Path) -> mindspore.StrategyInput | mindspore.Layou
 
     Any other layout is derived from the source.
     """
-    found = mindspore.open_strategy("strategy", step.strategy)
+    found = open_strategy("strategy", step.strategy)
     if found is None or not is_foreign(src, step.src_strategy):
         return lambda strategy: target(step, strategy)
     return found

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint import Entry, Strategy, holdings, single, verify
+from launcher.checkpoint import Entry, Strategy, holdings, inspect, single
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import small, strategies, tensors
@@ -11,7 +11,7 @@ from tests.checkpoint.saving import small, strategies, tensors
 
 def test_who_holds_what_as_a_table() -> None:
     assert (
-        verify(small())
+        inspect(small())
         == """\
 5 tensors, 242 B, 4 ranks (pp 2 x dp_replicate 1 x dp_shard 2 x tp 1)
 tensor                      shape  dtype     kind    split         stages  ranks  bytes
@@ -28,7 +28,7 @@ def test_a_device_matrix_of_its_own_is_beside_the_axes() -> None:
     strided = Layout(Grid.of(pp=2, x=2, y=4), (8, 2), (("y", "x"), ()), (("pp", (1,)),))
     strategy = Strategy(Grid.of(pp=2, dp=8), {"w": Entry(strided, "float32")})
     row = "w       8x2    float32  param  y*x | - of pp 2 x x 2 x y 4  1       8-15      64"
-    assert verify(strategy).splitlines()[-1] == row
+    assert inspect(strategy).splitlines()[-1] == row
 
 
 def test_one_rank_holds_all() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 class Maker(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x
+        return x * next(p for p in self.parameters() if p.requires_grad).sum()
 
 
 class Inits(Maker):

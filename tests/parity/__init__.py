@@ -56,11 +56,13 @@ def job(**changes: Any) -> Job:
 def own(net: str, *shapes: list[Any], stages: Mapping[str, Any] | int, **changes: Any) -> Job:
     """A job for the module ``tests.parallel.<net>``, whose forward takes inputs of ``shapes`` after the batch.
 
+    ``net`` may also begin with ``tests``: then it is the name itself.
+
     ``stages``: a ``stage_config``, or a number of stages to cut automatically.
     """
     count = stages if isinstance(stages, int) else max(flatten(stages).values()) + 1
     pipeline: dict[str, Any] = {"stages": count} | ({} if isinstance(stages, int) else {"stage_config": dict(stages)})
-    model = changes.get("model", {"_target_": f"tests.parallel.{net}"})
+    model = changes.get("model", {"_target_": net if net.startswith("tests.") else f"tests.parallel.{net}"})
     data = {"_target_": "tests.parallel.sources.Shapes", "shapes": [list(s) for s in shapes]}
     return job(**{
         "model": model,

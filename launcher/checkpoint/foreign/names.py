@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launcher.checkpoint.layout.strategy import Kind
+
 Table = Mapping[str, str | None]
+
+OPTIMIZER = (
+    "accu_grads", "accum", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "lamb_m", "lamb_v", "linear",
+    "max_exp_avg_sq", "mean_grad", "mean_square", "moment", "moment1", "moment2", "moments", "rms", "stat",
+    "vhat",
+)  # fmt: skip
+"""Prefixes of optimizer states: MindSpore names a state ``<prefix>.<parameter>``."""
 
 
 @dataclass(frozen=True)
@@ -144,3 +153,13 @@ def to_ours(names: NameTable) -> Table | None:
 
 def from_ours(names: NameTable) -> Table | None:
     return TO_LLAMA if names == "llama" else names
+
+
+def kind_of(name: str, names: Mapping[str, object]) -> Kind:
+    """Returns ``optim`` for the optimizer state of a parameter in ``names``, else ``param``.
+
+    >>> kind_of("adam_m.net.w", {"net.w": 0}), kind_of("moments.w", {"net.w": 0})
+    ('optim', 'param')
+    """
+    prefix, _, rest = name.partition(".")
+    return "optim" if prefix in OPTIMIZER and rest in names else "param"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from launcher.checkpoint.chunked import gathered
 from launcher.checkpoint.foreign.hugging_face import INDEX, ONE, read_hf
-from launcher.checkpoint.foreign.names import Table, renamed
+from launcher.checkpoint.foreign.names import Table, kind_of, renamed
 from launcher.checkpoint.foreign.torch_dcp import NAME as METADATA
 from launcher.checkpoint.foreign.torch_dcp import read_dcp
 from launcher.checkpoint.full_tensors import Blobs, FullTensors, RenamedTensors, chunks
@@ -157,7 +157,7 @@ def _of_whole(whole: Callable[[], FullTensors], others: tuple[str, ...] = ()) ->
     grid = Grid(())
     specs = whole().specs
     entries = {
-        n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype, mindspore.kind_of(n, specs))
+        n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype, kind_of(n, specs))
         for n, s in specs.items()
     }
     return Foreign(whole, Strategy(grid, entries), (), others)

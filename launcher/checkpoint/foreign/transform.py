@@ -10,6 +10,7 @@ from typing import Literal
 
 from launcher.checkpoint.chunked import gathered
 from launcher.checkpoint.foreign.read import Foreign, foreign, form_of, import_whole
+from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.store import check_apart, check_destination
@@ -172,7 +173,7 @@ def check_free_for_ranks(dst: Path, overwrite: bool) -> None:
 
 
 def _given(strategy: str | None) -> mindspore.StrategyInput | None:
-    return mindspore.open_strategy("src_strategy", strategy)
+    return open_strategy("src_strategy", strategy)
 
 
 def _path(strategy: str | None) -> Path | None:

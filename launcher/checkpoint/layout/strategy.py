@@ -286,3 +286,8 @@ def _stages_at(grid: Grid) -> tuple[int, int]:
         if axis == STAGE and n > 1:
             return apart, n
     return grid.size, 1
+
+
+def whole_specs(strategy: Strategy) -> dict[str, TensorSpec]:
+    """Returns the specs of full tensors, by every name."""
+    return {name: strategy.entries[first].spec for name, first in strategy.named.items()}

@@ -18,6 +18,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.launch import Kubernetes
 from launcher.plan.plan import Plan
 from launcher.run import frozen_request
+from launcher.run.hand_over import JOB, SKY
 from launcher.run.settle import home
 
 CONTAINER = "pytorch"
@@ -289,7 +290,6 @@ def as_yaml(document: Values, about: tuple[str, ...]) -> str:
 
 
 KEY = "launch.k8s"
-JOB, SKY = "job.yaml", "sky.yaml"
 PORT = 29500
 """Pods have their own addresses, so no other job can occupy the port."""
 

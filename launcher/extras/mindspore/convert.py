@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.layout.derived import followed
-from launcher.checkpoint.layout.strategy import Strategy, match, single
+from launcher.checkpoint.layout.strategy import Strategy, match, single, whole_specs
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import fresh
 from launcher.checkpoint.tensorfile.disk import WriteBehind, sync, write_text
@@ -36,8 +37,6 @@ from launcher.extras.mindspore.strategy_input import (
     of_whole,
     on_paper,
     only_names,
-    open_strategy,
-    whole_specs,
 )
 from launcher.plan.settings.checkpoint import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec

@@ -44,10 +44,7 @@ from launcher.extras.mindspore.strategy_input import (
     of_whole,
     on_paper,
     only_names,
-    open_strategy,
-    whole_specs,
 )
-from launcher.extras.mindspore.to_ours import kind_of
 
 __all__ = [
     "GroupFile",
@@ -62,7 +59,6 @@ __all__ = [
     "groups_text",
     "held_boxes",
     "is_mindspores",
-    "kind_of",
     "laid_out",
     "listed",
     "load_segmented_checkpoints",
@@ -79,7 +75,6 @@ __all__ = [
     "on_paper",
     "only_names",
     "open_source",
-    "open_strategy",
     "rank_list_for_transform",
     "rank_paths",
     "read_strategy",
@@ -88,7 +83,6 @@ __all__ = [
     "strategy_text",
     "transform_checkpoint_by_rank",
     "transform_checkpoints",
-    "whole_specs",
     "whole_tensors",
     "write_held",
     "write_ranks",

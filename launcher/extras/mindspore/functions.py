@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.foreign.strategies import is_ours, open_strategy
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.store import check_apart, check_empty
@@ -24,7 +25,7 @@ from launcher.extras.mindspore.encryption import MODES, CipherMode, check_key
 from launcher.extras.mindspore.load_module import load_into, parameter
 from launcher.extras.mindspore.rank_files import SUFFIXES, RankSource, open_source, takes
 from launcher.extras.mindspore.strategy_file import read_stages, write_strategy
-from launcher.extras.mindspore.strategy_input import is_ours, on_paper, open_strategy
+from launcher.extras.mindspore.strategy_input import on_paper
 from launcher.plan.values.layout import Layout
 
 PathLike = str | os.PathLike[str] | None

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
+from launcher.checkpoint.foreign.names import kind_of
 from launcher.checkpoint.tensorfile.safetensors import described
-from launcher.extras.mindspore.to_ours import kind_of
 from launcher.plan.values.facts import TensorSpec
 
 

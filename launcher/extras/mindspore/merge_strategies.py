@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from launcher.checkpoint.foreign.strategies import is_ours
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.store import check_outside
 from launcher.errors import Problem
 from launcher.extras.mindspore.from_ours import merged_file
 from launcher.extras.mindspore.functions import SUFFIX, merging
 from launcher.extras.mindspore.strategy_file import form_of, read_stages, write_strategy
-from launcher.extras.mindspore.strategy_input import is_ours
 from launcher.job.schema.steps import MergeStrategies
 from launcher.plan.values.text import many
 from launcher.steps.file_checks import FileChecks, RunFiles

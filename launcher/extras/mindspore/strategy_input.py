@@ -5,48 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from math import lcm
-from pathlib import Path
 from typing import TypeVar
 
-from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.layout.strategy import Strategy
+from launcher.checkpoint.layout.strategy import Strategy, whole_specs
 from launcher.extras.mindspore.strategy import Slicing, StrategyFile
-from launcher.extras.mindspore.strategy_file import form_of, read_strategy
 from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.facts import TensorSpec
-from launcher.untrusted.files import parsed, read_bytes
 
 Path_ = str | os.PathLike[str] | None
 StrategyInput = Strategy | StrategyFile
-
-
-def open_strategy(key: str, value: Path_) -> StrategyInput | None:
-    """Opens a strategy file of ours or MindSpore's, recognized by its content; returns ``None`` for ``None``.
-
-    Raises ``TypeError`` or ``ValueError`` naming ``key``, the argument's name, or the file.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{key}: expected a path or None, got {type(value).__name__}")
-    path = Path(value)
-    if not path.exists():
-        raise ValueError(f"{key}: {path}: no such file")
-    return strategy_file.load(path) if is_ours(path) else read_strategy(path)
-
-
-def is_ours(path: Path) -> bool:
-    """Whether ``path`` is a strategy file of ours, or a folder: MindSpore has no folders of them."""
-    if path.is_dir():
-        return True
-    data = read_bytes(path)
-    if form_of(data) == "protobuf":
-        return False
-    try:
-        found = parsed(data)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and "format" in found
 
 
 def listed(strategy: StrategyInput | None) -> set[str]:
@@ -105,11 +72,6 @@ def only_names(strategy: Some, names: Collection[str]) -> Some:
 
     kept = {name: slicing for name, slicing in strategy.layouts.items() if plain(name) in names}
     return StrategyFile(strategy.counter, strategy.operators, kept)
-
-
-def whole_specs(strategy: Strategy) -> dict[str, TensorSpec]:
-    """Returns the specs of full tensors, by every name."""
-    return {name: strategy.entries[first].spec for name, first in strategy.named.items()}
 
 
 def on_paper(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Strategy | None]:

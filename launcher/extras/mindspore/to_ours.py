@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from math import prod
 
-from launcher.checkpoint.layout.strategy import STAGE, Entry, Kind, Strategy
+from launcher.checkpoint.foreign.names import kind_of
+from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.extras.mindspore.from_ours import DimSpans, RankSpan, common, cuts, within
 from launcher.extras.mindspore.strategy import Slicing, StrategyFile
@@ -108,14 +109,6 @@ def _one(s: Slicing, group: range) -> bool:
     return len(group) == 1 or (whole and all(s.dims[d] for d in group))
 
 
-OPTIMIZER = (
-    "accu_grads", "accum", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "lamb_m", "lamb_v", "linear",
-    "max_exp_avg_sq", "mean_grad", "mean_square", "moment", "moment1", "moment2", "moments", "rms", "stat",
-    "vhat",
-)  # fmt: skip
-"""Prefixes of optimizer states: MindSpore names a state ``<prefix>.<parameter>``."""
-
-
 def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Returns the specs of the full tensors, from those of the slices in the ranks' files.
 
@@ -155,16 +148,6 @@ def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int 
             found.append(f"{name}: {error}")
     _raise(found)
     return _strategy(file, full, sliced, count)
-
-
-def kind_of(name: str, names: Mapping[str, object]) -> Kind:
-    """Returns ``optim`` for the optimizer state of a parameter in ``names``, else ``param``.
-
-    >>> kind_of("adam_m.net.w", {"net.w": 0}), kind_of("moments.w", {"net.w": 0})
-    ('optim', 'param')
-    """
-    prefix, _, rest = name.partition(".")
-    return "optim" if prefix in OPTIMIZER and rest in names else "param"
 
 
 def _strategy(

@@ -14,6 +14,7 @@ from launcher.plan.cut_model import CutModel
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
 from launcher.plan.values.text import listed, many, some
+from launcher.plan.verbs import verb
 
 KEY = "model"
 Why = tuple[str, str]
@@ -63,12 +64,17 @@ def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
         yield Problem(KEY, text + (cure or f"; keep it in one of {', '.join(ITEMSIZE)}"))
 
 
+def untrained(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """Yields a problem if training would change nothing: no gradient leads from the output to a parameter."""
+    trains = any(verb(step).trains or verb(step).copies for step in job.steps.values())
+    if graph.detached and trains and any(p.trainable for p in skeleton.params):
+        text = "what its forward returns does not require a gradient, so nothing would be trained"
+        yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
+
+
 def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     """Yields what this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
-    if graph.detached:
-        text = "what its forward returns does not require a gradient, so nothing would be trained"
-        yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
     yield from _sparse(graph)
     if not at.mixed:
         yield from _disagree(graph)

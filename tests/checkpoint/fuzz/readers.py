@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.checkpoint.foreign.hugging_face import INDEX, index, read_hf
+from launcher.checkpoint.foreign.strategies import open_strategy
 from launcher.checkpoint.foreign.torch_dcp import read_dcp
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.read import Reader as Boxes
@@ -22,7 +23,7 @@ from launcher.extras.mindspore import strategy_file as group_file
 from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.extras.mindspore.encryption import KEYS, MODES, CipherMode
 from launcher.extras.mindspore.rank_files import RankSource, open_source
-from launcher.extras.mindspore.strategy_input import listed, of_slices, on_paper, open_strategy
+from launcher.extras.mindspore.strategy_input import listed, of_slices, on_paper
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.saving import filled, save, small
 from tests.extras.mindspore.truth import FIXTURES

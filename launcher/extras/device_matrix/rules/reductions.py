@@ -217,7 +217,7 @@ class InnerSums:
 
 
 def inner_sums(node: OpNode, graph: OpGraph, rule: OpRule, strategy: OpStrategy) -> InnerSums:
-    """Returns the all-reduces that kernels of ``launcher.parallel.sharding.kernels`` call on every rank."""
+    """Returns the all-reduces that kernels of ``launcher.extras.device_matrix.run`` call on every rank."""
     call = _Call(node, graph, rule, strategy)
     match rule.kernel:
         case "softmax" if call.meets(rule.inside):

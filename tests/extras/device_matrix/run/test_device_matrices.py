@@ -30,7 +30,7 @@ HSDP: list[dict[str, Any] | None] = [
 
 def network(net: str, ranks: int, stages: int = 1, **parallel: Any) -> Job:
     batch = 24 if ranks % 3 == 0 else 16
-    made = own(f"sharding.networks.{net}", *SHAPES[net], stages=stages, train__batch_size=batch)
+    made = own(f"tests.extras.device_matrix.run.networks.{net}", *SHAPES[net], stages=stages, train__batch_size=batch)
     said = made.model_dump(by_alias=True)
     said["parallel"] |= parallel
     mixes = net == "Convolutions"  # BatchNorm normalizes over a micro batch

@@ -41,7 +41,7 @@ STRATEGIES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
 
 def network(net: str, shape: list[Any], parallel: dict[str, Any]) -> Job:
     """Over 4 ranks."""
-    made = own(f"sharding.networks.{net}", shape, stages=1, train__batch_size=16)
+    made = own(f"tests.extras.device_matrix.run.networks.{net}", shape, stages=1, train__batch_size=16)
     said = made.model_dump(by_alias=True)
     return Job.model_validate(said | {"parallel": said["parallel"] | parallel, "launch": {"nproc": 4}})
 
