@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, refuse
 
 if TYPE_CHECKING:
+    from launcher.extras.calibration import refit as calibration
     from launcher.extras.device_matrix import face as matrices
     from launcher.extras.drill import drill
     from launcher.extras.drill import report as drill_report
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from launcher.extras.layout_search import choose as layout_search
     from launcher.extras.loggers import process as metric_loggers
     from launcher.extras.mindspore import face as mindspore
+    from launcher.extras.report import chart as charts
+    from launcher.extras.report import page as run_page
     from launcher.extras.starter import new_project as starter
     from launcher.extras.sweep import commands as sweep_commands
     from launcher.extras.sweep import run_sweep as sweeps
@@ -35,6 +38,8 @@ __all__ = [
     "FORMATS",
     "HAND_OVERS",
     "LOGGERS",
+    "calibration",
+    "charts",
     "drill",
     "drill_report",
     "has",
@@ -48,6 +53,7 @@ __all__ = [
     "metric_loggers",
     "mindspore",
     "opened",
+    "run_page",
     "starter",
     "sweep_commands",
     "sweeps",
@@ -64,9 +70,12 @@ LOGGERS = {"metric_loggers": "launcher.extras.loggers.process"}
 HAND_OVERS = {"kubernetes": "launcher.extras.k8s.k8s"}
 """Clusters that a run is handed to, besides Slurm."""
 COMMANDS = {
+    "calibration": "launcher.extras.calibration.refit",
+    "charts": "launcher.extras.report.chart",
     "drill": "launcher.extras.drill.drill",
     "drill_report": "launcher.extras.drill.report",
     "layout_search": "launcher.extras.layout_search.choose",
+    "run_page": "launcher.extras.report.page",
     "starter": "launcher.extras.starter.new_project",
     "sweep_commands": "launcher.extras.sweep.commands",
     "sweeps": "launcher.extras.sweep.run_sweep",

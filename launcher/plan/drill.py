@@ -9,6 +9,7 @@ from shlex import quote
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.launch import NodeFault, RankFault, SlowRank
+from launcher.optional import lacking
 from launcher.plan.sizes import Sizes
 from launcher.plan.step_order import phases
 from launcher.plan.values.text import many
@@ -70,6 +71,9 @@ def restarts(job: Job) -> bool:
 def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Yields why the fault cannot happen, or why nothing could be resumed or compared after it."""
     if job.debug.drill is None or sizes is None:
+        return
+    if lacks := lacking("drill", "debug.drill"):
+        yield from lacks
         return
     named = _set(job)
     if len(named) != 1:

@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from launcher.__main__ import main
-from launcher.extras.report.chart import MOST, Curve, chart
+from launcher.extras.report.chart import chart
 from launcher.extras.report.page import EVERY_S, NAME, Report
+from launcher.run.curve import MOST, Curve
 from tests.run.launching import TINY, losses, run, shape
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,5 +1,6 @@
 """What the core uses of device matrices: the only module of this folder that it reaches."""
 
+from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.onto_plan import shard_operators
 from launcher.extras.device_matrix.resolve import Sharding
 from launcher.extras.device_matrix.run.apply import (
@@ -11,12 +12,15 @@ from launcher.extras.device_matrix.run.apply import (
 )
 from launcher.extras.device_matrix.run.program import StageGroups
 from launcher.extras.device_matrix.show import operators_json, sharding_json, sharding_rows
+from launcher.extras.device_matrix.written import main_operators
 
 __all__ = [
     "Sharding",
     "StageGroups",
+    "TensorLayout",
     "Weights",
     "cut_parameters",
+    "main_operators",
     "matrix_share",
     "operators_json",
     "run_sharded",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.console import say
 from launcher.errors import Problem, RunError
-from launcher.extras.calibration.refit import MeasuredStep, Refit, cluster_text, error, number, refit
 from launcher.extras.layout_search import show
 from launcher.extras.layout_search.evaluate import Finalist, Predicted, Question
 from launcher.extras.layout_search.show import Ranking
@@ -20,6 +19,7 @@ from launcher.job.schema.job import Checkpoint, Debug, Job
 from launcher.job.schema.logger import Logger
 from launcher.job.schema.search import Search
 from launcher.job.schema.steps import Train as TrainStep
+from launcher.optional import calibration
 from launcher.plan.time.speeds import Speeds, speeds_of
 from launcher.plan.values.text import many
 from launcher.planner.plan_job import plan_job
@@ -174,7 +174,7 @@ class MeasuredCluster:
 
     ran: tuple[MeasuredLayout, ...]
     after: tuple[float, ...]
-    refit: Refit
+    refit: calibration.Refit
     errors: tuple[float, float]
     faster: tuple[Predicted, float] | None
 
@@ -183,22 +183,22 @@ def measured_cluster(ranking: Ranking, ran: Sequence[MeasuredLayout]) -> Measure
     """Refits to the layouts that ``ran``, at least one."""
     asked = ranking.question
     steps = [_step(asked, one.finalist.predicted, one.seconds) for one in ran if one.seconds is not None]
-    found = refit(steps)
+    found = calibration.refit(steps)
     speeds = speeds_of(found.cluster, asked.job.train.precision, asked.job.launch.nproc)
     assert speeds is not None
     return MeasuredCluster(
         ran=tuple(ran),
         after=tuple(one.finalist.predicted.on(speeds) for one in ran),
         refit=found,
-        errors=(error(found.before, steps), error(found.after, steps)),
+        errors=(calibration.error(found.before, steps), calibration.error(found.after, steps)),
         faster=_faster(ranking, ran, speeds),
     )
 
 
-def _step(asked: Question, predicted: Predicted, seconds: float) -> MeasuredStep:
+def _step(asked: Question, predicted: Predicted, seconds: float) -> calibration.MeasuredStep:
     job = asked.job
     (work,) = predicted.works
-    return MeasuredStep(work, job.cluster, job.train.precision, job.launch.nproc, seconds)
+    return calibration.MeasuredStep(work, job.cluster, job.train.precision, job.launch.nproc, seconds)
 
 
 def _faster(
@@ -242,7 +242,10 @@ def _rows(found: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]:
 
 def refitted(found: MeasuredCluster) -> Iterator[str]:
     """The changed constants, and what they predict for layouts that were not measured."""
-    moved = (f"{key} {number(old)} -> {number(new)}" for key, (old, new) in found.refit.fitted.items())
+    moved = (
+        f"{key} {calibration.number(old)} -> {calibration.number(new)}"
+        for key, (old, new) in found.refit.fitted.items()
+    )
     yield ", ".join(moved) or "no constant is changed"
     yield _errors(found)
     if found.faster is not None:
@@ -266,11 +269,13 @@ def file(found: MeasuredCluster) -> str:
         f"The constants of {name}, some of them refitted: {_errors(found)}.",
         "As DIR/cluster/NAME.yaml it is --config-dir DIR cluster=NAME.",
     ]
-    comments = {key: f"refitted, was {number(old)}" for key, (old, _) in found.refit.fitted.items()}
+    comments = {
+        key: f"refitted, was {calibration.number(old)}" for key, (old, _) in found.refit.fitted.items()
+    }
     for above in ("links.inside", "links.between"):
         inner = [
             f"{key.rpartition('.')[2]} {text}" for key, text in comments.items() if key.startswith(above)
         ]
         if inner:
             comments[above] = ", ".join(inner)
-    return cluster_text(whole.model_copy(update={"name": f"{name}{REFITTED}"}), heads, comments)
+    return calibration.cluster_text(whole.model_copy(update={"name": f"{name}{REFITTED}"}), heads, comments)

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.extras.device_matrix.layout import TensorLayout
-from launcher.extras.device_matrix.resolve import Sharding
-from launcher.extras.device_matrix.written import main_operators
+from launcher.optional import matrices
 from launcher.plan.tensor_parallel.operators import LINEARS, Cut, Flow, Operator, Spread
 from launcher.plan.tensor_parallel.reader import DP, TP, Axes, FromFile
 from launcher.untrusted.files import DIMS, brief
@@ -310,7 +308,7 @@ PRIMITIVES = {"linear": "linear", "embedding": "embedding", "layer_norm": "norm"
 """The kind of module, a key of ``CALLED``, that each of these torch operators stands for."""
 
 
-def of_sharding(sharding: Sharding, stage_of: Callable[[int], int]) -> NodeStrategies:
+def of_sharding(sharding: matrices.Sharding, stage_of: Callable[[int], int]) -> NodeStrategies:
     """Returns the strategies of operators that read parameters, and of those that the request sets.
 
     Only the main operator of each module is included. Code around other modules is left out, because this
@@ -321,7 +319,7 @@ def of_sharding(sharding: Sharding, stage_of: Callable[[int], int]) -> NodeStrat
         graph = stage.train
         written = {w.node: w for w in stage.written}
         modules = {n.module for n in graph.graph.nodes}
-        for module, at in main_operators(graph.graph, graph.rules).items():
+        for module, at in matrices.main_operators(graph.graph, graph.rules).items():
             rule = None if at is None else graph.rules[at]
             if at is None or rule is None or not module or any(m.startswith(f"{module}.") for m in modules):
                 continue
@@ -339,6 +337,6 @@ def of_sharding(sharding: Sharding, stage_of: Callable[[int], int]) -> NodeStrat
     return NodeStrategies(slices, layouts=layouts, out_layouts=out_layouts, keys=keys)
 
 
-def _over_matrix(layout: TensorLayout) -> TensorMap:
+def _over_matrix(layout: matrices.TensorLayout) -> TensorMap:
     names = tuple(f"d{a}" for a in range(len(layout.matrix)))
     return TensorMap(layout.matrix, names, tuple(tuple(names[a] for a in dim) for dim in layout.dims))

@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import said
-from launcher.extras.report.chart import Curve, chart, sparkline
+from launcher.extras.report.chart import chart
+from launcher.run.curve import Curve, sparkline
 from launcher.runtime.run_folder import identity
 
 REFRESH_S = 15

@@ -22,6 +22,7 @@ from launcher.extras.sweep.summary import Watch, figure
 from launcher.job.schema import redact
 from launcher.job.schema.search import Sweep
 from launcher.job.sweep_grid import Cell
+from launcher.optional import has
 from launcher.run import frozen_request
 from launcher.runtime import machine as free_memory
 from launcher.runtime.faults import Interrupted, signal_name
@@ -158,7 +159,8 @@ class Outcome:
         try:
             ranked = self._results(found, forecasts)
             summary.write(self._folder, ranked, {})
-            report.write(self._folder, ranked, running=True)
+            if has("run_page"):
+                report.write(self._folder, ranked, running=True)
         except OSError as error:
             _log.warning("the sweep goes on without its page: %s", said(error))
         took = time.monotonic() - began
@@ -175,7 +177,8 @@ class Outcome:
         off = self._gaps(found) if self._settings.certify else {}
         summary.write(self._folder, ranked, off)
         files = [summary.CSV, *self._best(ranked)]
-        report.write(self._folder, ranked, running=False, files=files)
+        if has("run_page"):
+            report.write(self._folder, ranked, running=False, files=files)
         print("\n".join([*summary.printed(ranked, off), *self._told(ranked, off, missing)]), flush=True)
         return all(gap.right for gap in off.values())
 

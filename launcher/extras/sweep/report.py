@@ -9,11 +9,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from launcher.checkpoint.tensorfile.disk import write_text
-from launcher.extras.report.chart import chart
-from launcher.extras.report.page import REFRESH_S, STYLE
 from launcher.extras.sweep.requests import MEASURED
 from launcher.extras.sweep.results import Line, Results
 from launcher.extras.sweep.summary import figure, number, short_text
+from launcher.optional import charts, run_page
 
 WIDE, HIGH = 1120, 300
 LEFT, RIGHT, TOP, BOTTOM = 60, 90, 40, 30
@@ -116,11 +115,11 @@ def write(folder: Path, found: Results, running: bool, files: Sequence[str] = ()
 
 
 def page(name: str, found: Results, running: bool, files: Sequence[str]) -> str:
-    refresh = f'<meta http-equiv="refresh" content="{REFRESH_S}">' if running else ""
+    refresh = f'<meta http-equiv="refresh" content="{run_page.REFRESH_S}">' if running else ""
     state = "running" if running else "done"
     return "\n".join([
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}',
-        f"<title>sweep {escape(name)}: {state}</title><style>{STYLE}</style></head><body>",
+        f"<title>sweep {escape(name)}: {state}</title><style>{run_page.STYLE}</style></head><body>",
         f"<h1>sweep {escape(name)}</h1>",
         f'<p>{state} <span class="soft">{escape(_counts(found))}</span></p>',
         *_coordinates(found),
@@ -163,7 +162,7 @@ def _curves(found: Results) -> Iterator[str]:
     if best:
         yield "<h2>Losses of the best</h2>"
         curves = {f"{number(line.name)}:": line.curve for line in best}
-        yield f'<div style="max-width:800px">{chart("loss", curves)}</div>'
+        yield f'<div style="max-width:800px">{charts.chart("loss", curves)}</div>'
 
 
 def _table(found: Results) -> Iterator[str]:

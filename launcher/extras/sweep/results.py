@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
-from launcher.extras.report.chart import Curve
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.forecast import Forecast
 from launcher.extras.sweep.sampler import Row, RowReader
@@ -19,6 +18,7 @@ from launcher.job import sweep_grid
 from launcher.job.sweep_grid import Cell
 from launcher.plan.certify_copy import TOLERANCE
 from launcher.plan.changed_settings import SCALE, class_of
+from launcher.run.curve import Curve
 
 SPEEDS = ("tokens_per_s", "samples_per_s")
 MEMORY = "memory_mb"

@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from launcher.extras.report.chart import Curve
 from launcher.extras.sweep import report
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.results import Results, results
 from launcher.job.sweep_grid import Cell
+from launcher.run.curve import Curve
 
 CHROMIUM = shutil.which("chromium")
 SVG = "{http://www.w3.org/2000/svg}"
