@@ -73,7 +73,7 @@ REFUSALS = {
         "launch.k8s: needs launcher/extras/k8s",
     ),
     "loggers": (("logger.csv=true", "logger.tensorboard=true"), "launcher/extras/loggers"),
-    "drill": (("debug.drill={kill: {rank: 0, step: 1}}",), "debug.drill: needs launcher/extras/drill"),
+    "drill": (("debug.drill={kill_rank: {rank: 0, step: 1}}",), "debug.drill: needs launcher/extras/drill"),
 }
 
 
