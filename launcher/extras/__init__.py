@@ -1,4 +1,5 @@
-"""Optional parts: each folder can be deleted, and takes nothing with it but itself.
+"""Optional parts, a folder each: the core imports none of them, and runs without them.
 
-The core reaches them through the tables of ``launcher.optional``, and imports none of them.
+It reaches them through the tables of ``launcher.optional``. Some parts need another one: ``loggers`` and
+``sweep`` need ``report``, ``layout_search`` needs ``calibration``, and ``mindspore`` needs ``device_matrix``.
 """

@@ -1,4 +1,4 @@
-"""One request from its plan to its last step: checks before anything starts, the run folder, the phases."""
+"""One request from its plan to its last step, here or as a job of Slurm: checks, run folder, phases."""
 
 __all__ = [
     "commands",

@@ -1,1 +1,1 @@
-"""Files of tokens, and the windows of them that are samples."""
+"""Files of tokens of any size and their mixtures, and the windows of them that are samples."""

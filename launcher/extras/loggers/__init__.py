@@ -1,1 +1,1 @@
-"""Metric services, and the child process that feeds each."""
+"""Sends metrics to TensorBoard, W&B, MLflow, Trackio or a user's class, from a child process."""

@@ -1,3 +1,3 @@
-"""The base of all observers of a running model: dispatch modes, containers of tensors, split backwards."""
+"""The base of all observers of a running model: dispatch modes, and containers of tensors."""
 
 __all__ = ["modes"]

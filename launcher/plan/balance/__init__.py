@@ -1,1 +1,1 @@
-"""stage_config: auto. Cuts a chain of blocks into stages of equal time that fit."""
+"""``stage_config: auto``: cuts a chain of blocks into stages, so that the step is the shortest that fits."""
