@@ -7,15 +7,16 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher import __version__
 from launcher.console import say, tell
-from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, printable
+from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, printable, refuse
 from launcher.job.args import Args, parse
 from launcher.job.schema.redact import hide, typed
-from launcher.optional import has, starter, sweep_commands, sweeps
+from launcher.optional import has, lacking, starter, sweep_commands, sweeps
 from launcher.runtime import machine
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.log import open_missing, recorded, spare_streams
@@ -64,6 +65,7 @@ def _main(words: list[str], rank: int | None) -> int:
         if words and words[0] in OF_A_RUN:
             return _of_a_run(words)
         if words and words[0] == BEGIN:
+            refuse([replace(problem, words=tuple(words)) for problem in lacking("starter")])
             return DONE if rank else starter.carry_out(words)
         args = parse(words)
         if args.help or args.version or args.completion:
