@@ -1,8 +1,8 @@
 """Child processes that answer tasks.
 
-The search for a layout and the preparation of data use them. Tasks and answers are values (they are pickled).
-A child receives its next task while it works on the one before. Otherwise a large task and a large answer could
-block each other: each side would wait for the other one to read.
+The search for a layout and the preparation of data use them. Tasks and answers are pickled values. A child
+receives its next task while it works on the one before. Otherwise a large task and a large answer could block
+each other: each side would wait for the other one to read.
 
 This module imports nothing but ``launcher.errors``: a child that encodes text must not load torch.
 """

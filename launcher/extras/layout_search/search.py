@@ -412,7 +412,7 @@ class Planners:
 def planners(
     asked: Question, traces: Traces, count: int = 1, start: Start | None = None
 ) -> Iterator[Planners]:
-    """``count`` processes including this one; without ``start`` only this one. The others end with the block."""
+    """``count`` processes with this one, which is alone without ``start``. The others end with the block."""
     with ExitStack() as stack:
         others = Workers([], WHAT) if start is None else stack.enter_context(workers(count - 1, start, WHAT))
         stack.enter_context(_collected_seldom())
