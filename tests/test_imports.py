@@ -19,6 +19,7 @@ LAYERS = {
     "launcher.errors": "errors",
     "launcher.optional": "errors",
     "launcher.untrusted": "untrusted",
+    "launcher.workers": "workers",
     "launcher.job.schema": "schema",
     "launcher.job.targets": "targets",
     "launcher.job": "job",
@@ -57,6 +58,7 @@ RECIPE_PARTS = {"errors", "schema", "targets", "facts"}  # what a model, a data 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "untrusted": set(),
+    "workers": {"errors"},  # beside the rest, not in runtime: children of data use it, and must not load torch
     "schema": {"errors"},
     "targets": {"errors", "schema"},
     "job": {"errors", "schema", "targets"},
@@ -66,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"errors", "plan", "facts"},
     "runtime": {"errors", "plan", "facts", "parallel", "checkpoint", "optim", "objective", "untrusted"},
     "models": RECIPE_PARTS,
-    "data": RECIPE_PARTS | {"untrusted"},
+    "data": RECIPE_PARTS | {"untrusted", "workers"},
     "optim": RECIPE_PARTS,
     "objective": RECIPE_PARTS,
     "request files": {"errors", "schema", "plan", "facts", "checkpoint", "untrusted"},
@@ -85,6 +87,7 @@ FILES = ("pathlib", "shutil", "tempfile", "io", "glob", "open()")
 MUST_NOT_TOUCH = {
     "errors": TORCH + HYDRA + FILES,
     "untrusted": TORCH + HYDRA,
+    "workers": TORCH + HYDRA + FILES,
     "schema": TORCH + HYDRA + FILES,
     "targets": TORCH + HYDRA,
     "job": TORCH,

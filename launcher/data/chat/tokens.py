@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from launcher.data.prepare import shards
 from launcher.data.prepare.corpus import Position
 from launcher.data.prepare.prepare import content_digest, writing
 from launcher.data.prepare.shards import Progress, Speed
-from launcher.data.prepare.tasks import cores, workers
+from launcher.data.prepare.tasks import cores, encoders
 from launcher.errors import Problem, RunError, said
 from launcher.job.schema.components import Chat, Paths
 
@@ -149,20 +149,14 @@ class LabelledRows:
     refused: str = ""
 
 
-@dataclass(frozen=True)
-class EncodeRows:
-    """A task that is answered with ``LabelledRows``."""
-
-    settings: Chat
-    rows: tuple[Row, ...]
-
-    def answer(self) -> LabelledRows:
-        counts, last = Counts(), replace(self.rows[-1], data=b"")
-        try:
-            found = made(self.settings, _tokenizer(self.settings), self.rows, counts)
-        except BadFile as error:
-            return LabelledRows(None, last, refused=str(error))
-        return LabelledRows(found, last, counts)
+def labelled_rows(settings: Chat, rows: tuple[Row, ...]) -> LabelledRows:
+    """What a child process does with the rows of one task."""
+    counts, last = Counts(), replace(rows[-1], data=b"")
+    try:
+        found = made(settings, _tokenizer(settings), rows, counts)
+    except BadFile as error:
+        return LabelledRows(None, last, refused=str(error))
+    return LabelledRows(found, last, counts)
 
 
 @cache
@@ -170,7 +164,7 @@ def _tokenizer(settings: Chat) -> ChatTokenizer:
     return chat_tokenizer(settings)
 
 
-def tasks(settings: Chat, rows: Iterable[Row]) -> Iterator[EncodeRows]:
+def tasks(rows: Iterable[Row]) -> Iterator[tuple[Row, ...]]:
     """Groups ``rows`` into tasks, in order."""
     some: list[Row] = []
     size = 0
@@ -178,10 +172,10 @@ def tasks(settings: Chat, rows: Iterable[Row]) -> Iterator[EncodeRows]:
         some.append(row)
         size += len(row.data) if isinstance(row.data, bytes) else 0
         if len(some) == ROWS or size >= BYTES:
-            yield EncodeRows(settings, tuple(some))
+            yield tuple(some)
             some, size = [], 0
     if some:
-        yield EncodeRows(settings, tuple(some))
+        yield tuple(some)
 
 
 VERSION = 3
@@ -229,12 +223,13 @@ def opened(settings: Chat) -> dict[str, ChatTokens] | None:
 def _make(settings: Chat, folder: Path, speed: Speed) -> str:
     """Tokenizes every part into ``folder``; returns a summary for people."""
     said = []
-    with workers(cores()) as crew:
+    label = partial(labelled_rows, settings)
+    with encoders(cores()) as crew:
         for part, field in PARTS.items():
             paths = getattr(settings, field)
             if part == "train" or paths is not None:
                 speed.begin(files(paths), Progress())
-                counts = _write(folder, part, crew.answers(tasks(settings, rows(settings, paths))), speed)
+                counts = _write(folder, part, crew.map(label, tasks(rows(settings, paths))), speed)
                 said.append(counts.text() + (" held out" if part == "val" else ""))
     return "; ".join(said)
 

@@ -22,11 +22,12 @@ from launcher.data.prepare.corpus_files import LINES, CorpusFile, corpus_file, n
 from launcher.data.prepare.encode import NoEnd, Recipe, Vocabulary, trained_end, vocabulary
 from launcher.data.prepare.shards import Progress, Speed
 from launcher.data.prepare.tables import check_column
-from launcher.data.prepare.tasks import Encode, Encoded, Train, Workers, cores, workers
+from launcher.data.prepare.tasks import Encode, Encoded, Train, cores, encode, encoders, train
 from launcher.data.tokens.formats import TokenWriter
 from launcher.errors import Problem, RunError, said
 from launcher.job.schema.steps import Prepare
 from launcher.untrusted.files import opened, read_text
+from launcher.workers import Workers
 
 VERSION = 1  # the version of the prepared format: folders of another one are made again
 SAMPLE = 32 << 20  # bytes of text that BPE is trained on
@@ -161,11 +162,11 @@ def _make(corpus: Corpus, folder: Path, say: Say, speed: Speed) -> Prepared:
     if done.shards:
         say(f"{settings.dst}: continues after {done.shards} complete files of tokens")
 
-    with workers(settings.workers or cores()) as crew:
+    with encoders(settings.workers or cores()) as crew:
         made = _vocabulary(corpus, folder, crew)
         speed.begin(corpus.files, done)
         tasks = ((block, corpus.task(block)) for block in corpus.blocks(done.position))
-        encoded = crew.encode(Recipe(made.tokenizer, made.end), tasks)
+        encoded = encode(crew, Recipe(made.tokenizer, made.end), tasks)
         while (more := _shard(corpus, folder, made, encoded, done, speed)) is not None:
             done = more
 
@@ -188,7 +189,7 @@ def _vocabulary(corpus: Corpus, folder: Path, crew: Workers) -> Vocabulary:
     file = folder / shards.TOKENIZER
     trained = None
     if corpus.settings.tokenizer == "bpe":
-        trained = read_text(file, text_files.LONGEST) if file.is_file() else crew.train(_sample(corpus))
+        trained = read_text(file, text_files.LONGEST) if file.is_file() else train(crew, _sample(corpus))
     made = vocabulary(corpus.settings, trained)
     if made.tokenizer is not None:
         shards.write_text(file, made.tokenizer)

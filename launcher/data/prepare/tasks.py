@@ -1,19 +1,14 @@
-"""Child processes that encode."""
+"""What the child processes do that encode."""
 
 from __future__ import annotations
 
 import os
-import pickle
-import signal
-import subprocess
-import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Any, BinaryIO, Protocol, TypeVar
+from functools import cache, partial
+from itertools import tee
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +16,8 @@ from numpy.typing import NDArray
 from launcher.data import text_files
 from launcher.data.prepare.corpus import Bad, Kind, documents
 from launcher.data.prepare.encode import Encoder, Recipe
-from launcher.errors import RunError
 from launcher.job.schema.components import Text
+from launcher.workers import Interpreter, Workers, workers
 
 
 @dataclass(frozen=True)
@@ -68,76 +63,10 @@ class Encoded:
     bad: list[Bad]
 
 
-class Own(Protocol):
-    """A task of another folder, with its own answer. Lets folders that import this one add tasks."""
-
-    def answer(self) -> Any: ...
-
-
-Task = Recipe | Encode | EncodeLines | Train | TrainText | Own
-
-
-class Worker:
-    """Answers tasks. A ``Recipe`` must come before the first ``Encode`` or ``EncodeLines``."""
-
-    def __init__(self) -> None:
-        self._encoder: Encoder | None = None
-
-    def answer(self, task: Task) -> Any:
-        match task:
-            case Recipe():
-                self._encoder = Encoder(task)
-                return None
-            case Encode():
-                return self._encode(task)
-            case EncodeLines():
-                assert self._encoder is not None
-                return Encoded(self._encoder.lines(task.data.decode()), 0, [])
-            case Train():
-                return _trained(task)
-            case TrainText(settings):
-                train, _ = text_files.split(settings)
-                return str(text_files.train(train.tobytes().decode(), settings.vocab_size).to_str())
-            case _:
-                return task.answer()
-
-    def _encode(self, task: Encode) -> Encoded:
-        assert self._encoder is not None
-        found = documents(task.kind, task.data, task.field, task.first)
-        whole = task.kind != "text"
-        tokens = self._encoder(found.texts, end=whole or task.ends)
-        return Encoded(tokens, len(found.texts) if whole else int(task.ends), found.bad)
-
-
-def _trained(task: Train) -> str:
-    texts = [t for b in task.blocks for t in documents(b.kind, b.data, b.field, b.first).texts]
-    return str(text_files.train_on(texts, task.vocab_size, [task.end_of_document]).to_str())
-
-
-def serve(tasks: BinaryIO, answers: BinaryIO) -> None:
-    """Answers tasks until ``tasks`` ends, which it does whenever the parent process ends."""
-    worker = Worker()
-    while True:
-        try:
-            task = pickle.load(tasks)
-        except EOFError:
-            return
-        pickle.dump(worker.answer(task), answers, protocol=5)
-        answers.flush()
-
-
-def main() -> None:
-    """The entry point of the worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent closes our input
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end silently if the parent is gone
-    with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # keeps prints of libraries out of the answers
-        serve(sys.stdin.buffer, answers)
-
-
 K = TypeVar("K")
-AHEAD = 2  # tasks per process that are submitted before their answers are needed
-CODE = "from launcher.data.prepare.tasks import main; main()"
+WHAT = "a process that encodes"
+ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+"""The environment of a child: there is one per core."""
 
 
 def cores() -> int:
@@ -145,93 +74,45 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Workers:
-    """A pool of ``count`` processes. If one ends before it answers, ``RunError`` is raised."""
-
-    def __init__(self, count: int) -> None:
-        self._all = [_started() for _ in range(count)]
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        for process in self._all:
-            self._idle.put(process)
-        self._threads = ThreadPoolExecutor(count)
-
-    def train(self, task: Train | TrainText) -> str:
-        """Trains a tokenizer; returns its tokenizer.json."""
-        return str(self._ask(task))
-
-    def encode(
-        self, recipe: Recipe, tasks: Iterable[tuple[K, Encode | EncodeLines]]
-    ) -> Iterator[tuple[K, Encoded]]:
-        """Yields the key of each task and its answer, in order; reads only a few tasks ahead."""
-        for process in self._all:
-            _exchange(process, recipe)
-        yield from self._answers(tasks)
-
-    def answers(self, tasks: Iterable[Own]) -> Iterator[Any]:
-        """Yields the answers of tasks that need no recipe, in order."""
-        for _, answer in self._answers((None, task) for task in tasks):
-            yield answer
-
-    def _answers(self, tasks: Iterable[tuple[K, Task]]) -> Iterator[tuple[K, Any]]:
-        waiting: deque[tuple[K, Future[Any]]] = deque()
-        for key, task in tasks:
-            waiting.append((key, self._threads.submit(self._ask, task)))
-            if len(waiting) > AHEAD * len(self._all):
-                yield _answered(*waiting.popleft())
-        while waiting:
-            yield _answered(*waiting.popleft())
-
-    def close(self) -> None:
-        """Ends all processes and threads."""
-        for process in self._all:
-            process.kill()  # its answer is no longer needed
-        self._threads.shutdown(cancel_futures=True)
-        for process in self._all:
-            with process:
-                pass
-
-    def _ask(self, task: Task) -> Any:
-        process = self._idle.get()
-        try:
-            return _exchange(process, task)
-        finally:
-            self._idle.put(process)
+def encoders(count: int) -> AbstractContextManager[Workers]:
+    """``count`` child processes, which end with the block. If one ends earlier, ``RunError`` is raised."""
+    return workers(count, partial(Interpreter, module=__name__, environ=ONE_THREAD), WHAT)
 
 
-def _answered(key: K, answer: Future[Any]) -> tuple[K, Any]:
-    return key, answer.result()
+def train(crew: Workers, task: Train | TrainText) -> str:
+    """Trains a tokenizer in a child; returns its tokenizer.json."""
+    (tokenizer,) = crew.map(_trained, [task])
+    return tokenizer
 
 
-@contextmanager
-def workers(count: int) -> Iterator[Workers]:
-    here = Workers(count)
-    try:
-        yield here
-    finally:
-        here.close()
+def encode(
+    crew: Workers, recipe: Recipe, tasks: Iterable[tuple[K, Encode | EncodeLines]]
+) -> Iterator[tuple[K, Encoded]]:
+    """Yields the key of each task and its answer, in order; reads only a few tasks ahead."""
+    keyed, again = tee(tasks)
+    answers = crew.map(partial(_encoded, recipe), (task for _, task in again))
+    return zip((key for key, _ in keyed), answers, strict=True)
 
 
-def _started() -> subprocess.Popen[bytes]:
-    """Starts a worker with this process's import path. It encodes in one thread: there is one per core."""
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    env = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", CODE]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+@cache
+def _encoder(recipe: Recipe) -> Encoder:
+    """The encoder of this child, which all its tasks of one ``recipe`` share."""
+    return Encoder(recipe)
 
 
-def _exchange(process: subprocess.Popen[bytes], task: Task) -> Any:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        pickle.dump(task, process.stdin, protocol=5)
-        process.stdin.flush()
-        return pickle.load(process.stdout)
-    except (EOFError, OSError, pickle.UnpicklingError) as error:
-        raise RunError(f"a process that encodes {_ended(process)}") from error
+def _encoded(recipe: Recipe, task: Encode | EncodeLines) -> Encoded:
+    encoder = _encoder(recipe)
+    if isinstance(task, EncodeLines):
+        return Encoded(encoder.lines(task.data.decode()), 0, [])
+    found = documents(task.kind, task.data, task.field, task.first)
+    whole = task.kind != "text"
+    tokens = encoder(found.texts, end=whole or task.ends)
+    return Encoded(tokens, len(found.texts) if whole else int(task.ends), found.bad)
 
 
-def _ended(process: subprocess.Popen[bytes]) -> str:
-    code = process.wait()
-    if code == -signal.SIGKILL:
-        return "was killed; the system does so where memory runs out"
-    return f"has ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+def _trained(task: Train | TrainText) -> str:
+    if isinstance(task, TrainText):
+        part, _ = text_files.split(task.settings)
+        return str(text_files.train(part.tobytes().decode(), task.settings.vocab_size).to_str())
+    texts = [t for b in task.blocks for t in documents(b.kind, b.data, b.field, b.first).texts]
+    return str(text_files.train_on(texts, task.vocab_size, [task.end_of_document]).to_str())

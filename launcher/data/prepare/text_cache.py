@@ -22,7 +22,7 @@ from launcher.data.prepare.corpus_files import CorpusFile
 from launcher.data.prepare.encode import Recipe
 from launcher.data.prepare.prepare import content_digest, writing
 from launcher.data.prepare.shards import Progress, Speed
-from launcher.data.prepare.tasks import EncodeLines, TrainText, cores, workers
+from launcher.data.prepare.tasks import EncodeLines, TrainText, cores, encode, encoders, train
 from launcher.data.tokens.formats import TokenWriter, mapped, token_file
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
@@ -110,9 +110,9 @@ def _make(settings: Text, folder: Path, final: Path, say: Callable[[str], None],
     path = text_files.where(settings)
     say(f"data: {path} as tokens, once: {final}")
     shards.empty(folder)
-    with workers(cores()) as crew:
+    with encoders(cores()) as crew:
         if settings.tokenizer_file is None:
-            said = crew.train(TrainText(settings))
+            said = train(crew, TrainText(settings))
         else:
             said = str(text_files.load(Path(settings.tokenizer_file)).to_str())
         shards.write_text(folder / shards.TOKENIZER, said)
@@ -122,7 +122,7 @@ def _make(settings: Text, folder: Path, final: Path, say: Callable[[str], None],
         done = 0
         for name, part in zip((TRAIN, VAL), text_files.split(settings), strict=True):
             with TokenWriter(folder / name, size) as file:
-                for block, got in crew.encode(Recipe(said, end=0, cuts=True), _tasks(part)):
+                for block, got in encode(crew, Recipe(said, end=0, cuts=True), _tasks(part)):
                     file.append(got.tokens)
                     done += block
                     speed(Progress(Position(0, done), nbytes=done, tokens=file.tokens))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.extras.layout_search import candidates
@@ -25,7 +27,7 @@ from launcher.extras.layout_search.bounds import (
     Whole,
     bound,
 )
-from launcher.extras.layout_search.candidates import Cut, Layout
+from launcher.extras.layout_search.candidates import Cut, Layout, Trace
 from launcher.extras.layout_search.evaluate import (
     Choice,
     Finalist,
@@ -39,12 +41,12 @@ from launcher.extras.layout_search.evaluate import (
     settle,
 )
 from launcher.extras.layout_search.show import Ranking, nothing
-from launcher.extras.layout_search.workers import Start, Workers, workers
 from launcher.job.schema.job import Job
 from launcher.job.schema.search import AUTO
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.time.speeds import speeds
 from launcher.planner.trace_model import Traces
+from launcher.workers import Start, Workers, workers
 
 ROOMY = 0.85
 """A layout certainly fits if its bound is below this share of the memory."""
@@ -245,7 +247,7 @@ def search(
     asked = Question(job, there.named, fast)
     known = traces or Traces(own=False, shallow=True)
     ranking = Ranking(asked, len(there.layouts) + there.out.total(), refused=there.out)
-    with workers(asked, known, processes if len(there.layouts) > FEW else 1, start) as work:
+    with planners(asked, known, processes if len(there.layouts) > FEW else 1, start) as work:
         _look(_waiting(asked, there.layouts, ranking, work), ranking, work)
         first = _finalists(ranking, work, _count(job))
         if not first:
@@ -262,21 +264,21 @@ def _least_bytes(job: Job, traces: Traces) -> int | None:
     assert fast is not None
     there = candidates.space(job)
     ranking = Ranking(Question(job, there.named, fast), len(there.layouts))
-    with workers(ranking.question, traces, 1) as work:
+    with planners(ranking.question, traces) as work:
         waiting = _waiting(ranking.question, there.layouts, ranking, work)
         ranking.too_large += [(least.nbytes, layout) for layout, least in waiting.least.items()]
         _leanest(ranking, work)
     return min((one.nbytes for one in ranking.found), default=None)
 
 
-def _leanest(ranking: Ranking, work: Workers) -> None:
+def _leanest(ranking: Ranking, work: Planners) -> None:
     """Plans some of the layouts that are too large, to report by how much."""
     some = sorted(ranking.too_large, key=lambda one: (one[0], one[1].order))[:ROUND]
     trials = [Trial(layout) for _, layout in some]
     ranking.found += [one for one in work(trials, evaluate) if isinstance(one, Predicted)]
 
 
-def _waiting(asked: Question, layouts: Sequence[Layout], ranking: Ranking, work: Workers) -> Waiting:
+def _waiting(asked: Question, layouts: Sequence[Layout], ranking: Ranking, work: Planners) -> Waiting:
     """A queue of the layouts that may fit; counts the others in ``ranking``."""
     out = Waiting(asked, _wholes(asked, layouts, work))
     refuse(list(_batch_dependent(out.wholes.values(), layouts)))
@@ -298,7 +300,7 @@ def _batch_dependent(wholes: Iterable[Whole | str], layouts: Sequence[Layout]) -
         yield Problem(candidates.MICROS, text)
 
 
-def _wholes(asked: Question, layouts: Sequence[Layout], work: Workers) -> dict[Cut, Whole | str]:
+def _wholes(asked: Question, layouts: Sequence[Layout], work: Planners) -> dict[Cut, Whole | str]:
     """The cost of the model on one rank of tp for each cut, or why it cannot be planned."""
     by_cut: dict[Cut, dict[int, Layout]] = defaultdict(dict)
     for layout in layouts:
@@ -314,7 +316,7 @@ def _wholes(asked: Question, layouts: Sequence[Layout], work: Workers) -> dict[C
     return {cut: of if isinstance(of, str) else replace(of, grows=grows) for cut, of in out.items()}
 
 
-def _look(waiting: Waiting, ranking: Ranking, work: Workers) -> None:
+def _look(waiting: Waiting, ranking: Ranking, work: Planners) -> None:
     """Plans the layouts that may be among the best, one round at a time."""
     count = _count(ranking.question.job)
     some, looked, below = waiting.plain(), 0, inf
@@ -350,7 +352,7 @@ def _count(job: Job) -> int:
     return max(1, job.search.measure)
 
 
-def _finalists(ranking: Ranking, work: Workers, count: int) -> list[Finalist]:
+def _finalists(ranking: Ranking, work: Planners, count: int) -> list[Finalist]:
     """The best ``count`` layouts that fit, after deciding which blocks the first few recompute."""
     settled: dict[Layout, Finalist] = {}
     while ranking.best:
@@ -367,3 +369,79 @@ def _finalists(ranking: Ranking, work: Workers, count: int) -> list[Finalist]:
                 settled[one.layout] = out
                 ranking.found[at] = out.predicted
     return []
+
+
+COLLECTED = 50_000
+"""New objects before Python looks for cycles: plans make many objects but few cycles."""
+WHAT = "a process that plans layouts for this search"
+
+
+class Task(Protocol):
+    """A layout to plan."""
+
+    @property
+    def trace(self) -> Trace: ...
+
+
+T = TypeVar("T", bound=Task)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Planners:
+    """Processes that plan layouts in parallel: this one, with its ``traces``, and ``others``."""
+
+    asked: Question
+    traces: Traces
+    others: Workers
+
+    def __call__(self, tasks: Sequence[T], do: Callable[[Question, T, Traces], R]) -> list[R]:
+        """Returns the result of each task, in order. A process that has traced a task's forward takes it."""
+        there = partial(_in_child, do, self.asked, self.traces.keeps_messages, self.traces.shallow)
+        return list(
+            self.others.map(
+                there,
+                tasks,
+                prefer=lambda task: task.trace,
+                here=lambda task: do(self.asked, task, self.traces),
+            )
+        )
+
+
+@contextmanager
+def planners(
+    asked: Question, traces: Traces, count: int = 1, start: Start | None = None
+) -> Iterator[Planners]:
+    """``count`` processes with this one, which is alone without ``start``. The others end with the block."""
+    with ExitStack() as stack:
+        others = Workers([], WHAT) if start is None else stack.enter_context(workers(count - 1, start, WHAT))
+        stack.enter_context(_collected_seldom())
+        yield Planners(asked, traces, others)
+
+
+@cache
+def _traces(keeps_messages: bool | None, shallow: bool) -> Traces:
+    """The traces of a child, which it keeps for all tasks of the search."""
+    return Traces(own=True, keeps_messages=keeps_messages, shallow=shallow)
+
+
+def _in_child(
+    do: Callable[[Question, T, Traces], R],
+    asked: Question,
+    keeps_messages: bool | None,
+    shallow: bool,
+    task: T,
+) -> R:
+    with _collected_seldom():
+        return do(asked, task, _traces(keeps_messages, shallow))
+
+
+@contextmanager
+def _collected_seldom() -> Iterator[None]:
+    """Makes garbage collections rare in this process while it plans."""
+    often, *older = gc.get_threshold()
+    gc.set_threshold(max(often, COLLECTED) if often else 0, *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(often, *older)

@@ -1,1 +1,14 @@
-"""Sends metrics to TensorBoard, W&B, MLflow, Trackio or a user's class, from a child process."""
+"""Metric services, and the child process that feeds each.
+
+One child for all services could not keep what a run promises, which is that no service harms another one:
+
+- A package that ends its process, or crashes in native code, would end all services. A new child could not
+  tell which rows the others had sent, and would send some twice.
+- A package that hangs while it holds the interpreter's lock would stop all threads of the process. The other
+  services would then send no rows before ``logger.wait_s`` is over, and nobody could end the one that hangs.
+- Packages print to standard output, in native code too. Each service has ``loggers/NAME.log`` for that, and
+  threads of one process share standard output.
+
+``launcher.workers`` does not fit either: its children end with their parent at once, and a full connection
+makes the parent wait. A logger outlives a launcher that was killed, to send what it has, and never blocks it.
+"""

@@ -1,7 +1,7 @@
-"""One child process that feeds all sinks.
+"""The child process of each logger: started, fed with rows, ended; what runs in it; the loggers of a run.
 
 It is a process and not a thread: ranks are forked from this process, and a thread would not survive that; a
-package that hangs can be ended.
+package that hangs can be ended. Why each logger has its own: see ``launcher.extras.loggers``.
 """
 
 from __future__ import annotations

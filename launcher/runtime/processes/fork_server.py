@@ -79,6 +79,10 @@ class Line:
         self.connection.close()
         os.close(self.pidfd)
 
+    def ended(self) -> str:
+        """How a child has ended that should not have. Only the server could learn its exit code."""
+        return "has ended: a user or the system killed it (out of memory? see dmesg)"
+
 
 class ForkServer:
     """One server, started when it is first needed; several threads may use it."""

@@ -243,7 +243,7 @@ def test_a_file_that_is_packed_wrongly_is_named(tmp_path):
 
 def test_a_process_that_is_killed_ends_it_and_is_said(tmp_path, monkeypatch):
     file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", documents(3000))
-    monkeypatch.setattr("launcher.data.prepare.tasks.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr("launcher.workers.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(RunError) as error:
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
     text = "a process that encodes was killed; the system does so where memory runs out"

@@ -1,0 +1,262 @@
+"""Child processes that answer tasks.
+
+The search for a layout and the preparation of data use them. Tasks and answers are pickled values. A child
+receives its next task while it works on the one before. Otherwise a large task and a large answer could block
+each other: each side would wait for the other one to read.
+
+This module imports nothing but ``launcher.errors``: a child that encodes text must not load torch.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from launcher.errors import RunError, of_users
+
+AHEAD = 2
+"""The most tasks that one child has at a time, so that it does not wait while this process is busy."""
+PROTOCOL = 5
+STDERR = 2
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Child(Protocol):
+    """A child process: the connection to it, and ways to end it."""
+
+    @property
+    def connection(self) -> Connection: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+    def ended(self) -> str:
+        """How the child has ended, as a sentence without its subject."""
+
+
+Start = Callable[[Callable[[Connection], None]], Child]
+"""Calls the function in a new process, with that process's end of the connection."""
+
+
+@contextmanager
+def workers(count: int, start: Start, what: str) -> Iterator[Workers]:
+    """``count`` children, which end with the block. ``what``: how errors call one of them."""
+    children: list[Child] = []
+    try:
+        for _ in range(count):
+            children.append(start(serve))
+        yield Workers(children, what)
+    finally:
+        for child in children:
+            child.kill()  # its answers are no longer needed
+        for child in children:
+            child.close()
+
+
+class Workers:
+    """Children that take the next task when they are free."""
+
+    def __init__(self, children: Sequence[Child], what: str) -> None:
+        self._children = children
+        self._what = what
+        self._queues: list[deque[int]] = [deque() for _ in children]
+        self._knows: dict[int, set[Hashable]] = defaultdict(set)
+
+    def map(
+        self,
+        do: Callable[[T], R],
+        tasks: Iterable[T],
+        *,
+        prefer: Callable[[T], Hashable] | None = None,
+        here: Callable[[T], R] | None = None,
+    ) -> Iterator[R]:
+        """Yields ``do(task)`` of each task, in order. Read it to its end before the next one begins.
+
+        ``do`` is sent to each child once. At most ``AHEAD`` tasks a child, and as many more, are read before
+        they are answered.
+
+        Args:
+            prefer: A child that had a task with the same result of ``prefer`` takes the task, if one is
+                free. All tasks are read at once.
+            here: Does tasks in this process too, if the children have enough.
+
+        Raises:
+            RunError: A child has ended.
+            Exception: ``do`` raised it. It is raised in the order of the tasks.
+        """
+        assert not any(self._queues), "the tasks before were not read to their end"
+        numbered = enumerate(tasks)
+        most = sys.maxsize if prefer else AHEAD * (len(self._children) + 1)
+        functions: dict[int, Callable[[T], R]] = dict.fromkeys(range(len(self._children)), do)
+        open_: dict[int, T] = {}
+        answers: dict[int, Any] = {}
+        turn = 0
+        while True:
+            open_.update(islice(numbered, most - len(open_) - len(answers) - sum(map(len, self._queues))))
+            self._send(open_, functions, prefer)
+            if turn in answers:
+                answer = answers.pop(turn)
+                if isinstance(answer, _Raised):
+                    raise answer.error
+                yield answer
+                turn += 1
+            elif here is not None and open_:
+                number = self._choose(len(self._children), open_, prefer)
+                answers[number] = here(open_.pop(number))
+                answers.update(self._receive(block=False))
+            elif any(self._queues):
+                answers.update(self._receive(block=True))
+            else:
+                return
+
+    def _send(
+        self,
+        open_: dict[int, T],
+        functions: dict[int, Callable[[T], R]],
+        prefer: Callable[[T], Hashable] | None,
+    ) -> None:
+        """Gives each child a task; while tasks are plenty, gives it the next one too."""
+        for depth in range(1, AHEAD + 1):
+            for n, queue in enumerate(self._queues):
+                if len(queue) < depth and len(open_) > (0 if depth == 1 else AHEAD):
+                    number = self._choose(n, open_, prefer)
+                    data = pickle.dumps((functions.pop(n, None), open_.pop(number)), PROTOCOL)
+                    with self._alive(self._children[n]):
+                        self._children[n].connection.send_bytes(data)
+                    queue.append(number)
+
+    def _receive(self, block: bool) -> Iterator[tuple[int, Any]]:
+        """Yields the answers that have arrived, by the number of the task."""
+        busy = {self._children[n].connection: n for n, queue in enumerate(self._queues) if queue}
+        for connection in wait(list(busy), None if block else 0) if busy else ():
+            assert isinstance(connection, Connection)
+            n = busy[connection]
+            with self._alive(self._children[n]):
+                data = connection.recv_bytes()
+            yield self._queues[n].popleft(), pickle.loads(data)
+
+    def _choose(self, worker: int, open_: dict[int, T], prefer: Callable[[T], Hashable] | None) -> int:
+        """The number of the next task for this worker."""
+        if prefer is None:
+            return next(iter(open_))
+        knows = self._knows[worker]
+        chosen = min(open_, key=lambda number: (prefer(open_[number]) not in knows, number))
+        knows.add(prefer(open_[chosen]))
+        return chosen
+
+    @contextmanager
+    def _alive(self, child: Child) -> Iterator[None]:
+        """Wraps communication with a child. Raises ``RunError`` if the child has ended."""
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            raise RunError(f"{self._what} {child.ended()}") from error
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """The answer to a task that has raised ``error``."""
+
+    error: Exception
+
+
+def serve(connection: Connection) -> None:
+    """Answers tasks. The process ends at once when the process that asks closes the connection or ends."""
+    received: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_read, args=(connection, received), daemon=True).start()
+    do: Callable[[Any], object] | None = None
+    while True:
+        try:
+            new, task = pickle.loads(received.get())
+            do = new or do
+            assert do is not None
+            answer = pickle.dumps(do(task), PROTOCOL)
+        except Exception as error:  # raised in the process that asked
+            answer = _pickled(error)
+        try:
+            connection.send_bytes(answer)
+        except ConnectionError:  # the process that asked has ended
+            return
+
+
+def _read(connection: Connection, received: SimpleQueue[bytes]) -> NoReturn:
+    while True:
+        try:
+            received.put(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+
+
+def _pickled(error: Exception) -> bytes:
+    """The error as an answer; if it cannot be pickled and read again, a ``RunError`` with its message."""
+    try:
+        data = pickle.dumps(_Raised(error), PROTOCOL)
+        pickle.loads(data)
+    except Exception:
+        return pickle.dumps(_Raised(RunError(of_users(error))), PROTOCOL)
+    return data
+
+
+CODE = """
+import importlib, signal, sys
+from multiprocessing.connection import Connection
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
+connection = Connection(int(sys.argv[1]))
+importlib.import_module(sys.argv[2])
+connection.recv()(connection)
+"""
+
+
+class Interpreter:
+    """A child in a Python interpreter of its own, which inherits nothing but the import path.
+
+    ``module`` is imported at once, so that the first task does not wait for it. ``environ`` is added to the
+    environment. Prints go to standard error: standard output belongs to the command.
+    """
+
+    def __init__(
+        self, function: Callable[[Connection], None], module: str, environ: Mapping[str, str]
+    ) -> None:
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        near, far = socket.socketpair()
+        with near, far:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", CODE, str(far.fileno()), module],
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,
+                pass_fds=(far.fileno(),),
+                env={**os.environ, "PYTHONPATH": path, **environ},
+            )
+            self.connection = Connection(near.detach())
+        try:
+            self.connection.send(function)
+        except OSError:  # it has ended, which its first task will tell
+            return
+
+    def kill(self) -> None:
+        """Kills the child; does nothing if it has ended."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Closes the connection and waits for the end of the child."""
+        self.connection.close()
+        self._process.wait()
+
+    def ended(self) -> str:
+        code = self._process.wait()
+        if code == -signal.SIGKILL:
+            return "was killed; the system does so where memory runs out"
+        return f"has ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
