@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.extras.loggers import process
-from launcher.extras.loggers.process import Viewers, viewers
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
+from launcher.run.viewers import Viewers, viewers
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
 
@@ -61,7 +61,7 @@ def hear(shown: Viewers, rank: int, news: Mapping[str, Any]) -> None:
     if news["logged"]:
         shown.feed(news["row"])
     else:
-        shown.report.feed(news["row"])
+        shown.feed(news["row"])
 
 
 def begin(shown: Viewers) -> None:

@@ -10,7 +10,7 @@ from launcher.data.checks import absent
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
-from launcher.optional import metric_loggers
+from launcher.optional import lacking, metric_loggers
 from launcher.plan.plan import Plan
 from launcher.plan.sizes import Note
 from launcher.plan.verbs import output, verb, writes
@@ -35,9 +35,14 @@ def before_plan(run: Settled) -> list[Problem]:
         *(absent(job.data) if _reads(job) else []),
         *layout_files.unwritable(job),
         *_cache(job),
-        *(metric_loggers.refused(job) if job.logger.services else []),
+        *(_of_loggers(job) if job.logger.services else []),
         *_of_others(run),
     ]
+
+
+def _of_loggers(job: Job) -> list[Problem]:
+    """Problems of metric services: the part or a package is not installed."""
+    return lacking("metric_loggers", "logger") or [*metric_loggers.refused(job)]
 
 
 def _of_others(run: Settled) -> list[Problem]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from launcher.console import gone, say, tell
 from launcher.errors import DONE, Problem, RequestError, refuse
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job, Launch
-from launcher.optional import drill_report, has, layout_search, metric_loggers
+from launcher.optional import drill_report, layout_search
 from launcher.plan.plan import Plan, impossible
 from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.settings.checkpoint import trust
@@ -39,6 +39,7 @@ from launcher.run import (
     status,
 )
 from launcher.run.settle import Chosen, Settled, home, open_ended, settle
+from launcher.run.viewers import Viewers, viewers
 from launcher.runtime import log, run_folder
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.fork_server import serving
@@ -415,9 +416,7 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
     with (
         Metrics(path, first, table, patient) as metrics,
         progress(run.job.logger.progress) as bar,
-        metric_loggers.viewers(run.folder, run.job, record.overrides, read(path))
-        if has("metric_loggers")
-        else nullcontext() as shown,
+        viewers(run.folder, run.job, record.overrides, read(path)) as shown,
     ):
         began = run_folder.identity(run.folder)
         hear: execute.Hear = partial(_hear, run.folder, began, bar, metrics, shown)
@@ -428,7 +427,7 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
             results = execute.do(run, phase, record.results, hear)
             run_folder.still_there(run.folder, began)
             record.add(phase.steps, results)
-    if shown is not None and (line := shown.report.loss()):
+    if shown.page is not None and (line := shown.page.loss()):
         say(line)
 
 
@@ -437,7 +436,7 @@ def _hear(
     began: tuple[int, int] | None,
     bar: SilentProgress,
     metrics: Metrics,
-    shown: metric_loggers.Viewers | None,
+    shown: Viewers,
     rank: int,
     news: object,
 ) -> None:
@@ -449,8 +448,7 @@ def _hear(
         gone()
     if "text" not in news:
         metrics.write(news)
-        if shown is not None:
-            shown.feed(news)
+        shown.feed(news)
 
 
 @contextmanager

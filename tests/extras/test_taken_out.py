@@ -72,7 +72,7 @@ REFUSALS = {
         ("launch=k8s", "launch.k8s.mount=/x", "launch.k8s.image=i", "launch.k8s.claim=c"),
         "launch.k8s: needs launcher/extras/k8s",
     ),
-    "loggers": (("logger.csv=true", "logger.tensorboard=true"), "launcher/extras/loggers"),
+    "loggers": (("logger.csv=true", "logger.tensorboard=true"), "logger: needs launcher/extras/loggers"),
     "drill": (("debug.drill={kill_rank: {rank: 0, step: 1}}",), "debug.drill: needs launcher/extras/drill"),
 }
 

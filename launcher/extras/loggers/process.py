@@ -17,8 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -27,16 +25,14 @@ from typing import Any, Protocol
 import yaml
 
 from launcher.checkpoint.tensorfile.disk import write_text
-from launcher.errors import Problem, of_users, said
+from launcher.errors import Problem, of_users
 from launcher.extras.loggers.sinks import (
-    FOLDER,
     MLflowLogger,
     OwnLogger,
     TensorBoard,
     TrackioLogger,
     WandbLogger,
 )
-from launcher.extras.report.page import Report
 from launcher.job.schema.job import Job
 from launcher.job.schema.logger import MLflow, Trackio, Wandb
 from launcher.optional import install_command
@@ -376,75 +372,7 @@ def _started(run: Path, begin: dict[str, Any]) -> LoggerProcess:
     return LoggerProcess(run, begin)
 
 
-STOPPED_S = 5.0
-"""The most seconds that a stopped run waits for its loggers, as it may soon be killed."""
-
-
-class Viewers:
-    """A run's page, TensorBoard files if requested, and loggers in separate processes."""
-
-    def __init__(self, report: Report, board: TensorBoard | None, others: Sequence[LoggerProcess]) -> None:
-        self.report, self.others = report, others
-        self._board, self._failed = board, False
-
-    def feed(self, row: Mapping[str, Any]) -> None:
-        self.report.feed(row)
-        if self._board is not None and not self._failed:
-            self._do(partial(self._board.feed, row))
-        if self.others:
-            line = json.dumps(row).encode()
-            for one in self.others:
-                one.feed(line, int(row["step"]))
-
-    def close(self, how: str, wait_s: float) -> None:
-        if self._board is not None:
-            self._do(self._board.close)
-        end(self.others, how, wait_s)
-
-    def _do(self, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except Exception as error:  # a foreign package may raise anything
-            if not self._failed:
-                _lost(FOLDER, error)
-            self._failed = True
-
-
-@contextmanager
-def viewers(
-    run: Path, job: Job, changes: Sequence[str], before: Sequence[Mapping[str, Any]]
-) -> Iterator[Viewers]:
-    """The viewers of a run; ``changes``: the typed settings, ``before``: rows of earlier starts."""
-    board = _board(run, before) if job.logger.tensorboard else None
-    with Report(run, job.name, changes, before) as report:
-        shown = Viewers(report, board, _others(run, job, len(before)))
-        try:
-            yield shown
-        except BaseException as error:
-            failed = isinstance(error, Exception)
-            wait_s = job.logger.wait_s if failed else min(job.logger.wait_s, STOPPED_S)
-            shown.close("failed" if failed else "stopped", wait_s)
-            raise
-        shown.close("done", job.logger.wait_s)
-
-
-def _board(run: Path, before: Sequence[Mapping[str, Any]]) -> TensorBoard | None:
-    try:
-        texts = {name: (run / name).read_text(encoding="utf-8") for name in ("config.yaml", "plan.txt")}
-        return TensorBoard(run, before, texts)
-    except Exception as error:  # as above
-        _lost(FOLDER, error)
-        return None
-
-
-def _others(run: Path, job: Job, before: int) -> list[LoggerProcess]:
-    found: list[LoggerProcess] = []
-    try:
-        found += begun(job, run, before)
-    except Exception as error:  # the system starts no process, or the folder takes no file
-        _lost("loggers", error)
-    return found
-
-
-def _lost(what: str, error: Exception) -> None:
-    _log.warning("%s: %s; the run goes on without it", what, said(error))
+def board(run: Path, before: Sequence[Mapping[str, Any]]) -> TensorBoard:
+    """The event files of TensorBoard in the run folder; ``before``: rows of earlier starts."""
+    texts = {name: (run / name).read_text(encoding="utf-8") for name in ("config.yaml", "plan.txt")}
+    return TensorBoard(run, before, texts)
