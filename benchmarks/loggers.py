@@ -60,8 +60,8 @@ def hear(shown: Viewers, rank: int, news: Mapping[str, Any]) -> None:
     """The page of the run is made in both."""
     if news["logged"]:
         shown.feed(news["row"])
-    else:
-        shown.feed(news["row"])
+    elif shown.page is not None:
+        shown.page.feed(news["row"])
 
 
 def begin(shown: Viewers) -> None:

@@ -3,6 +3,7 @@
 __all__ = [
     "commands",
     "cures",
+    "curve",
     "execute",
     "frozen_request",
     "hand_over",

@@ -1,4 +1,4 @@
-"""Those who follow a run: its page, TensorBoard, and the loggers. Each may be missing, and none may stop the run."""
+"""Those who follow a run: its page, TensorBoard, the loggers. Each may be missing; none may stop the run."""
 
 from __future__ import annotations
 

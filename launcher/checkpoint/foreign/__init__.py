@@ -1,3 +1,3 @@
 """Other programs' checkpoints, read and written: Hugging Face, PEFT, torch DCP; names, dtypes, mismatches."""
 
-__all__ = ["hugging_face", "lora_adapters", "mismatches", "names", "read", "transform"]
+__all__ = ["hugging_face", "lora_adapters", "mismatches", "names", "read", "strategies", "transform"]

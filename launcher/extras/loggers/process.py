@@ -27,6 +27,7 @@ import yaml
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import Problem, of_users
 from launcher.extras.loggers.sinks import (
+    FOLDER,
     MLflowLogger,
     OwnLogger,
     TensorBoard,
@@ -42,8 +43,11 @@ from launcher.runtime.signals import STOPS
 _log = logging.getLogger(__name__)
 
 CODE = "from launcher.extras.loggers.process import main; main()"
+__all__ = ["FOLDER", "LoggerProcess", "TensorBoard", "begun", "board", "end", "main", "refused"]
+
 MOST = 10_000
 """The most rows that wait for a logger; further rows are dropped."""
+
 LOOK_S = 0.02
 
 
