@@ -133,9 +133,9 @@ class Workers:
             for n, queue in enumerate(self._queues):
                 if len(queue) < depth and len(open_) > (0 if depth == 1 else AHEAD):
                     number = self._choose(n, open_, prefer)
-                    data = pickle.dumps((functions.pop(n, None), open_.pop(number)), PROTOCOL)
+                    message = functions.pop(n, None), open_.pop(number)
                     with self._alive(self._children[n]):
-                        self._children[n].connection.send_bytes(data)
+                        _write(self._children[n].connection, message)
                     queue.append(number)
 
     def _receive(self, block: bool) -> Iterator[tuple[int, Any]]:
@@ -145,8 +145,8 @@ class Workers:
             assert isinstance(connection, Connection)
             n = busy[connection]
             with self._alive(self._children[n]):
-                data = connection.recv_bytes()
-            yield self._queues[n].popleft(), pickle.loads(data)
+                answer = _read(connection)
+            yield self._queues[n].popleft(), answer
 
     def _choose(self, worker: int, open_: dict[int, T], prefer: Callable[[T], Hashable] | None) -> int:
         """The number of the next task for this worker."""
@@ -162,7 +162,7 @@ class Workers:
         """Wraps communication with a child. Raises ``RunError`` if the child has ended."""
         try:
             yield
-        except (EOFError, OSError) as error:
+        except (EOFError, ConnectionError) as error:
             raise RunError(f"{self._what} {child.ended()}") from error
 
 
@@ -175,39 +175,79 @@ class _Raised:
 
 def serve(connection: Connection) -> None:
     """Answers tasks. The process ends at once when the process that asks closes the connection or ends."""
-    received: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_read, args=(connection, received), daemon=True).start()
+    received: SimpleQueue[tuple[Callable[[Any], object] | None, Any]] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, received), daemon=True).start()
     do: Callable[[Any], object] | None = None
     while True:
+        new, task = received.get()
+        do = new or do
+        assert do is not None
         try:
-            new, task = pickle.loads(received.get())
-            do = new or do
-            assert do is not None
-            answer = pickle.dumps(do(task), PROTOCOL)
+            answer = do(task)
         except Exception as error:  # raised in the process that asked
-            answer = _pickled(error)
+            answer = _Raised(_picklable(error))
         try:
-            connection.send_bytes(answer)
+            _write(connection, answer)
         except ConnectionError:  # the process that asked has ended
             return
 
 
-def _read(connection: Connection, received: SimpleQueue[bytes]) -> NoReturn:
-    while True:
-        try:
-            received.put(connection.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(0)
-
-
-def _pickled(error: Exception) -> bytes:
-    """The error as an answer; if it cannot be pickled and read again, a ``RunError`` with its message."""
+def _receive(connection: Connection, received: SimpleQueue[Any]) -> NoReturn:
+    code = 1
     try:
-        data = pickle.dumps(_Raised(error), PROTOCOL)
-        pickle.loads(data)
+        while True:
+            received.put(_read(connection))
+    except (EOFError, ConnectionError):
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
+
+
+def _picklable(error: Exception) -> Exception:
+    """``error``; if it cannot be pickled and read again, a ``RunError`` with its message."""
+    try:
+        pickle.loads(pickle.dumps(error, PROTOCOL))
     except Exception:
-        return pickle.dumps(_Raised(RunError(of_users(error))), PROTOCOL)
-    return data
+        return RunError(of_users(error))
+    return error
+
+
+def _write(connection: Connection, value: object) -> None:
+    """Pickles ``value`` straight into the connection: large texts and arrays are not copied on the way."""
+    with os.fdopen(connection.fileno(), "wb", closefd=False) as stream:
+        pickle.dump(value, stream, PROTOCOL)
+
+
+def _read(connection: Connection) -> Any:
+    """Reads one value that ``_write`` has written. Raises ``EOFError`` where the connection ends."""
+    return pickle.load(_Exact(connection.fileno()))
+
+
+class _Exact:
+    """A file for pickle that reads no byte too many: ``wait`` has to see what follows."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        view = memoryview(buffer)
+        at = 0
+        while at < len(view):
+            count = os.readv(self._fd, [view[at:]])
+            if not count:
+                raise EOFError
+            at += count
+        return at
+
+    def read(self, size: int) -> bytes:
+        data = bytearray(size)
+        self.readinto(data)
+        return bytes(data)
+
+    def readline(self) -> bytes:
+        raise pickle.UnpicklingError("pickles of protocol 5 have no lines")
 
 
 CODE = """
