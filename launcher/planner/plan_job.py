@@ -31,6 +31,7 @@ from launcher.plan.settings.stage_config import Asked
 from launcher.plan.sizes import Note
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer import OptimizerTraits
+from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import listed
 from launcher.planner import device_kernels, equal_layers, hugging_face, resolve, user_classes
 from launcher.planner.param_layouts import fits, shared
@@ -86,10 +87,14 @@ def settled(job: Job) -> Job:
 
 @dataclass(frozen=True)
 class Checked:
-    """A request whose settings are compatible: ``job`` with the content of its files, and its needs."""
+    """A request whose settings are compatible, with the content of its files, and its needs."""
 
-    job: Job
+    resolved: Resolved
     asked: Asked
+
+    @property
+    def job(self) -> Job:
+        return self.resolved.job
 
 
 def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
@@ -101,7 +106,9 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
     found += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
     found += [*resolve.refused(job), *user_classes.nowhere(job)]
-    return Checked(job, ask(resolve.with_placeholder_steps(resolve.with_placeholder_operators(job)), found))
+    return Checked(
+        Resolved(job), ask(resolve.with_placeholder_steps(resolve.with_placeholder_operators(job)), found)
+    )
 
 
 @contextmanager
@@ -147,9 +154,11 @@ def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = N
 
 def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     """The plan of a request that has passed all earlier checks."""
-    job, asked = checked.job, checked.asked
+    resolved, job, asked = checked.resolved, checked.job, checked.asked
     if resolve.operators_are_open(job) or resolve.steps_are_open(job):
-        job = resolve.with_steps(resolve.written(job) if resolve.operators_are_open(job) else job)
+        written = resolve.written(job) if resolve.operators_are_open(job) else job
+        resolved = resolve.with_steps(resolved.of(written))
+        job = resolved.job
         asked = replace(ask(job), like=asked.like)
     refuse(_unlike(job, own=True))
     refuse([*_backend(job), *user_classes.callback_problems(job), *user_classes.logger_problems(job)])
@@ -158,7 +167,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     from launcher.parallel.model_state.module_globals import put_back
 
     with put_back(user_classes.files(job)), device_kernels.counted(job, asked.sizes.grid.size):
-        made = _made(job, asked, traces)
+        made = _made(resolved, asked, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *hugging_face.misfits(job, made)])
     return replace(made, notes=(*made.notes, *noted)) if noted else made
@@ -173,52 +182,57 @@ def _backend(job: Job) -> list[Problem]:
     return list(compile.unknown_backend(job, backends()))
 
 
-def _made(job: Job, asked: Asked, traces: Traces | None) -> Plan:
+def _made(resolved: Resolved, asked: Asked, traces: Traces | None) -> Plan:
     """The plan, after recomputation has been decided."""
-    if recompute_auto.asked(job):
+    if recompute_auto.asked(resolved.job):
         once = traces or Traces(own=False)
-        return solved(job, lambda job, like=None: _cut(job, replace(ask(job), like=like), once))
+        return solved(
+            resolved.job,
+            lambda job, like=None: _cut(resolved.of(job), replace(ask(job), like=like), once),
+        )
     try:
-        return _cut(job, asked, traces)
+        return _cut(resolved, asked, traces)
     except RequestError as error:
-        made = _over_slices(job, error)
+        made = _over_slices(resolved, error)
         if made is None:
             raise
         return made
 
 
-def _over_slices(job: Job, error: RequestError) -> Plan | None:
+def _over_slices(resolved: Resolved, error: RequestError) -> Plan | None:
     """The plan over device matrices, if the only problem is that operators do not fit one tp axis."""
-    other = over_slices(job)
+    other = over_slices(resolved.job)
     if other is None or any(not p.key.startswith(device_matrix.OPERATORS) for p in error.problems):
         return None
     try:
-        made = _cut(other, ask(other))
+        made = _cut(resolved.of(other), ask(other))
     except RequestError:
         return None
     text = f"is over device matrices, for one axis tp cannot have it: {error.problems[0].text}"
     return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 
-def _cut(job: Job, asked: Asked, traces: Traces | None = None) -> Plan:
+def _cut(resolved: Resolved, asked: Asked, traces: Traces | None = None) -> Plan:
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
+    job = resolved.job
     reading = read if traces is None else traces.read
     model = reading(job, builder(job))
     refuse([*user_classes.untaken(job, model)])
     job = shared(job, model.skeleton, asked.sizes.grid)
+    resolved = resolved.of(job)
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
     fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))
     more += kept
     try:
-        return _planned(job, asked, model, fine, traits=traits, more=more, traces=traces)
+        return _planned(resolved, asked, model, fine, traits=traits, more=more, traces=traces)
     except RequestError as error:
         coarse, _ = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton, stacks=False))
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
         again = reading(job, builder(job))
-        return _planned(job, asked, again, coarse, traits=traits, more=more, traces=traces)
+        return _planned(resolved, asked, again, coarse, traits=traits, more=more, traces=traces)
 
 
 def _undivided(
@@ -333,7 +347,7 @@ def _shallow(
 
 
 def _planned(
-    job: Job,
+    resolved: Resolved,
     asked: Asked,
     model: ModelRead,
     whole: tuple[str, ...] | None,
@@ -344,6 +358,7 @@ def _planned(
     """The plan with the modules ``whole`` not cut; cutting changes ``model``, so it is planned only once."""
     from launcher.parallel.model_state.references import unmarked
 
+    job = resolved.job
     specs = inputs(job, asked.sizes.micro_batch)
     if traces is None:
         seen = _followed(job, asked, model, whole, specs)
@@ -368,7 +383,7 @@ def _planned(
         notes.append(Note("debug.onerank", text))
     if (fault := drill.fault(job, asked.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
-    notes += [*resolve.note(job), *hugging_face.note(job), *optimizer.note(traits)]
+    notes += [*resolve.note(resolved), *hugging_face.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, seen.graph)
     notes += resolve.untrained(job)
     note = None
