@@ -22,6 +22,7 @@ from launcher.plan.tensor_parallel.files import KEY, SHARD, ParamLayouts, on_gri
 from launcher.plan.tensor_parallel.reader import TP
 from launcher.plan.values.facts import Skeleton, TensorSpec
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import many
 from launcher.untrusted.files import RefusedFile, read_bytes
 
@@ -60,7 +61,7 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
     if tp > 1:
         changes["grid"] = par.grid.model_copy(update={TP: tp})
     if shards > 1 and par.hsdp is None:
-        changes["hsdp"] = SharesOfFile(shard_size=shards)
+        changes["hsdp"] = Hsdp(shard_size=shards)
     return changes, []
 
 
@@ -91,16 +92,12 @@ def _entries(stored: Strategy | mindspore.StrategyFile) -> Strategy:
     return mindspore.on_paper(stored, None)[0] if isinstance(stored, mindspore.StrategyFile) else stored
 
 
-class SharesOfFile(Hsdp):
-    """The weight sharding that a file describes; the size threshold needs the model."""
-
-
-def shared(job: Job, skeleton: Skeleton, grid: Grid) -> Job:
-    """Sets the threshold so that exactly the parameters that are sharded in the file are sharded."""
-    hsdp = job.parallel.hsdp
-    file = laid_out(job, skeleton, grid.size) if isinstance(hsdp, SharesOfFile) else None
+def with_threshold(resolved: Resolved, skeleton: Skeleton, grid: Grid) -> Resolved:
+    """Sets ``hsdp.threshold`` so that exactly the parameters that are sharded in the file are sharded."""
+    job, hsdp = resolved.job, resolved.job.parallel.hsdp
+    file = laid_out(job, skeleton, grid.size) if resolved.threshold_from_file else None
     if hsdp is None or file is None:
-        return job
+        return resolved
     sizes: dict[bool, list[int]] = {True: [], False: []}
     for p in skeleton.params:
         split = on_grid(file.layouts[p.name], grid) if p.name in file.layouts and not p.buffer else None
@@ -111,9 +108,9 @@ def shared(job: Job, skeleton: Skeleton, grid: Grid) -> Job:
     least = min(sizes[True], default=0)
     usual = least >= hsdp.threshold * 1024 > max(sizes[False], default=0)
     if usual or not sizes[True]:
-        return job
+        return resolved
     found = hsdp.model_copy(update={"threshold": least // 1024})
-    return job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})})
+    return resolved.of(job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})}))
 
 
 def laid_out(job: Job, skeleton: Skeleton, ranks: int) -> ParamLayouts | None:

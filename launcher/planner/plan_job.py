@@ -12,7 +12,6 @@ from launcher.data.chat.tokens import learnt as learnt_of_chat
 from launcher.data.checks import check, with_data_read
 from launcher.data.checks import resolve as resolve_data
 from launcher.data.spec import check_fit, classes, vocab
-from launcher.data.vocabulary import note as vocabulary_note
 from launcher.data.vocabulary import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Chat, Target, foreign
@@ -34,7 +33,7 @@ from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import listed
 from launcher.planner import device_kernels, equal_layers, hugging_face, resolve, user_classes
-from launcher.planner.param_layouts import fits, shared
+from launcher.planner.param_layouts import fits, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined
 from launcher.planner.trace_model import (
@@ -70,19 +69,20 @@ def builder(job: Job) -> Build:
     return lambda: build_model(job.model, job.security.allow)
 
 
-def settled(job: Job) -> Job:
-    """``job`` with the vocabulary of its data, and for ``debug.onerank`` with the same batches on one rank.
+def settled(job: Job) -> Resolved:
+    """Resolves the vocabulary from the data, and for ``debug.onerank`` the settings of one rank.
 
-    Micro batches and the loss stay the same there.
+    One rank trains on the same batches: micro batches and the loss stay the same.
     """
-    job = with_vocabulary(job)
+    job, source = with_vocabulary(job)
     if not job.debug.onerank:
-        return job
+        return Resolved(job, vocabulary_from=source)
     pipe = job.parallel.pipeline
     whole = Pipeline(micro_batch_num=pipe.micro_batch_num or pipe.stages, loss_reduction=pipe.loss_reduction)
     launch = job.launch.model_copy(update={"nproc": 1, "nnodes": 1})
     parallel = Parallel(pipeline=whole, deferred_init=job.parallel.deferred_init)
-    return job.model_copy(update={"parallel": parallel, "launch": launch})
+    job = job.model_copy(update={"parallel": parallel, "launch": launch})
+    return Resolved(job, vocabulary_from=source)
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,22 @@ class Checked:
         return self.resolved.job
 
 
-def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
+def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> Checked:
     """Reads the files of a ``settled`` job; ``found``: problems that are known already.
 
     Raises ``RequestError`` with all problems that can be detected without torch.
     """
-    job, wrong = inlined(job)
+    resolved, wrong = inlined(resolved)
+    job = resolved.job
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
     found += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
     found += [*resolve.refused(job), *user_classes.nowhere(job)]
-    return Checked(
-        Resolved(job), ask(resolve.with_placeholder_steps(resolve.with_placeholder_operators(job)), found)
-    )
+    supposed = resolve.with_placeholder_steps(resolve.with_placeholder_operators(job))
+    return Checked(resolved, _ask(resolved.of(supposed), found))
+
+
+def _ask(resolved: Resolved, found: Sequence[Problem] = ()) -> Asked:
+    return ask(resolved.job, found, resolved.switches_file)
 
 
 @contextmanager
@@ -159,7 +163,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
         written = resolve.written(job) if resolve.operators_are_open(job) else job
         resolved = resolve.with_steps(resolved.of(written))
         job = resolved.job
-        asked = replace(ask(job), like=asked.like)
+        asked = replace(_ask(resolved), like=asked.like)
     refuse(_unlike(job, own=True))
     refuse([*_backend(job), *user_classes.callback_problems(job), *user_classes.logger_problems(job)])
     refuse(_unrated(job, asked.sizes.steps, traces))
@@ -186,10 +190,12 @@ def _made(resolved: Resolved, asked: Asked, traces: Traces | None) -> Plan:
     """The plan, after recomputation has been decided."""
     if recompute_auto.asked(resolved.job):
         once = traces or Traces(own=False)
-        return solved(
-            resolved.job,
-            lambda job, like=None: _cut(resolved.of(job), replace(ask(job), like=like), once),
-        )
+
+        def planned(job: Job, like: dict[str, int] | None = None) -> Plan:
+            changed = resolved.of(job)
+            return _cut(changed, replace(_ask(changed), like=like), once)
+
+        return solved(resolved.job, planned)
     try:
         return _cut(resolved, asked, traces)
     except RequestError as error:
@@ -201,11 +207,12 @@ def _made(resolved: Resolved, asked: Asked, traces: Traces | None) -> Plan:
 
 def _over_slices(resolved: Resolved, error: RequestError) -> Plan | None:
     """The plan over device matrices, if the only problem is that operators do not fit one tp axis."""
-    other = over_slices(resolved.job)
-    if other is None or any(not p.key.startswith(device_matrix.OPERATORS) for p in error.problems):
+    slices = over_slices(resolved.job)
+    if slices is None or any(not p.key.startswith(device_matrix.OPERATORS) for p in error.problems):
         return None
+    other = resolved.of(slices)
     try:
-        made = _cut(resolved.of(other), ask(other))
+        made = _cut(other, _ask(other))
     except RequestError:
         return None
     text = f"is over device matrices, for one axis tp cannot have it: {error.problems[0].text}"
@@ -214,12 +221,11 @@ def _over_slices(resolved: Resolved, error: RequestError) -> Plan | None:
 
 def _cut(resolved: Resolved, asked: Asked, traces: Traces | None = None) -> Plan:
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
-    job = resolved.job
     reading = read if traces is None else traces.read
-    model = reading(job, builder(job))
-    refuse([*user_classes.untaken(job, model)])
-    job = shared(job, model.skeleton, asked.sizes.grid)
-    resolved = resolved.of(job)
+    model = reading(resolved.job, builder(resolved.job))
+    refuse([*user_classes.untaken(resolved.job, model)])
+    resolved = with_threshold(resolved, model.skeleton, asked.sizes.grid)
+    job = resolved.job
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
     fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))
@@ -376,8 +382,8 @@ def _planned(
         notes.append(Note(*fallback.split(" ", 1)))
     if isinstance(job.data, Chat) and (learnt := learnt_of_chat(job.data)):
         notes.append(Note("data.path", learnt))
-    if vocabulary := vocabulary_note(job):
-        notes.append(Note(*vocabulary.split(" ", 1)))
+    if resolved.vocabulary_from:
+        notes.append(Note("data.vocab_size", f"null -> {vocab(job.data)}: {resolved.vocabulary_from}"))
     if job.debug.onerank:
         text = "true: parallel and launch.nproc are left out, micro batches kept"
         notes.append(Note("debug.onerank", text))
@@ -406,7 +412,7 @@ def _planned(
     made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
     if over_device_matrix(job):
         with unmarked(model.marks):
-            made = matrices.shard_operators(job, made, model, specs)
+            made = matrices.shard_operators(resolved, made, model, specs)
     if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))
     return made

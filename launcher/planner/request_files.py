@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.schema.job import Job
 from launcher.optional import mindspore
 from launcher.plan.settings import transformer_opt
 from launcher.plan.settings.device_matrix import over_device_matrix
-from launcher.plan.tensor_parallel.files import Searched, SearchedFile, parsed, searched
+from launcher.plan.tensor_parallel.files import Searched, parsed, searched
 from launcher.plan.tensor_parallel.reader import FromFile
+from launcher.plan.values.resolved import Resolved, SwitchesFile
 from launcher.planner.param_layouts import TP_KEY, degrees
 from launcher.untrusted.files import RefusedFile, read_json, read_text
 
 OPERATORS = "parallel.operator_strategy.load"
 
 
-def inlined(job: Job) -> tuple[Job, list[Problem]]:
-    """``job`` with the content of its files, and their problems; an invalid file contributes nothing."""
+def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
+    """The request with the content of its files, and their problems; an invalid file contributes nothing."""
+    job = resolved.job
     par = job.parallel
     problems: list[Problem] = []
     changes: dict[str, Any] = {}
@@ -29,7 +31,8 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
     file, typed = transformer_opt.file_of(job)
     if file:  # "" means none, as in MindSpore
         values, wrong = _switches(file)
-        changes["transformer_opt"] = transformer_opt.FromFile({} if wrong else values, file, typed)
+        changes["transformer_opt"] = {**({} if wrong else values), **typed}
+        resolved = replace(resolved, switches_file=SwitchesFile(file, frozenset(typed)))
         problems += wrong
 
     # operator strategies, which the request may extend
@@ -41,8 +44,7 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
             tp, operators, found_by = got
             changes["operators"] = operators | par.operators
             if found_by is not None:
-                said = par.operator_strategy.model_dump()
-                changes["operator_strategy"] = SearchedFile(**said, reasons=found_by.reasons)
+                resolved = replace(resolved, search_reasons=found_by.reasons)
             if par.grid.tp is None and tp is not None:
                 changes["grid"] = par.grid.model_copy(update={"tp": tp})
 
@@ -54,10 +56,11 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
         more, wrong = degrees(so_far, tp_from, apart=apart)
         changes |= more
         problems += wrong
+        resolved = replace(resolved, threshold_from_file="hsdp" in more)
 
     if not changes:
-        return job, problems
-    return job.model_copy(update={"parallel": par.model_copy(update=changes)}), problems
+        return resolved, problems
+    return resolved.of(job.model_copy(update={"parallel": par.model_copy(update=changes)})), problems
 
 
 def _operators(path: str) -> tuple[int | None, dict[str, FromFile], Searched | None] | Problem:

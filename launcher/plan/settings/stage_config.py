@@ -22,6 +22,7 @@ from launcher.plan.settings import pipeline
 from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.resolved import SwitchesFile
 from launcher.plan.values.text import many
 
 KEY = stage_config.KEY
@@ -32,14 +33,16 @@ Config = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request says about stages before the model is read: the sizes, and explicit stages if any.
+    """What a request says before the model is read: the sizes, and explicit stages if any.
 
-    ``like``: stages from another plan, which are taken in place of an automatic choice.
+    ``like``: stages from another plan, which are taken in place of an automatic choice. ``switches_file``:
+    the file that has switches of ``transformer_opt``.
     """
 
     sizes: Sizes
     config: dict[str, int] | None
     like: dict[str, int] | None = None
+    switches_file: SwitchesFile | None = None
 
 
 def cut(

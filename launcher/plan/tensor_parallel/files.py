@@ -11,7 +11,6 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.schema.parallel import OperatorStrategy
 from launcher.plan.tensor_parallel.operators import KEY as OPERATORS
 from launcher.plan.tensor_parallel.operators import Flow, Lookup, Operator, resolve, unwrapped
 from launcher.plan.tensor_parallel.reader import TP, Axes, FromFile, Reading, axes_text
@@ -44,12 +43,6 @@ class Searched:
 
     rows: str
     reasons: tuple[str, ...]
-
-
-class SearchedFile(OperatorStrategy):
-    """The setting of a request whose strategies come from a file that a search wrote, with its reasons."""
-
-    reasons: tuple[str, ...] = ()
 
 
 def digest(rows: Rows) -> str:

@@ -8,15 +8,32 @@ from launcher.job.schema.job import Job
 
 
 @dataclass(frozen=True)
+class SwitchesFile:
+    """A file of switches: its ``path``, and the switches that the request sets itself (``typed``)."""
+
+    path: str
+    typed: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Resolved:
     """``job`` has the values; the other fields say where they came from.
 
     They are not part of the job: it travels through copies, which would lose them.
 
+    ``vocabulary_from``: where ``data.vocab_size`` was read from, if the request left it open.
+    ``switches_file``: the file that has switches of ``parallel.transformer_opt``.
+    ``search_reasons``: the reasons of the search that wrote the file of operator strategies; ``None`` if no
+    search wrote it, none left if it was edited.
+    ``threshold_from_file``: ``parallel.hsdp`` follows a file of layouts; its threshold needs the model, too.
     ``epoch_samples``: the samples of an epoch, if ``train.steps`` was computed from ``train.epochs``.
     """
 
     job: Job
+    vocabulary_from: str = ""
+    switches_file: SwitchesFile | None = None
+    search_reasons: tuple[str, ...] | None = None
+    threshold_from_file: bool = False
     epoch_samples: int | None = None
 
     def of(self, job: Job) -> Resolved:
