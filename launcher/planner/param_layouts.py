@@ -16,7 +16,6 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp, Parallel
 from launcher.optional import mindspore
 from launcher.plan.plan import Plan
-from launcher.plan.settings.device_matrix import LayoutsOverMatrices
 from launcher.plan.tensor_parallel import files, reader
 from launcher.plan.tensor_parallel.files import KEY, SHARD, ParamLayouts, on_grid
 from launcher.plan.tensor_parallel.reader import TP
@@ -30,8 +29,10 @@ MOST = 3
 TP_KEY = "parallel.grid.tp"
 
 
-def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any], list[Problem]]:
+def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any], int | None, list[Problem]]:
     """Settings of ``parallel`` that follow from the file before a model is read: ``tp`` and weight sharding.
+
+    The number is that of the ranks in the file, if its layouts use device matrices.
 
     ``tp_from``: the setting that ``tp`` comes from, if it is set. ``apart``: the operators use device
     matrices; the layouts also do if they fit no ``tp``.
@@ -42,12 +43,11 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         stored = _stored(Path(path))
         sharded = par.hsdp is not None and (par.grid.tp or 1) == 1
         if apart or (par.grid.tp is None and _over_matrices(stored, sharded=sharded)):
-            asked = par.param_strategy.model_dump()
-            return {"param_strategy": LayoutsOverMatrices(**asked, ranks=_entries(stored).grid.size)}, []
+            return {}, _entries(stored).grid.size, []
         tp, shards = _degrees(stored, sharded=sharded)
     except (RequestError, ValueError) as error:
         problems = error.problems if isinstance(error, RequestError) else (Problem(KEY, f"{path}: {error}"),)
-        return {}, [*problems]
+        return {}, None, [*problems]
 
     # compare with the request's own tp
     said = {tp_from: par.grid.tp, "parallel.operators": reader.degree(par.operators)[0]}
@@ -55,14 +55,14 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         if other not in (None, tp):
             cure = f"{key}={tp}" if key == TP_KEY else ""
             text = f"{path}: its layouts are cut over {many(tp, 'rank')} of {TP}, {key} has {other}"
-            return {}, [Problem(KEY, text, cure)]
+            return {}, None, [Problem(KEY, text, cure)]
 
     changes: dict[str, Any] = {}
     if tp > 1:
         changes["grid"] = par.grid.model_copy(update={TP: tp})
     if shards > 1 and par.hsdp is None:
         changes["hsdp"] = Hsdp(shard_size=shards)
-    return changes, []
+    return changes, None, []
 
 
 def _degrees(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> tuple[int, int]:

@@ -25,12 +25,12 @@ from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import optimizer
 from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
-from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
+from launcher.plan.settings.device_matrix import over_slices
 from launcher.plan.settings.stage_config import Asked
 from launcher.plan.sizes import Note
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer import OptimizerTraits
-from launcher.plan.values.resolved import Resolved
+from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.text import listed
 from launcher.planner import device_kernels, equal_layers, hugging_face, resolve, user_classes
 from launcher.planner.param_layouts import fits, with_threshold
@@ -112,7 +112,7 @@ def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> Checked:
 
 
 def _ask(resolved: Resolved, found: Sequence[Problem] = ()) -> Asked:
-    return ask(resolved.job, found, resolved.switches_file)
+    return ask(resolved.job, found, resolved.switches_file, resolved.engine)
 
 
 @contextmanager
@@ -140,17 +140,23 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
     return [problem] if problem else []
 
 
-def plan_job(job: Job, traces: Traces | None = None) -> Plan:
+def plan_job(job: Job, traces: Traces | None = None, engine: EngineChoice | None = None) -> Plan:
     """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model.
 
-    ``traces``: traces that other plans have made already.
+    ``traces``: traces that other plans have made already. ``engine``: how operators are cut, if another plan
+    has decided it.
     """
-    return plan_like(job, None, traces)
+    return plan_like(job, None, traces, engine)
 
 
-def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = None) -> Plan:
+def plan_like(
+    job: Job,
+    stages: dict[str, int] | None,
+    traces: Traces | None = None,
+    engine: EngineChoice | None = None,
+) -> Plan:
     """A plan with each module on its stage of another plan, where the request leaves that open."""
-    checked = before_torch(settled(job))
+    checked = before_torch(replace(settled(job), engine=engine))
     checked = replace(checked, asked=replace(checked.asked, like=stages))
     with planning():
         return plan_checked(checked, traces)
@@ -170,7 +176,7 @@ def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     noted = user_classes.looked_at(job, asked.sizes)
     from launcher.parallel.model_state.module_globals import put_back
 
-    with put_back(user_classes.files(job)), device_kernels.counted(job, asked.sizes.grid.size):
+    with put_back(user_classes.files(job)), device_kernels.counted(job, asked.sizes):
         made = _made(resolved, asked, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *hugging_face.misfits(job, made)])
@@ -199,18 +205,18 @@ def _made(resolved: Resolved, asked: Asked, traces: Traces | None) -> Plan:
     try:
         return _cut(resolved, asked, traces)
     except RequestError as error:
-        made = _over_slices(resolved, error)
+        made = _over_slices(resolved, asked.sizes.engine, error)
         if made is None:
             raise
         return made
 
 
-def _over_slices(resolved: Resolved, error: RequestError) -> Plan | None:
+def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) -> Plan | None:
     """The plan over device matrices, if the only problem is that operators do not fit one tp axis."""
-    slices = over_slices(resolved.job)
+    slices = over_slices(resolved.job, engine)
     if slices is None or any(not p.key.startswith(device_matrix.OPERATORS) for p in error.problems):
         return None
-    other = resolved.of(slices)
+    other = replace(resolved, engine=slices)
     try:
         made = _cut(other, _ask(other))
     except RequestError:
@@ -366,7 +372,7 @@ def _planned(
 
     job = resolved.job
     specs = inputs(job, asked.sizes.micro_batch)
-    if traces is None:
+    if traces is None or asked.sizes.engine.over_matrices:  # matrices need the traced model itself
         seen = _followed(job, asked, model, whole, specs)
     else:
         followed = partial(_shallow, job, asked, model, whole, specs, traces)
@@ -410,7 +416,7 @@ def _planned(
     made = plan(with_data_read(job), asked, traced, [*notes, *more], traits=traits)
     drawn = drawn_graph(job, model, whole, specs, seen.graph)
     made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
-    if over_device_matrix(job):
+    if made.sizes.engine.over_matrices:
         with unmarked(model.marks):
             made = matrices.shard_operators(resolved, made, model, specs)
     if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:

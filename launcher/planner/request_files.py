@@ -10,10 +10,10 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.optional import mindspore
 from launcher.plan.settings import transformer_opt
-from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.settings.device_matrix import choose_engine
 from launcher.plan.tensor_parallel.files import Searched, parsed, searched
 from launcher.plan.tensor_parallel.reader import FromFile
-from launcher.plan.values.resolved import Resolved, SwitchesFile
+from launcher.plan.values.resolved import EngineChoice, Resolved, SwitchesFile
 from launcher.planner.param_layouts import TP_KEY, degrees
 from launcher.untrusted.files import RefusedFile, read_json, read_text
 
@@ -48,16 +48,23 @@ def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
             if par.grid.tp is None and tp is not None:
                 changes["grid"] = par.grid.model_copy(update={"tp": tp})
 
+    engine = resolved.engine
+    if engine is None:
+        engine = choose_engine(job.model_copy(update={"parallel": par.model_copy(update=changes)}))
+
     # parameter layouts, which operators and hsdp follow
     if par.param_strategy.load is not None:
         tp_from = OPERATORS if par.grid.tp is None else TP_KEY
         so_far = par.model_copy(update=changes)
-        apart = over_device_matrix(job.model_copy(update={"parallel": so_far}))
-        more, wrong = degrees(so_far, tp_from, apart=apart)
+        more, ranks, wrong = degrees(so_far, tp_from, apart=engine.over_matrices)
+        if ranks is not None:
+            why = engine.why or "the layouts of a file fit no axis tp"
+            engine = EngineChoice("device_matrix", why, ranks_at_least=ranks)
         changes |= more
         problems += wrong
         resolved = replace(resolved, threshold_from_file="hsdp" in more)
 
+    resolved = replace(resolved, engine=engine)
     if not changes:
         return resolved, problems
     return resolved.of(job.model_copy(update={"parallel": par.model_copy(update=changes)})), problems

@@ -19,7 +19,6 @@ from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.memory import device_memory
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.settings import pipeline
-from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import Graph, Skeleton
 from launcher.plan.values.resolved import SwitchesFile
@@ -133,7 +132,7 @@ def automatic(
         raise RequestError((_too_few(job, sizes, model, groups),))
 
     if like is None or any(m not in like for group in groups for m in group):
-        room = None if over_device_matrix(job) else device_memory.room(job)
+        room = None if sizes.engine.over_matrices else device_memory.room(job)
         found = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
         runs = enumerate(pairwise(found.cut))
         told = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}

@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from launcher.job.schema.job import Job
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """How operators are cut: over the axis ``tp``, or each over a device matrix of all ranks of a stage.
+
+    ``why`` is the reason for device matrices. ``ranks_at_least`` are the ranks, over all stages, that the
+    layouts of a file need.
+    """
+
+    name: Literal["tp", "device_matrix"] = "tp"
+    why: str = ""
+    ranks_at_least: int = 1
+
+    @property
+    def over_matrices(self) -> bool:
+        return self.name == "device_matrix"
+
+
+OVER_TP = EngineChoice()
 
 
 @dataclass(frozen=True)
@@ -21,6 +42,7 @@ class Resolved:
 
     They are not part of the job: it travels through copies, which would lose them.
 
+    ``engine``: how operators are cut; ``None`` until the files are read.
     ``vocabulary_from``: where ``data.vocab_size`` was read from, if the request left it open.
     ``switches_file``: the file that has switches of ``parallel.transformer_opt``.
     ``search_reasons``: the reasons of the search that wrote the file of operator strategies; ``None`` if no
@@ -30,6 +52,7 @@ class Resolved:
     """
 
     job: Job
+    engine: EngineChoice | None = None
     vocabulary_from: str = ""
     switches_file: SwitchesFile | None = None
     search_reasons: tuple[str, ...] | None = None
