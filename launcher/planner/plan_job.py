@@ -112,7 +112,8 @@ def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> Checked:
 
 
 def _ask(resolved: Resolved, found: Sequence[Problem] = ()) -> Asked:
-    return ask(resolved.job, found, resolved.switches_file, resolved.engine)
+    asked = ask(resolved.job, found, resolved.switches_file, resolved.engine)
+    return replace(asked, strategies=resolved.strategies)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import Problem
@@ -12,8 +12,7 @@ from launcher.optional import mindspore
 from launcher.plan.settings import transformer_opt
 from launcher.plan.settings.device_matrix import choose_engine
 from launcher.plan.tensor_parallel.files import Searched, parsed, searched
-from launcher.plan.tensor_parallel.reader import FromFile
-from launcher.plan.values.resolved import EngineChoice, Resolved, SwitchesFile
+from launcher.plan.values.resolved import EngineChoice, Origins, Resolved, SwitchesFile
 from launcher.planner.param_layouts import TP_KEY, degrees
 from launcher.untrusted.files import RefusedFile, read_json, read_text
 
@@ -41,8 +40,10 @@ def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
         if isinstance(got, Problem):
             problems.append(got)
         else:
-            tp, operators, found_by = got
+            tp, operators, origins, found_by = got
             changes["operators"] = operators | par.operators
+            origins = {key: origin for key, origin in origins.items() if key not in par.operators}
+            resolved = replace(resolved, strategies=origins)
             if found_by is not None:
                 resolved = replace(resolved, search_reasons=found_by.reasons)
             if par.grid.tp is None and tp is not None:
@@ -70,14 +71,14 @@ def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
     return resolved.of(job.model_copy(update={"parallel": par.model_copy(update=changes)})), problems
 
 
-def _operators(path: str) -> tuple[int | None, dict[str, FromFile], Searched | None] | Problem:
+def _operators(path: str) -> tuple[int | None, dict[str, Any], Origins, Searched | None] | Problem:
     """The operator strategies of a file with ``tp`` and the search's reasons, or why it cannot be read."""
     values = _json(path)
     if isinstance(values, Unreadable):
-        return _unread(OPERATORS, values)
+        return _unread(OPERATORS, values.why)
     try:
         if mindspore.is_mindspores(values):
-            return None, mindspore.strategies(mindspore.node_strategies(values), OPERATORS, path), None
+            return None, *mindspore.strategies(mindspore.node_strategies(values), OPERATORS, path), None
         return *parsed(values, OPERATORS, path), searched(values)
     except ValueError as error:
         return _unread(OPERATORS, f"{path}: {error}")
@@ -87,15 +88,18 @@ def _switches(path: str) -> tuple[dict[str, Any], list[Problem]]:
     """The switches of a ``parallel_speed_up.json``."""
     values = _json(path)
     if isinstance(values, Unreadable):
-        return {}, [_unread(transformer_opt.KEY, values)]
+        return {}, [_unread(transformer_opt.KEY, values.why)]
     if not isinstance(values, dict):
         return {}, [_unread(transformer_opt.KEY, f"{path}: should be an object: {{switch: value}}")]
     text = read_text(path)
     return values, list(transformer_opt.wrong(values, lambda name: f"{path}:{_line(text, name)}"))
 
 
-class Unreadable(str):
-    """The reason why a file cannot be read."""
+@dataclass(frozen=True)
+class Unreadable:
+    """A file that cannot be read, and the reason."""
+
+    why: str
 
 
 def _json(path: str) -> Any:

@@ -20,7 +20,6 @@ from launcher.plan.refusals import model as model_effects
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.settings.stage_config import Asked
-from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel import files as param_layouts
 from launcher.plan.tensor_parallel.operators import Flow, Operator, resolve, splits, uncalled
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
@@ -171,15 +170,15 @@ def _settled(
     return Followed(operators, recomputed, replace(graph, recomputed=tuple(together)))
 
 
-def _operators(job: Job, skeleton: Skeleton, sizes: Sizes) -> tuple[tuple[Operator, ...], list[Problem]]:
+def _operators(job: Job, skeleton: Skeleton, asked: Asked) -> tuple[tuple[Operator, ...], list[Problem]]:
     """The operators that the request shards, and those that follow from parameter layouts."""
-    grid = sizes.grid
-    if sizes.engine.over_matrices:
+    grid = asked.sizes.grid
+    if asked.sizes.engine.over_matrices:
         return (), []
     file = laid_out(job, skeleton, grid.size)
     if file is None:
-        return resolve(job.parallel.operators, skeleton, grid)
-    return param_layouts.resolved(job.parallel.operators, skeleton, grid, file)
+        return resolve(job.parallel.operators, skeleton, grid, asked.strategies)
+    return param_layouts.resolved(job.parallel.operators, skeleton, grid, file, asked.strategies)
 
 
 def follow(
@@ -202,7 +201,7 @@ def follow(
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
 
     # resolve the request against this model
-    operators, found = _operators(job, skeleton, asked.sizes)
+    operators, found = _operators(job, skeleton, asked)
     found = found or uncalled(operators, whole)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
     found += wrong

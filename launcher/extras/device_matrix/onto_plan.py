@@ -115,17 +115,18 @@ def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Seq
     """
     refuse([*recorded_forward.recording_problems(model.skeleton)])
     job = resolved.job
-    operators, wrong = unwrapped(job.parallel.operators, model.skeleton)
+    operators, origins, wrong = unwrapped(job.parallel.operators, model.skeleton, resolved.strategies)
     refuse(wrong)
     job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
+    resolved = replace(resolved, job=job, strategies=origins)
     from launcher.models.language_model import grouped_heads  # torch
 
     ours = not foreign(job.model)
     with grouped_heads(False):  # ranks record operators without a device as well
         graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
     terms = _terms(job, made)
-    sharding = resolve(resolved.of(job), graphs, rule_of, terms, _known(job, made, model))
-    return onto(resolved.of(job), made, sharding, _measured(made, sharding, terms.class_dim))
+    sharding = resolve(resolved, graphs, rule_of, terms, _known(job, made, model))
+    return onto(resolved, made, sharding, _measured(made, sharding, terms.class_dim))
 
 
 def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:

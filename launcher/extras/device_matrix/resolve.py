@@ -268,7 +268,9 @@ def resolve(
         known |= {p.name: p.used for p in made.params if p.name not in known}
         arrive = tuple(made.train.taken[at].layout for at in made.train.returns)
     modules = [n.module for both in graphs for n in both.train.nodes]
-    problems += unmatched(job.parallel.operators, modules, [name for each in names for name in each])
+    problems += unmatched(
+        job.parallel.operators, modules, [name for each in names for name in each], resolved.strategies
+    )
     refuse(list(dict.fromkeys(problems)))
     level = None if job.parallel.hsdp is None else job.parallel.hsdp.optimizer_level
     return Sharding(
@@ -322,7 +324,9 @@ def _stage(
     graph, ranks = graphs.train, terms.ranks
     last = place.index == place.stages - 1
     rules = tuple(rule_of(n, graph) for n in graph.nodes)
-    written, problems = read(job.parallel.operators, graph, rules, names=place.names, ranks=ranks)
+    written, problems = read(
+        job.parallel.operators, graph, rules, names=place.names, ranks=ranks, origins=resolved.strategies
+    )
 
     # a search takes the model's inputs in the layouts of their users, unless the request says how they come
     free = place.index == 0 and _searched(resolved) and isinstance(job.parallel.dataset_strategy, str)
@@ -339,7 +343,15 @@ def _stage(
         own |= followed(graph, rules, of_file, own)
         config = job.parallel.operators
         own_params = {v: of_file[v] for name, v in graph.params if v in of_file and name not in known}
-        problems += conflicts(graph, rules, written, known=own_params, path=file.path, config=config)
+        problems += conflicts(
+            graph,
+            rules,
+            written,
+            known=own_params,
+            path=file.path,
+            config=config,
+            origins=resolved.strategies,
+        )
     reasons: tuple[Reason, ...] = ()
     if searches(job) and not problems:
         asked = Layouts(rest={**given, **rests})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from launcher.plan.memory.memory import StateSize
 from launcher.plan.settings import pipeline
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import Graph, Skeleton
-from launcher.plan.values.resolved import SwitchesFile
+from launcher.plan.values.resolved import Origins, SwitchesFile
 from launcher.plan.values.text import many
 
 KEY = stage_config.KEY
@@ -35,13 +35,15 @@ class Asked:
     """What a request says before the model is read: the sizes, and explicit stages if any.
 
     ``like``: stages from another plan, which are taken in place of an automatic choice. ``switches_file``:
-    the file that has switches of ``transformer_opt``.
+    the file that has switches of ``transformer_opt``. ``strategies``: the files that have strategies of
+    operators.
     """
 
     sizes: Sizes
     config: dict[str, int] | None
     like: dict[str, int] | None = None
     switches_file: SwitchesFile | None = None
+    strategies: Origins = field(default_factory=dict)
 
 
 def cut(

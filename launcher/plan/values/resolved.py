@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 from launcher.job.schema.job import Job
@@ -29,6 +31,27 @@ OVER_TP = EngineChoice()
 
 
 @dataclass(frozen=True)
+class StrategyOrigin:
+    """The file that has the strategy of one module.
+
+    ``setting`` is the setting that names the file ``path``. ``key`` is the name or glob under which the
+    strategy was written. ``outside``: the module has its name in MindSpore, possibly with the prefixes of
+    wrappers around the model. ``assigned``: a mode assigned the strategy when the file was written.
+    """
+
+    setting: str
+    path: str
+    key: str = ""
+    outside: bool = False
+    assigned: bool = False
+
+
+Origins = Mapping[str, StrategyOrigin]
+"""The origins of strategies by their keys; a key of the request itself has none."""
+NO_FILE: Origins = MappingProxyType({})
+
+
+@dataclass(frozen=True)
 class SwitchesFile:
     """A file of switches: its ``path``, and the switches that the request sets itself (``typed``)."""
 
@@ -43,6 +66,7 @@ class Resolved:
     They are not part of the job: it travels through copies, which would lose them.
 
     ``engine``: how operators are cut; ``None`` until the files are read.
+    ``strategies``: the origins of those of ``parallel.operators`` that files have.
     ``vocabulary_from``: where ``data.vocab_size`` was read from, if the request left it open.
     ``switches_file``: the file that has switches of ``parallel.transformer_opt``.
     ``search_reasons``: the reasons of the search that wrote the file of operator strategies; ``None`` if no
@@ -53,6 +77,7 @@ class Resolved:
 
     job: Job
     engine: EngineChoice | None = None
+    strategies: Origins = field(default_factory=dict)
     vocabulary_from: str = ""
     switches_file: SwitchesFile | None = None
     search_reasons: tuple[str, ...] | None = None
