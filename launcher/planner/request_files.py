@@ -49,6 +49,7 @@ def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
             if par.grid.tp is None and tp is not None:
                 changes["grid"] = par.grid.model_copy(update={"tp": tp})
 
+    # what cuts the operators, unless another plan has decided it
     engine = resolved.engine
     if engine is None:
         engine = choose_engine(job.model_copy(update={"parallel": par.model_copy(update=changes)}))
