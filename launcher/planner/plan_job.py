@@ -141,13 +141,12 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
     return [problem] if problem else []
 
 
-def plan_job(job: Job, traces: Traces | None = None, engine: EngineChoice | None = None) -> Plan:
+def plan_job(job: Job, traces: Traces | None = None) -> Plan:
     """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model.
 
-    ``traces``: traces that other plans have made already. ``engine``: how operators are cut, if another plan
-    has decided it.
+    ``traces``: traces that other plans have made already.
     """
-    return plan_like(job, None, traces, engine)
+    return plan_like(job, None, traces)
 
 
 def plan_like(
@@ -156,7 +155,10 @@ def plan_like(
     traces: Traces | None = None,
     engine: EngineChoice | None = None,
 ) -> Plan:
-    """A plan with each module on its stage of another plan, where the request leaves that open."""
+    """A plan with each module on its stage of another plan, where the request leaves that open.
+
+    ``engine``: how operators are cut in the other plan.
+    """
     checked = before_torch(replace(settled(job), engine=engine))
     checked = replace(checked, asked=replace(checked.asked, like=stages))
     with planning():

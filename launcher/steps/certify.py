@@ -27,7 +27,7 @@ from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import DTYPE
-from launcher.planner.plan_job import builder, plan_job
+from launcher.planner.plan_job import builder, plan_like
 from launcher.runtime.cluster.messages import broadcast, gather, gather_tensors
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import forked_streams
@@ -52,7 +52,9 @@ HALF = 0.5
 def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:
     """Copies of ``job`` to train one after the other, each with its plan."""
     engine = plan.sizes.engine
-    return tuple((copy, plan_job(copy.job, engine=engine)) for copy in copies_of(job, step, plan.sizes))
+    return tuple(
+        (copy, plan_like(copy.job, None, engine=engine)) for copy in copies_of(job, step, plan.sizes)
+    )
 
 
 def run_copies(
