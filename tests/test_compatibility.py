@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from launcher.plan.settings import device_matrix, pipeline
-from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.settings.device_matrix import choose_engine
 from launcher.plan.settings.grid import sizes
 from tests.compatibility import LAYOUTS, SCHEDULES, TIES, TRIED, Cell, asked, once
 
@@ -34,7 +34,7 @@ def test_every_combination_is_as_written_down() -> None:
 def test_what_is_refused_is_refused_by_the_planners_one_table() -> None:
     for cell, said in golden().items():
         job = asked(cell)
-        problems = [*device_matrix.refused(job, 4)] if over_device_matrix(job) else []
+        problems = [*device_matrix.refused(job, 4)] if choose_engine(job).over_matrices else []
         found = [f"{p.key}: {p.text}" for p in [*problems, *pipeline.refused(job, sizes(job)[0])]]
         assert said == (f"refused: {'; '.join(found)}" if found else "exact to 1e-12")
 

@@ -12,7 +12,6 @@ from launcher.job.schema.job import Debug, Ema, Job, Train
 from launcher.job.schema.optim import WSD, Constant, CosineRestarts
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.steps import Certify
-from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.setting import precision
 
@@ -126,7 +125,7 @@ def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str
     """Returns settings for a few steps of few samples, and what they change: (key, was, is)."""
     asked = job.train
     # strategies over device matrices decide how many parts they cut samples into
-    micro = sizes.micro_batch if over_device_matrix(job) else min(SAMPLES, sizes.micro_batch)
+    micro = sizes.micro_batch if sizes.engine.over_matrices else min(SAMPLES, sizes.micro_batch)
     changes: dict[str, Any] = {
         "batch_size": asked.batch_size // sizes.micro_batch * micro,
         "steps": step.steps + MORE,

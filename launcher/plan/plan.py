@@ -55,6 +55,7 @@ from launcher.plan.time.step_work import StepWork, step_flops, step_work
 from launcher.plan.time.traffic import Traffic, messages, scatters, traffic
 from launcher.plan.values.facts import Graph, Lookup, Skeleton, TensorSpec
 from launcher.plan.values.optimizer import OptimizerTraits, ParamGroup
+from launcher.plan.values.resolved import EngineChoice, SwitchesFile
 from launcher.plan.values.setting import Compilation, Precision, Recomputed, Setting, precision
 from launcher.plan.values.training import Training, training
 
@@ -187,16 +188,23 @@ class Plan:
         return roles(self.reading, self.sizes.grid, first=places[0], last=places[-1], rank=rank)
 
 
-def ask(job: Job, found: Sequence[Problem] = ()) -> Asked:
+def ask(
+    job: Job,
+    found: Sequence[Problem] = (),
+    switches_file: SwitchesFile | None = None,
+    engine: EngineChoice | None = None,
+) -> Asked:
     """Decides everything that needs no model; ``found`` are problems that are known already.
 
-    Raises ``RequestError`` with every problem at once.
+    ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
+    if files or the model decided it. Raises ``RequestError`` with every problem at once.
     """
-    sizes, wrong = settings.sizes(job)
+    sizes, wrong = settings.sizes(job, switches_file, engine)
     if found or wrong or sizes is None:
         raise RequestError((*found, *wrong))
     config = job.parallel.pipeline.stage_config
-    return Asked(sizes, None if config == "auto" else stage_config.flatten(config))
+    flat = None if config == "auto" else stage_config.flatten(config)
+    return Asked(sizes, flat, switches_file=switches_file)
 
 
 def impossible(asked: Asked) -> list[Problem]:
@@ -235,7 +243,8 @@ def plan(
     compilation, wrong = compile.resolve(job, model, at)
     at = compiled_graph.joined(at, compilation)
     fused = _fused(job, model, at, order, compilation)
-    refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, at.sizes, fused), *wrong])
+    half_done = transformer_opt.refused_for(job, at.sizes, fused, asked.switches_file)
+    refuse([*_refused(job, model, at, traits), *half_done, *wrong])
     estimate = _estimate(job, at, fused, timeline=order.timeline, traits=traits)
     return Plan(
         name=job.name,

@@ -11,6 +11,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.schedule.schedules import placement
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.resolved import OVER_TP, EngineChoice
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Sizes:
     Each rank has ``chunks`` of the ``virtual`` stages, placed round after round or, with ``v``, there and
     back. Batches are counted in samples; ``local_batch`` is that of a data-parallel rank. ``pieces``: chunks
     into which the sequences of a micro batch are cut in training. ``epochs``: the number from which ``steps``
-    was computed, if the request states epochs.
+    was computed, if the request states epochs. ``engine``: how operators are cut; device matrices are over
+    all ranks of a stage, and the grid has these ranks on ``tp``.
     """
 
     grid: Grid
@@ -54,6 +56,7 @@ class Sizes:
     v: bool = False
     pieces: int = 1
     epochs: int | None = None
+    engine: EngineChoice = OVER_TP
 
     @cached_property
     def places(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ DERIVED: dict[type, tuple[str, ...]] = {
 LEFT_OUT: dict[type, tuple[str, ...]] = {
     Timeline: ("events",),
     Placed: ("layout",),
-    Sizes: ("notes",),
+    Sizes: ("notes", "engine"),
     Estimate: ("loads", "work"),
     Prediction: ("timeline", "shares", "networks"),
     Plan: ("sharding", "graph", "drill"),

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.job.schema.job import Job
 from launcher.plan.memory.device_memory import accelerators
-from launcher.plan.settings.device_matrix import over_device_matrix
-from launcher.plan.sizes import Note
+from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import COMPUTE, Graph
 
 if TYPE_CHECKING:
@@ -33,17 +32,17 @@ def planned_kind() -> str:
 
 
 @contextmanager
-def counted(job: Job, size: int) -> Iterator[None]:
-    """Plans ``size`` ranks with the kernels of the devices that they will run on."""
+def counted(job: Job, sizes: Sizes) -> Iterator[None]:
+    """Plans with the kernels of the devices that the ranks will run on."""
     from launcher.models.language_model import grouped_heads
     from launcher.parallel.cost.kernels import counted_as
 
     known, count = devices()
-    kind = _planned(job, known if count >= -(-size // job.launch.nnodes) else None)
+    kind = _planned(job, known if count >= -(-sizes.grid.size // job.launch.nnodes) else None)
     before = _kind.set(kind)
     try:
         fused = kernels_of(kind, here=kind == known)
-        with counted_as(fused), grouped_heads(kind == CUDA and not over_device_matrix(job)):
+        with counted_as(fused), grouped_heads(kind == CUDA and not sizes.engine.over_matrices):
             yield
     finally:
         _kind.reset(before)

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from launcher.job.schema.components import LanguageModel
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Recompute
-from launcher.plan.settings.device_matrix import over_device_matrix
 
 SHALLOW = 3
 """Layers of the first shallow model: the first and the last layer may differ from those between them."""
@@ -59,7 +58,7 @@ def shallow(job: Job, whole: tuple[str, ...] | None) -> Shallow | None:
     model, par = job.model, job.parallel
     if not isinstance(model, LanguageModel) or model.layers < DEEP:
         return None
-    if over_device_matrix(job) or job.train.compile is not None or par.param_strategy.load is not None:
+    if job.train.compile is not None or par.param_strategy.load is not None:
         return None
     named = (dict(par.operators), _recomputed(par.recompute), dict.fromkeys(whole or ()))
     if not all(_alike(settings, model.layers) for settings in named):

@@ -16,12 +16,12 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp, Parallel
 from launcher.optional import mindspore
 from launcher.plan.plan import Plan
-from launcher.plan.settings.device_matrix import LayoutsOverMatrices
 from launcher.plan.tensor_parallel import files, reader
 from launcher.plan.tensor_parallel.files import KEY, SHARD, ParamLayouts, on_grid
 from launcher.plan.tensor_parallel.reader import TP
 from launcher.plan.values.facts import Skeleton, TensorSpec
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import many
 from launcher.untrusted.files import RefusedFile, read_bytes
 
@@ -29,8 +29,10 @@ MOST = 3
 TP_KEY = "parallel.grid.tp"
 
 
-def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any], list[Problem]]:
+def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any], int | None, list[Problem]]:
     """Settings of ``parallel`` that follow from the file before a model is read: ``tp`` and weight sharding.
+
+    The number is that of the ranks in the file, if its layouts use device matrices.
 
     ``tp_from``: the setting that ``tp`` comes from, if it is set. ``apart``: the operators use device
     matrices; the layouts also do if they fit no ``tp``.
@@ -41,12 +43,11 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         stored = _stored(Path(path))
         sharded = par.hsdp is not None and (par.grid.tp or 1) == 1
         if apart or (par.grid.tp is None and _over_matrices(stored, sharded=sharded)):
-            asked = par.param_strategy.model_dump()
-            return {"param_strategy": LayoutsOverMatrices(**asked, ranks=_entries(stored).grid.size)}, []
+            return {}, _entries(stored).grid.size, []
         tp, shards = _degrees(stored, sharded=sharded)
     except (RequestError, ValueError) as error:
         problems = error.problems if isinstance(error, RequestError) else (Problem(KEY, f"{path}: {error}"),)
-        return {}, [*problems]
+        return {}, None, [*problems]
 
     # compare with the request's own tp
     said = {tp_from: par.grid.tp, "parallel.operators": reader.degree(par.operators)[0]}
@@ -54,14 +55,14 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
         if other not in (None, tp):
             cure = f"{key}={tp}" if key == TP_KEY else ""
             text = f"{path}: its layouts are cut over {many(tp, 'rank')} of {TP}, {key} has {other}"
-            return {}, [Problem(KEY, text, cure)]
+            return {}, None, [Problem(KEY, text, cure)]
 
     changes: dict[str, Any] = {}
     if tp > 1:
         changes["grid"] = par.grid.model_copy(update={TP: tp})
     if shards > 1 and par.hsdp is None:
-        changes["hsdp"] = SharesOfFile(shard_size=shards)
-    return changes, []
+        changes["hsdp"] = Hsdp(shard_size=shards)
+    return changes, None, []
 
 
 def _degrees(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> tuple[int, int]:
@@ -91,16 +92,12 @@ def _entries(stored: Strategy | mindspore.StrategyFile) -> Strategy:
     return mindspore.on_paper(stored, None)[0] if not isinstance(stored, Strategy) else stored
 
 
-class SharesOfFile(Hsdp):
-    """The weight sharding that a file describes; the size threshold needs the model."""
-
-
-def shared(job: Job, skeleton: Skeleton, grid: Grid) -> Job:
-    """Sets the threshold so that exactly the parameters that are sharded in the file are sharded."""
-    hsdp = job.parallel.hsdp
-    file = laid_out(job, skeleton, grid.size) if isinstance(hsdp, SharesOfFile) else None
+def with_threshold(resolved: Resolved, skeleton: Skeleton, grid: Grid) -> Resolved:
+    """Sets ``hsdp.threshold`` so that exactly the parameters that are sharded in the file are sharded."""
+    job, hsdp = resolved.job, resolved.job.parallel.hsdp
+    file = laid_out(job, skeleton, grid.size) if resolved.threshold_from_file else None
     if hsdp is None or file is None:
-        return job
+        return resolved
     sizes: dict[bool, list[int]] = {True: [], False: []}
     for p in skeleton.params:
         split = on_grid(file.layouts[p.name], grid) if p.name in file.layouts and not p.buffer else None
@@ -111,9 +108,9 @@ def shared(job: Job, skeleton: Skeleton, grid: Grid) -> Job:
     least = min(sizes[True], default=0)
     usual = least >= hsdp.threshold * 1024 > max(sizes[False], default=0)
     if usual or not sizes[True]:
-        return job
+        return resolved
     found = hsdp.model_copy(update={"threshold": least // 1024})
-    return job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})})
+    return resolved.of(job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})}))
 
 
 def laid_out(job: Job, skeleton: Skeleton, ranks: int) -> ParamLayouts | None:

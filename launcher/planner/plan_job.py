@@ -12,7 +12,6 @@ from launcher.data.chat.tokens import learnt as learnt_of_chat
 from launcher.data.checks import check, with_data_read
 from launcher.data.checks import resolve as resolve_data
 from launcher.data.spec import check_fit, classes, vocab
-from launcher.data.vocabulary import note as vocabulary_note
 from launcher.data.vocabulary import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Chat, Target, foreign
@@ -26,14 +25,15 @@ from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import optimizer
 from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
-from launcher.plan.settings.device_matrix import over_device_matrix, over_slices
+from launcher.plan.settings.device_matrix import over_slices
 from launcher.plan.settings.stage_config import Asked
 from launcher.plan.sizes import Note
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer import OptimizerTraits
+from launcher.plan.values.resolved import EngineChoice, Resolved
 from launcher.plan.values.text import listed
 from launcher.planner import device_kernels, equal_layers, hugging_face, resolve, user_classes
-from launcher.planner.param_layouts import fits, shared
+from launcher.planner.param_layouts import fits, with_threshold
 from launcher.planner.recompute_auto import drawn_graph, solved
 from launcher.planner.request_files import inlined
 from launcher.planner.trace_model import (
@@ -69,39 +69,51 @@ def builder(job: Job) -> Build:
     return lambda: build_model(job.model, job.security.allow)
 
 
-def settled(job: Job) -> Job:
-    """``job`` with the vocabulary of its data, and for ``debug.onerank`` with the same batches on one rank.
+def settled(job: Job) -> Resolved:
+    """Resolves the vocabulary from the data, and for ``debug.onerank`` the settings of one rank.
 
-    Micro batches and the loss stay the same there.
+    One rank trains on the same batches: micro batches and the loss stay the same.
     """
-    job = with_vocabulary(job)
+    job, source = with_vocabulary(job)
     if not job.debug.onerank:
-        return job
+        return Resolved(job, vocabulary_from=source)
     pipe = job.parallel.pipeline
     whole = Pipeline(micro_batch_num=pipe.micro_batch_num or pipe.stages, loss_reduction=pipe.loss_reduction)
     launch = job.launch.model_copy(update={"nproc": 1, "nnodes": 1})
     parallel = Parallel(pipeline=whole, deferred_init=job.parallel.deferred_init)
-    return job.model_copy(update={"parallel": parallel, "launch": launch})
+    job = job.model_copy(update={"parallel": parallel, "launch": launch})
+    return Resolved(job, vocabulary_from=source)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A request whose settings are compatible: ``job`` with the content of its files, and its needs."""
+    """A request whose settings are compatible, with the content of its files, and its needs."""
 
-    job: Job
+    resolved: Resolved
     asked: Asked
 
+    @property
+    def job(self) -> Job:
+        return self.resolved.job
 
-def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
+
+def before_torch(resolved: Resolved, found: Sequence[Problem] = ()) -> Checked:
     """Reads the files of a ``settled`` job; ``found``: problems that are known already.
 
     Raises ``RequestError`` with all problems that can be detected without torch.
     """
-    job, wrong = inlined(job)
+    resolved, wrong = inlined(resolved)
+    job = resolved.job
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
     found += [*hugging_face.check(job, vocab(job.data), classes(job.data)), *recompute_auto.unknown(job)]
     found += [*resolve.refused(job), *user_classes.nowhere(job)]
-    return Checked(job, ask(resolve.with_placeholder_steps(resolve.with_placeholder_operators(job)), found))
+    supposed = resolve.with_placeholder_steps(resolve.with_placeholder_operators(job))
+    return Checked(resolved, _ask(resolved.of(supposed), found))
+
+
+def _ask(resolved: Resolved, found: Sequence[Problem] = ()) -> Asked:
+    asked = ask(resolved.job, found, resolved.switches_file, resolved.engine)
+    return replace(asked, strategies=resolved.strategies)
 
 
 @contextmanager
@@ -137,9 +149,17 @@ def plan_job(job: Job, traces: Traces | None = None) -> Plan:
     return plan_like(job, None, traces)
 
 
-def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = None) -> Plan:
-    """A plan with each module on its stage of another plan, where the request leaves that open."""
-    checked = before_torch(settled(job))
+def plan_like(
+    job: Job,
+    stages: dict[str, int] | None,
+    traces: Traces | None = None,
+    engine: EngineChoice | None = None,
+) -> Plan:
+    """A plan with each module on its stage of another plan, where the request leaves that open.
+
+    ``engine``: how operators are cut in the other plan.
+    """
+    checked = before_torch(replace(settled(job), engine=engine))
     checked = replace(checked, asked=replace(checked.asked, like=stages))
     with planning():
         return plan_checked(checked, traces)
@@ -147,18 +167,20 @@ def plan_like(job: Job, stages: dict[str, int] | None, traces: Traces | None = N
 
 def plan_checked(checked: Checked, traces: Traces | None = None) -> Plan:
     """The plan of a request that has passed all earlier checks."""
-    job, asked = checked.job, checked.asked
+    resolved, job, asked = checked.resolved, checked.job, checked.asked
     if resolve.operators_are_open(job) or resolve.steps_are_open(job):
-        job = resolve.with_steps(resolve.written(job) if resolve.operators_are_open(job) else job)
-        asked = replace(ask(job), like=asked.like)
+        written = resolve.written(job) if resolve.operators_are_open(job) else job
+        resolved = resolve.with_steps(resolved.of(written))
+        job = resolved.job
+        asked = replace(_ask(resolved), like=asked.like)
     refuse(_unlike(job, own=True))
     refuse([*_backend(job), *user_classes.callback_problems(job), *user_classes.logger_problems(job)])
     refuse(_unrated(job, asked.sizes.steps, traces))
     noted = user_classes.looked_at(job, asked.sizes)
     from launcher.parallel.model_state.module_globals import put_back
 
-    with put_back(user_classes.files(job)), device_kernels.counted(job, asked.sizes.grid.size):
-        made = _made(job, asked, traces)
+    with put_back(user_classes.files(job)), device_kernels.counted(job, asked.sizes):
+        made = _made(resolved, asked, traces)
     fits(job, made)
     refuse([*_mismatched(job, made), *hugging_face.misfits(job, made)])
     return replace(made, notes=(*made.notes, *noted)) if noted else made
@@ -173,52 +195,59 @@ def _backend(job: Job) -> list[Problem]:
     return list(compile.unknown_backend(job, backends()))
 
 
-def _made(job: Job, asked: Asked, traces: Traces | None) -> Plan:
+def _made(resolved: Resolved, asked: Asked, traces: Traces | None) -> Plan:
     """The plan, after recomputation has been decided."""
-    if recompute_auto.asked(job):
+    if recompute_auto.asked(resolved.job):
         once = traces or Traces(own=False)
-        return solved(job, lambda job, like=None: _cut(job, replace(ask(job), like=like), once))
+
+        def planned(job: Job, like: dict[str, int] | None = None) -> Plan:
+            changed = resolved.of(job)
+            return _cut(changed, replace(_ask(changed), like=like), once)
+
+        return solved(resolved.job, planned)
     try:
-        return _cut(job, asked, traces)
+        return _cut(resolved, asked, traces)
     except RequestError as error:
-        made = _over_slices(job, error)
+        made = _over_slices(resolved, asked.sizes.engine, error)
         if made is None:
             raise
         return made
 
 
-def _over_slices(job: Job, error: RequestError) -> Plan | None:
+def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) -> Plan | None:
     """The plan over device matrices, if the only problem is that operators do not fit one tp axis."""
-    other = over_slices(job)
-    if other is None or any(not p.key.startswith(device_matrix.OPERATORS) for p in error.problems):
+    slices = over_slices(resolved.job, engine)
+    if slices is None or any(not p.key.startswith(device_matrix.OPERATORS) for p in error.problems):
         return None
+    other = replace(resolved, engine=slices)
     try:
-        made = _cut(other, ask(other))
+        made = _cut(other, _ask(other))
     except RequestError:
         return None
     text = f"is over device matrices, for one axis tp cannot have it: {error.problems[0].text}"
     return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 
-def _cut(job: Job, asked: Asked, traces: Traces | None = None) -> Plan:
+def _cut(resolved: Resolved, asked: Asked, traces: Traces | None = None) -> Plan:
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
     reading = read if traces is None else traces.read
-    model = reading(job, builder(job))
-    refuse([*user_classes.untaken(job, model)])
-    job = shared(job, model.skeleton, asked.sizes.grid)
+    model = reading(resolved.job, builder(resolved.job))
+    refuse([*user_classes.untaken(resolved.job, model)])
+    resolved = with_threshold(resolved, model.skeleton, asked.sizes.grid)
+    job = resolved.job
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
     fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))
     more += kept
     try:
-        return _planned(job, asked, model, fine, traits=traits, more=more, traces=traces)
+        return _planned(resolved, asked, model, fine, traits=traits, more=more, traces=traces)
     except RequestError as error:
         coarse, _ = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton, stacks=False))
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
         again = reading(job, builder(job))
-        return _planned(job, asked, again, coarse, traits=traits, more=more, traces=traces)
+        return _planned(resolved, asked, again, coarse, traits=traits, more=more, traces=traces)
 
 
 def _undivided(
@@ -333,7 +362,7 @@ def _shallow(
 
 
 def _planned(
-    job: Job,
+    resolved: Resolved,
     asked: Asked,
     model: ModelRead,
     whole: tuple[str, ...] | None,
@@ -344,8 +373,9 @@ def _planned(
     """The plan with the modules ``whole`` not cut; cutting changes ``model``, so it is planned only once."""
     from launcher.parallel.model_state.references import unmarked
 
+    job = resolved.job
     specs = inputs(job, asked.sizes.micro_batch)
-    if traces is None:
+    if traces is None or asked.sizes.engine.over_matrices:  # matrices need the traced model itself
         seen = _followed(job, asked, model, whole, specs)
     else:
         followed = partial(_shallow, job, asked, model, whole, specs, traces)
@@ -361,14 +391,14 @@ def _planned(
         notes.append(Note(*fallback.split(" ", 1)))
     if isinstance(job.data, Chat) and (learnt := learnt_of_chat(job.data)):
         notes.append(Note("data.path", learnt))
-    if vocabulary := vocabulary_note(job):
-        notes.append(Note(*vocabulary.split(" ", 1)))
+    if resolved.vocabulary_from:
+        notes.append(Note("data.vocab_size", f"null -> {vocab(job.data)}: {resolved.vocabulary_from}"))
     if job.debug.onerank:
         text = "true: parallel and launch.nproc are left out, micro batches kept"
         notes.append(Note("debug.onerank", text))
     if (fault := drill.fault(job, asked.sizes)) is not None:
         notes.append(Note("debug.drill", str(fault)))
-    notes += [*resolve.note(job), *hugging_face.note(job), *optimizer.note(traits)]
+    notes += [*resolve.note(resolved), *hugging_face.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, seen.graph)
     notes += resolve.untrained(job)
     note = None
@@ -389,9 +419,9 @@ def _planned(
     made = plan(with_data_read(job), asked, traced, [*notes, *more], traits=traits)
     drawn = drawn_graph(job, model, whole, specs, seen.graph)
     made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
-    if over_device_matrix(job):
+    if made.sizes.engine.over_matrices:
         with unmarked(model.marks):
-            made = matrices.shard_operators(job, made, model, specs)
+            made = matrices.shard_operators(resolved, made, model, specs)
     if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))
     return made

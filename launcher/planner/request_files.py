@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.schema.job import Job
 from launcher.optional import mindspore
 from launcher.plan.settings import transformer_opt
-from launcher.plan.settings.device_matrix import over_device_matrix
-from launcher.plan.tensor_parallel.files import Searched, SearchedFile, parsed, searched
-from launcher.plan.tensor_parallel.reader import FromFile
+from launcher.plan.settings.device_matrix import choose_engine
+from launcher.plan.tensor_parallel.files import Searched, parsed, searched
+from launcher.plan.values.resolved import EngineChoice, Origins, Resolved, SwitchesFile
 from launcher.planner.param_layouts import TP_KEY, degrees
 from launcher.untrusted.files import RefusedFile, read_json, read_text
 
 OPERATORS = "parallel.operator_strategy.load"
 
 
-def inlined(job: Job) -> tuple[Job, list[Problem]]:
-    """``job`` with the content of its files, and their problems; an invalid file contributes nothing."""
+def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
+    """The request with the content of its files, and their problems; an invalid file contributes nothing."""
+    job = resolved.job
     par = job.parallel
     problems: list[Problem] = []
     changes: dict[str, Any] = {}
@@ -29,7 +30,8 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
     file, typed = transformer_opt.file_of(job)
     if file:  # "" means none, as in MindSpore
         values, wrong = _switches(file)
-        changes["transformer_opt"] = transformer_opt.FromFile({} if wrong else values, file, typed)
+        changes["transformer_opt"] = {**({} if wrong else values), **typed}
+        resolved = replace(resolved, switches_file=SwitchesFile(file, frozenset(typed)))
         problems += wrong
 
     # operator strategies, which the request may extend
@@ -38,36 +40,46 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
         if isinstance(got, Problem):
             problems.append(got)
         else:
-            tp, operators, found_by = got
+            tp, operators, origins, found_by = got
             changes["operators"] = operators | par.operators
+            origins = {key: origin for key, origin in origins.items() if key not in par.operators}
+            resolved = replace(resolved, strategies=origins)
             if found_by is not None:
-                said = par.operator_strategy.model_dump()
-                changes["operator_strategy"] = SearchedFile(**said, reasons=found_by.reasons)
+                resolved = replace(resolved, search_reasons=found_by.reasons)
             if par.grid.tp is None and tp is not None:
                 changes["grid"] = par.grid.model_copy(update={"tp": tp})
+
+    # what cuts the operators, unless another plan has decided it
+    engine = resolved.engine
+    if engine is None:
+        engine = choose_engine(job.model_copy(update={"parallel": par.model_copy(update=changes)}))
 
     # parameter layouts, which operators and hsdp follow
     if par.param_strategy.load is not None:
         tp_from = OPERATORS if par.grid.tp is None else TP_KEY
         so_far = par.model_copy(update=changes)
-        apart = over_device_matrix(job.model_copy(update={"parallel": so_far}))
-        more, wrong = degrees(so_far, tp_from, apart=apart)
+        more, ranks, wrong = degrees(so_far, tp_from, apart=engine.over_matrices)
+        if ranks is not None:
+            why = engine.why or "the layouts of a file fit no axis tp"
+            engine = EngineChoice("device_matrix", why, ranks_at_least=ranks)
         changes |= more
         problems += wrong
+        resolved = replace(resolved, threshold_from_file="hsdp" in more)
 
+    resolved = replace(resolved, engine=engine)
     if not changes:
-        return job, problems
-    return job.model_copy(update={"parallel": par.model_copy(update=changes)}), problems
+        return resolved, problems
+    return resolved.of(job.model_copy(update={"parallel": par.model_copy(update=changes)})), problems
 
 
-def _operators(path: str) -> tuple[int | None, dict[str, FromFile], Searched | None] | Problem:
+def _operators(path: str) -> tuple[int | None, dict[str, Any], Origins, Searched | None] | Problem:
     """The operator strategies of a file with ``tp`` and the search's reasons, or why it cannot be read."""
     values = _json(path)
     if isinstance(values, Unreadable):
-        return _unread(OPERATORS, values)
+        return _unread(OPERATORS, values.why)
     try:
         if isinstance(values, dict) and "format" not in values and mindspore.is_mindspores(values):
-            return None, mindspore.strategies(mindspore.node_strategies(values), OPERATORS, path), None
+            return None, *mindspore.strategies(mindspore.node_strategies(values), OPERATORS, path), None
         return *parsed(values, OPERATORS, path), searched(values)
     except ValueError as error:
         return _unread(OPERATORS, f"{path}: {error}")
@@ -77,15 +89,18 @@ def _switches(path: str) -> tuple[dict[str, Any], list[Problem]]:
     """The switches of a ``parallel_speed_up.json``."""
     values = _json(path)
     if isinstance(values, Unreadable):
-        return {}, [_unread(transformer_opt.KEY, values)]
+        return {}, [_unread(transformer_opt.KEY, values.why)]
     if not isinstance(values, dict):
         return {}, [_unread(transformer_opt.KEY, f"{path}: should be an object: {{switch: value}}")]
     text = read_text(path)
     return values, list(transformer_opt.wrong(values, lambda name: f"{path}:{_line(text, name)}"))
 
 
-class Unreadable(str):
-    """The reason why a file cannot be read."""
+@dataclass(frozen=True)
+class Unreadable:
+    """A file that cannot be read, and the reason."""
+
+    why: str
 
 
 def _json(path: str) -> Any:

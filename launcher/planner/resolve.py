@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from launcher.errors import Problem, RequestError, of_users
@@ -11,17 +12,12 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.optim import Constant
 from launcher.plan.sizes import Note
 from launcher.plan.tensor_parallel.reader import TP
+from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import many
 
 EPOCHS = "train.epochs"
 UNENDING = 1 << 53
 """A length from which on a data set counts as endless."""
-
-
-class EpochSteps(int):
-    """A ``train.steps`` that was computed from epochs of ``samples`` samples."""
-
-    samples = 0
 
 
 def steps_are_open(job: Job) -> bool:
@@ -38,29 +34,28 @@ def with_placeholder_steps(job: Job) -> Job:
     )
 
 
-def with_steps(job: Job) -> Job:
-    """Returns ``job`` with ``train.steps`` computed from ``train.epochs``.
+def with_steps(resolved: Resolved) -> Resolved:
+    """Computes ``train.steps`` from ``train.epochs``.
 
     Epochs follow each other without a gap: the last batch continues into the next epoch, so that every sample
     of the last epoch is trained on. Raises ``RequestError`` if the number of samples is unknown.
     """
-    epochs = job.train.epochs
+    job, epochs = resolved.job, resolved.job.train.epochs
     if not steps_are_open(job) or epochs is None:
-        return job
+        return resolved
     n = _samples(job)
     n = n if job.debug.overfit is None else min(n, job.debug.overfit)
     # ceil; an empty data set of the user is refused when its first sample is requested
-    steps = EpochSteps(max(1, -(-epochs * n // job.train.batch_size)))
-    steps.samples = n
-    return _lasting(job, steps)
+    steps = max(1, -(-epochs * n // job.train.batch_size))
+    return replace(resolved, job=_lasting(job, steps), epoch_samples=n)
 
 
-def note(job: Job) -> Iterator[Note]:
+def note(resolved: Resolved) -> Iterator[Note]:
     """Notes how the number of steps was computed."""
-    steps, epochs = job.train.steps, job.train.epochs
-    if isinstance(steps, EpochSteps) and epochs is not None:
-        text = f"null -> {steps}: {many(epochs, 'epoch')} of {many(steps.samples, 'sample')}"
-        if rest := epochs * steps.samples % job.train.batch_size:
+    train, samples = resolved.job.train, resolved.epoch_samples
+    if samples is not None and train.epochs is not None:
+        text = f"null -> {train.steps}: {many(train.epochs, 'epoch')} of {many(samples, 'sample')}"
+        if rest := train.epochs * samples % train.batch_size:
             text += f"; the last step has {rest} of them, and the first ones of the epoch that would follow"
         yield Note("train.steps", text)
 

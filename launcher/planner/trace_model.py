@@ -19,12 +19,10 @@ from launcher.plan.refusals import evaluation
 from launcher.plan.refusals import model as model_effects
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
-from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.settings.stage_config import Asked
 from launcher.plan.tensor_parallel import files as param_layouts
 from launcher.plan.tensor_parallel.operators import Flow, Operator, resolve, splits, uncalled
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
-from launcher.plan.values.grid import Grid
 from launcher.plan.values.setting import STAGE, Compilation, Recomputed
 from launcher.planner import hugging_face
 from launcher.planner.device_kernels import planned_kind
@@ -172,14 +170,15 @@ def _settled(
     return Followed(operators, recomputed, replace(graph, recomputed=tuple(together)))
 
 
-def _operators(job: Job, skeleton: Skeleton, grid: Grid) -> tuple[tuple[Operator, ...], list[Problem]]:
+def _operators(job: Job, skeleton: Skeleton, asked: Asked) -> tuple[tuple[Operator, ...], list[Problem]]:
     """The operators that the request shards, and those that follow from parameter layouts."""
-    if over_device_matrix(job):
+    grid = asked.sizes.grid
+    if asked.sizes.engine.over_matrices:
         return (), []
     file = laid_out(job, skeleton, grid.size)
     if file is None:
-        return resolve(job.parallel.operators, skeleton, grid)
-    return param_layouts.resolved(job.parallel.operators, skeleton, grid, file)
+        return resolve(job.parallel.operators, skeleton, grid, asked.strategies)
+    return param_layouts.resolved(job.parallel.operators, skeleton, grid, file, asked.strategies)
 
 
 def follow(
@@ -202,7 +201,7 @@ def follow(
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
 
     # resolve the request against this model
-    operators, found = _operators(job, skeleton, asked.sizes.grid)
+    operators, found = _operators(job, skeleton, asked)
     found = found or uncalled(operators, whole)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
     found += wrong
@@ -375,10 +374,9 @@ class Traces:
     def followed(self, key: Any, job: Job, follow: Callable[[], Followed]) -> Followed:
         """The result of ``follow``; ``key``: what it depends on besides the settings that are added here.
 
-        Operators over device matrices and full compiler graphs are not cached: they need the traced model
-        itself.
+        Full compiler graphs are not cached: they need the traced model itself.
         """
-        if over_device_matrix(job) or job.train.compile is not None:
+        if job.train.compile is not None:
             return follow()
         asked = (job.model, job.seed, job.train.precision, job.parallel.operators, job.parallel.recompute)
         key = (asked, job.parallel.param_strategy, job.parallel.pipeline.seq_split, key)

@@ -190,7 +190,7 @@ def rehearse(request: Request, planned: bool = True) -> Plan | None:
             if open_ended(asked.job):
                 layout_search.check(asked.job)
             else:
-                refuse(impossible(before_torch(asked.job, preflight.before_plan(asked)).asked))
+                refuse(impossible(before_torch(asked.resolved, preflight.before_plan(asked)).asked))
     return None
 
 
@@ -263,7 +263,7 @@ def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
 
 def _plan(asked: Settled, chosen: Chosen) -> Plan:
     """The plan of a run that starts elsewhere. Raises ``RequestError``; starts and writes nothing."""
-    checked = before_torch(asked.job, preflight.before_plan(asked))
+    checked = before_torch(asked.resolved, preflight.before_plan(asked))
     with planning():
         plan = plan_checked(checked)
         found, notes = preflight.after_plan(asked, plan)
@@ -301,7 +301,7 @@ def _decide(asked: Settled, chosen: Chosen, server: ForkServer | None = None) ->
     ``server``: the server that forks ranks of this machine; it imports while this process plans.
     """
     # Check at once everything that needs no torch.
-    checked = before_torch(asked.job, preflight.before_plan(asked))
+    checked = before_torch(asked.resolved, preflight.before_plan(asked))
 
     with planning():
         if server is not None and launch.mode(asked.job, asked.outer) == "spawn":

@@ -13,6 +13,7 @@ from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.plan.settings.checkpoint import trust
 from launcher.plan.sizes import Note
+from launcher.plan.values.resolved import Resolved
 from launcher.plan.verbs import CHECKPOINT, needs, verb
 from launcher.planner.plan_job import settled
 from launcher.run import launch, memory_check, resume, status
@@ -41,7 +42,7 @@ class Settled:
     """A resolved request. ``config``: all of it, as it is written into the run folder.
 
     ``outer``: the number of ranks that an outer launcher has started; ``done``: the steps that earlier starts
-    have done. ``notes``: changes to the request.
+    have done. ``notes``: changes to the request. ``vocabulary_from``: see ``Resolved``.
     """
 
     job: Job
@@ -50,6 +51,11 @@ class Settled:
     outer: int | None
     done: tuple[str, ...]
     notes: tuple[Note, ...] = ()
+    vocabulary_from: str = ""
+
+    @property
+    def resolved(self) -> Resolved:
+        return Resolved(self.job, vocabulary_from=self.vocabulary_from)
 
     @property
     def anew(self) -> bool:
@@ -60,12 +66,14 @@ class Settled:
 def settle(job: Job, config: str, overrides: Sequence[str], others: Others | None) -> Settled:
     """Resolves a request. Raises ``RequestError`` if the folder of an earlier start cannot be read."""
     outer = launch.outer_size()
-    asked = _again(settled(job), config, others)
+    first = settled(job)
+    asked = _again(first.job, config, others)
     here = launch.at_home(asked, outer)
     job = _with_cache(memory_check.told(here))
     done = _done(job, config, overrides)
     job, found = _of_finished_run(job)
-    return Settled(job, config, overrides, outer, done, notes=(*launch.shrunk(asked, here), *found))
+    notes = (*launch.shrunk(asked, here), *found)
+    return Settled(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
 
 
 def home(job: Job) -> tuple[str, Path]:

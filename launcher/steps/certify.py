@@ -26,9 +26,8 @@ from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
 from launcher.plan.plan import Plan
-from launcher.plan.settings.device_matrix import over_slices
 from launcher.plan.values.facts import DTYPE
-from launcher.planner.plan_job import builder, plan_job
+from launcher.planner.plan_job import builder, plan_like
 from launcher.runtime.cluster.messages import broadcast, gather, gather_tensors
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import forked_streams
@@ -52,9 +51,10 @@ HALF = 0.5
 
 def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:
     """Copies of ``job`` to train one after the other, each with its plan."""
-    if plan.sharding is not None:
-        job = over_slices(job) or job
-    return tuple((copy, plan_job(copy.job)) for copy in copies_of(job, step, plan.sizes))
+    engine = plan.sizes.engine
+    return tuple(
+        (copy, plan_like(copy.job, None, engine=engine)) for copy in copies_of(job, step, plan.sizes)
+    )
 
 
 def run_copies(

@@ -31,9 +31,10 @@ def asked(path, *words):
 
 @pytest.mark.parametrize("model", ["lm_tiny", "tied_pair"])
 def test_a_model_has_as_many_rows_as_the_header_says(file, model):
-    made = with_vocabulary(asked(file, f"model={model}"))
+    made, source = with_vocabulary(asked(file, f"model={model}"))
     assert (made.model.vocab_size, made.data.vocab_size, vocab(made.data)) == (300, 300, 300)
-    assert with_vocabulary(made) is made
+    assert source == "as the headers of its files say"
+    assert with_vocabulary(made) == (made, "")
 
 
 def test_the_plan_says_what_became_of_null(file):
@@ -54,7 +55,8 @@ def test_a_model_may_have_more_rows_than_there_are_tokens_but_not_fewer(file):
 
 
 def test_null_is_what_the_data_has_for_any_data_that_says_it():
-    made = with_vocabulary(job("data=text", "model.vocab_size=null"))
+    made, source = with_vocabulary(job("data=text", "model.vocab_size=null"))
+    assert source == ""
     assert made.model.vocab_size == 256
 
 

@@ -30,6 +30,7 @@ from launcher.plan.tensor_parallel.files import KEY, ParamLayouts, cut_text, spa
 from launcher.plan.tensor_parallel.operators import strategy_problem
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.resolved import Origins
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,7 @@ def conflicts(
     known: Mapping[int, TensorLayout],
     path: str,
     config: Mapping[str, Any],
+    origins: Origins,
 ) -> Iterator[Problem]:
     """Yields problems for parameters whose first operator takes another layout than that of the file.
 
@@ -219,7 +221,7 @@ def conflicts(
             text = f"{names[value]} is cut {mine} here, and {theirs} in {path} of {KEY}"
             cure = quote(f"~parallel.operators.{w.key}") if w.key in config else ""
             said.add(w.key)
-            yield strategy_problem(w.key, config.get(w.key), text, cure)
+            yield strategy_problem(w.key, origins.get(w.key), text, cure)
             break
 
 

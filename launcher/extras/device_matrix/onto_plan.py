@@ -27,6 +27,7 @@ from launcher.plan.settings import transformer_opt
 from launcher.plan.settings.hsdp import LEVEL, LEVELS
 from launcher.plan.tensor_parallel.operators import unwrapped
 from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
+from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import GB, many
 from launcher.planner.param_layouts import laid_out
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def onto(job: Job, made: Plan, sharding: Sharding, measured: Sequence[StageBytes]) -> Plan:
+def onto(resolved: Resolved, made: Plan, sharding: Sharding, measured: Sequence[StageBytes]) -> Plan:
     """``made``, whose tensors are all on every rank of a stage, sharded as ``sharding`` says.
 
     ``measured``: the bytes that each virtual stage keeps. Raises ``RequestError`` for operators on gathered
     tensors if ``strict`` forbids them.
     """
-    refuse(transformer_opt.gathered(job, map(str, gathered(sharding))))
+    job = resolved.job
+    refuse(transformer_opt.gathered(job, map(str, gathered(sharding)), resolved.switches_file))
     params = tuple(_placed(p, made, sharding) for p in made.params)
     boundaries = tuple(
         tuple(_crossings(crossings, stage))
@@ -106,23 +108,25 @@ def _crossings(crossings: tuple[Crossing, ...], stage: StageSharding) -> Iterato
         yield replace(c, specs=tuple(next(parts) for _ in c.specs))
 
 
-def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
-    """``made`` with the strategies of ``job``; ``model`` is the full model on meta.
+def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
+    """``made`` with the strategies of the request; ``model`` is the full model on meta.
 
     Raises ``RequestError``.
     """
     refuse([*recorded_forward.recording_problems(model.skeleton)])
-    operators, wrong = unwrapped(job.parallel.operators, model.skeleton)
+    job = resolved.job
+    operators, origins, wrong = unwrapped(job.parallel.operators, model.skeleton, resolved.strategies)
     refuse(wrong)
     job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
+    resolved = replace(resolved, job=job, strategies=origins)
     from launcher.models.language_model import grouped_heads  # torch
 
     ours = not foreign(job.model)
     with grouped_heads(False):  # ranks record operators without a device as well
         graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
     terms = _terms(job, made)
-    sharding = resolve(job, graphs, rule_of, terms, _known(job, made, model))
-    return onto(job, made, sharding, _measured(made, sharding, terms.class_dim))
+    sharding = resolve(resolved, graphs, rule_of, terms, _known(job, made, model))
+    return onto(resolved, made, sharding, _measured(made, sharding, terms.class_dim))
 
 
 def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:

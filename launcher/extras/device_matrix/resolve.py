@@ -30,8 +30,8 @@ from launcher.extras.device_matrix.written_operator import Written
 from launcher.job.schema.job import Job
 from launcher.plan.sizes import searches
 from launcher.plan.tensor_parallel.files import KEY as FILE
-from launcher.plan.tensor_parallel.files import SearchedFile
 from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.text import bytes_text
 
 HEAVY = frozenset(
@@ -232,7 +232,7 @@ class Terms:
 
 
 def resolve(
-    job: Job,
+    resolved: Resolved,
     graphs: Sequence[StageGraphs],
     rule_of: RuleOf,
     terms: Terms,
@@ -241,7 +241,7 @@ def resolve(
     """Resolves the strategies and layouts of all stages.
 
     Args:
-        job: the request.
+        resolved: the request, with what its files decided.
         graphs: the operators of each virtual stage.
         rule_of: returns the rule of an operator, if it has one.
         terms: the conditions for strategies.
@@ -250,6 +250,7 @@ def resolve(
     Raises:
         RequestError: with all problems of the strategies.
     """
+    job = resolved.job
     problems: list[Problem] = []
     stages: list[StageSharding] = []
     known: dict[str, TensorLayout] = {}
@@ -260,14 +261,16 @@ def resolve(
     for index, both in enumerate(graphs):
         place = Place(index, len(graphs), names[index])
         made, wrong = _stage(
-            job, both, rule_of, terms, search, arrive=arrive, known=known, file=file, place=place
+            resolved, both, rule_of, terms, search, arrive=arrive, known=known, file=file, place=place
         )
         problems += wrong
         stages.append(made)
         known |= {p.name: p.used for p in made.params if p.name not in known}
         arrive = tuple(made.train.taken[at].layout for at in made.train.returns)
     modules = [n.module for both in graphs for n in both.train.nodes]
-    problems += unmatched(job.parallel.operators, modules, [name for each in names for name in each])
+    problems += unmatched(
+        job.parallel.operators, modules, [name for each in names for name in each], resolved.strategies
+    )
     refuse(list(dict.fromkeys(problems)))
     level = None if job.parallel.hsdp is None else job.parallel.hsdp.optimizer_level
     return Sharding(
@@ -276,21 +279,20 @@ def resolve(
         stages=tuple(stages),
         latency=terms.costs.latency,
         bytes_per_second=terms.costs.bytes_per_second,
-        searched=_searched(job),
-        reasons=tuple(_said(job, stages)),
+        searched=_searched(resolved),
+        reasons=tuple(_said(resolved, stages)),
     )
 
 
-def _said(job: Job, stages: Sequence[StageSharding]) -> Iterator[str]:
+def _said(resolved: Resolved, stages: Sequence[StageSharding]) -> Iterator[str]:
     """Yields the reasons from the file that has the strategies, and those of this search."""
-    saved = job.parallel.operator_strategy
-    yield from saved.reasons if isinstance(saved, SearchedFile) else ()
+    yield from resolved.search_reasons or ()
     yield from map(str, merged(r for stage in stages for r in stage.reasons))
 
 
-def _searched(job: Job) -> bool:
+def _searched(resolved: Resolved) -> bool:
     """Whether a search also chose the layouts of inputs: now, or for the file that has the strategies."""
-    return searches(job) or isinstance(job.parallel.operator_strategy, SearchedFile)
+    return searches(resolved.job) or resolved.search_reasons is not None
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,7 @@ class Place:
 
 
 def _stage(
-    job: Job,
+    resolved: Resolved,
     graphs: StageGraphs,
     rule_of: RuleOf,
     terms: Terms,
@@ -318,13 +320,16 @@ def _stage(
 
     ``arrive``: layouts of its inputs. ``known``: layouts of parameters that an earlier stage holds, too.
     """
+    job = resolved.job
     graph, ranks = graphs.train, terms.ranks
     last = place.index == place.stages - 1
     rules = tuple(rule_of(n, graph) for n in graph.nodes)
-    written, problems = read(job.parallel.operators, graph, rules, names=place.names, ranks=ranks)
+    written, problems = read(
+        job.parallel.operators, graph, rules, names=place.names, ranks=ranks, origins=resolved.strategies
+    )
 
     # a search takes the model's inputs in the layouts of their users, unless the request says how they come
-    free = place.index == 0 and _searched(job) and isinstance(job.parallel.dataset_strategy, str)
+    free = place.index == 0 and _searched(resolved) and isinstance(job.parallel.dataset_strategy, str)
     given = {} if free else dict(zip(graph.inputs, arrive, strict=True))
     of_file, wrong = _of_file(job, graph, file, taken(graph, rules, written))
     problems += wrong
@@ -338,7 +343,15 @@ def _stage(
         own |= followed(graph, rules, of_file, own)
         config = job.parallel.operators
         own_params = {v: of_file[v] for name, v in graph.params if v in of_file and name not in known}
-        problems += conflicts(graph, rules, written, known=own_params, path=file.path, config=config)
+        problems += conflicts(
+            graph,
+            rules,
+            written,
+            known=own_params,
+            path=file.path,
+            config=config,
+            origins=resolved.strategies,
+        )
     reasons: tuple[Reason, ...] = ()
     if searches(job) and not problems:
         asked = Layouts(rest={**given, **rests})

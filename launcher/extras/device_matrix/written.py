@@ -16,7 +16,7 @@ from launcher.extras.device_matrix.tensor_dims import UnfitError, text
 from launcher.extras.device_matrix.written_operator import KEY, Operator, Written, nearest_cure, strategy_of
 from launcher.job.schema.keys import did_you_mean, nearest
 from launcher.plan.tensor_parallel.operators import Lookup
-from launcher.plan.tensor_parallel.reader import FromFile
+from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 from launcher.plan.values.text import listed
 
 MARK = ":"
@@ -66,38 +66,43 @@ def read(
     *,
     names: Sequence[str],
     ranks: int,
+    origins: Origins = NO_FILE,
 ) -> tuple[tuple[Written, ...], list[Problem]]:
     """Returns the strategies that ``config`` has for the operators of one stage, and problems.
 
-    ``names``: the names of the operators. Exact names beat globs, later keys beat earlier ones, and both beat
-    the strategies of a file.
+    ``names``: the names of the operators. ``origins``: the files that have strategies of ``config``. Exact
+    names beat globs, later keys beat earlier ones, and both beat the strategies of a file.
     """
     problems: list[Written] = []
     wrong: list[Problem] = []
-    for (name, at), key in _keys(config, graph, rules, names).items():
-        value = config[key]
+    for (name, at), key in _keys(config, graph, rules, names, origins).items():
+        value, origin = config[key], origins.get(key)
         rule = None if at is None else rules[at]
         if at is None or rule is None:
             places = [n for i, n in enumerate(graph.nodes) if (n.module == name if at is None else i == at)]
             ops = listed(tuple(dict.fromkeys(f"aten.{n.op}" for n in places)))
             why = f"none of its operators can be cut: there is no rule for {ops}"
             cure = quote(f"~{KEY}.{key}") if key == name else ""
-            wrong.append(_problem(key, name, value, why, cure))
+            wrong.append(_problem(key, name, origin, why, cure))
             continue
         op = Operator(graph, graph.nodes[at], rule, ranks, graph.shapes(graph.nodes[at]))
         try:
-            problems.append(strategy_of(value, op, at, key))
+            problems.append(strategy_of(value, op, at, key, origin))
         except UnfitError as error:
-            wrong.append(_problem(key, name, value, str(error), nearest_cure(key, value, op)))
+            wrong.append(_problem(key, name, origin, str(error), nearest_cure(key, value, op, origin)))
     return tuple(problems), wrong
 
 
 def _keys(
-    config: Mapping[str, Any], graph: OpGraph, rules: Sequence[OpRule | None], names: Sequence[str]
+    config: Mapping[str, Any],
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    names: Sequence[str],
+    origins: Origins,
 ) -> dict[tuple[str, int | None], str]:
     """Returns the key of ``config`` for each operator, by the name that matches and the operator's place."""
-    modules = Lookup.of({k: v for k, v in config.items() if MARK not in k})
-    operators = Lookup.of({k: v for k, v in config.items() if MARK in k})
+    modules = Lookup.of({k: v for k, v in config.items() if MARK not in k}, origins)
+    operators = Lookup.of({k: v for k, v in config.items() if MARK in k}, origins)
     main = main_operators(graph, rules)
     out: dict[tuple[str, int | None], str] = {}
     for module, at in main.items():
@@ -112,22 +117,25 @@ def _keys(
             continue
         module = graph.nodes[at].module
         other = out.get((module, at)) if main[module] == at else None
-        if other is None or not isinstance(config[key], FromFile) or isinstance(config[other], FromFile):
+        if other is None or key not in origins or other in origins:
             out.pop((module, at), None)
             out[name, at] = key
     return out
 
 
-def _problem(key: str, module: str, value: Any, why: str, cure: str) -> Problem:
+def _problem(key: str, module: str, origin: StrategyOrigin | None, why: str, cure: str) -> Problem:
     """Returns a problem of one strategy; it also names the file, or the module that a glob matches."""
     why = why if key == module else f"{module}: {why}"
-    if isinstance(value, FromFile):
-        return Problem(value.setting, f"{value.path}: {key}: {why}")
+    if origin is not None:
+        return Problem(origin.setting, f"{origin.path}: {key}: {why}")
     return Problem(f"{KEY}.{key}".rstrip("."), why, cure)
 
 
 def unmatched(
-    config: Mapping[str, Any], modules: Sequence[str], operators: Sequence[str] = ()
+    config: Mapping[str, Any],
+    modules: Sequence[str],
+    operators: Sequence[str] = (),
+    origins: Origins = NO_FILE,
 ) -> list[Problem]:
     """Returns problems for keys that match none of the ``modules`` of operators, nor of the ``operators``."""
     there = tuple(m for m in dict.fromkeys(modules) if m)
@@ -145,7 +153,7 @@ def unmatched(
         why = f"no operator is of such a module; there are those of {listed(there)}{meant}"
         if own:
             why = f"its module has no such operator; there are {listed(own)}{meant}"
-        problems.append(_problem(key, key, value, why, quote(f"~{KEY}.{key}")))
+        problems.append(_problem(key, key, origins.get(key), why, quote(f"~{KEY}.{key}")))
     return problems
 
 

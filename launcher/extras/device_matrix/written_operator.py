@@ -24,7 +24,7 @@ from launcher.extras.device_matrix.tensor_dims import (
     slices,
     text,
 )
-from launcher.plan.tensor_parallel.reader import FromFile
+from launcher.plan.values.resolved import StrategyOrigin
 
 KEY = "parallel.operators"
 WORDS = ("in", "out", "input", "output", "makes", "matrix", "axes")
@@ -82,10 +82,9 @@ class Operator:
         return self, replace(self, rule=rule, shapes=turned(self.shapes))
 
 
-def strategy_of(value: Any, op: Operator, at: int, key: str) -> Written:
+def strategy_of(value: Any, op: Operator, at: int, key: str, origin: StrategyOrigin | None = None) -> Written:
     if not isinstance(value, Mapping) or not value:
         raise UnfitError(f"{text(value)}: not a strategy such as {{in: [[2, 4], [4, 1]]}}")
-    file = value if isinstance(value, FromFile) else None
     value = _over_matrix(value)
     unknown = [k for k in value if k not in (*WORDS, *op.params)]
     if unknown:
@@ -98,9 +97,9 @@ def strategy_of(value: Any, op: Operator, at: int, key: str) -> Written:
         _made(value["makes"], op, cut, axes)
     strategy = _strategy(op, cut, axes)
     out = _output(value, op, strategy, axes)
-    if file is None:
+    if origin is None:
         return Written(at, key, strategy, out)
-    return Written(at, file.key or key, strategy, out, file.assigned)
+    return Written(at, origin.key or key, strategy, out, origin.assigned)
 
 
 def _over_matrix(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -285,9 +284,9 @@ def _said_of_output(value: Mapping[str, Any]) -> Any:
     return said[0]
 
 
-def nearest_cure(key: str, value: Any, op: Operator) -> str:
+def nearest_cure(key: str, value: Any, op: Operator, origin: StrategyOrigin | None) -> str:
     """The override with the nearest strategy that fits; "" if there is none."""
-    if isinstance(value, FromFile) or not isinstance(value, Mapping):
+    if origin is not None or not isinstance(value, Mapping):
         return ""
     for name, change in _changes(value, op):
         if not _cuts(change):

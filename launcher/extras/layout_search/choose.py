@@ -19,6 +19,7 @@ from launcher.extras.layout_search.search import search
 from launcher.extras.layout_search.show import Ranking
 from launcher.job.schema.job import Job
 from launcher.plan.sizes import Note
+from launcher.plan.values.resolved import Resolved
 from launcher.planner.plan_job import planning
 from launcher.planner.resolve import with_steps
 from launcher.run import launch, memory_check
@@ -75,12 +76,12 @@ def settled(job: Job, measure: bool = False, others: Others | None = None) -> Ch
     job = _at_home(job)
     found, ranking = _searched(job)
     if not (measure and job.search.measure):
-        return Chosen(found[0].job, tuple(show.notes(ranking)))
+        return Chosen(_with_open_steps(found[0].job, job), tuple(show.notes(ranking)))
     told = measured_cluster.measured_cluster(ranking, measured(job, found, others))
     taken = told.ran[0].finalist
     note = Note("search.measure", "; ".join(measured_cluster.note(told)))
     notes = (*show.notes(ranking, taken.predicted), note)
-    return Chosen(taken.job, notes, measured_cluster.file(told))
+    return Chosen(_with_open_steps(taken.job, job), notes, measured_cluster.file(told))
 
 
 def shown(job: Job, others: Others | None = None) -> Iterator[str]:
@@ -89,10 +90,11 @@ def shown(job: Job, others: Others | None = None) -> Iterator[str]:
     check(job)
     found, ranking = _searched(job)
     lines = [*show.text(ranking)]
-    best = Chosen(found[0].job)
+    best = Chosen(_with_open_steps(found[0].job, job))
     if job.search.measure:
         told = measured_cluster.measured_cluster(ranking, measured(job, found, others))
-        best = Chosen(told.ran[0].finalist.job, cluster=measured_cluster.file(told))
+        taken = _with_open_steps(told.ran[0].finalist.job, job)
+        best = Chosen(taken, cluster=measured_cluster.file(told))
         lines += _labelled("measured", measured_cluster.table(told))
         lines += _labelled("refitted", measured_cluster.refitted(told))
     yield from lines
@@ -109,7 +111,15 @@ def _searched(job: Job) -> tuple[list[Finalist], Ranking]:
     """The best layouts. Starts the server of this process before anything is planned here."""
     with planning(), serving() as server:
         server.prepare()
-        return search(with_steps(job), processes(), start=server.start)
+        return search(with_steps(Resolved(job)).job, processes(), start=server.start)
+
+
+def _with_open_steps(found: Job, job: Job) -> Job:
+    """The layout ``found``, with the number of steps open if ``job`` leaves it open.
+
+    A recipe with both steps and epochs would be refused.
+    """
+    return found.model_copy(update={"train": found.train.model_copy(update={"steps": job.train.steps})})
 
 
 def _labelled(label: str, lines: Iterator[str]) -> Iterator[str]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from launcher.optional import matrices
 from launcher.plan.tensor_parallel.operators import LINEARS, Cut, Flow, Operator, Spread
-from launcher.plan.tensor_parallel.reader import DP, TP, Axes, FromFile
+from launcher.plan.tensor_parallel.reader import DP, TP, Axes
+from launcher.plan.values.resolved import Origins, StrategyOrigin
 from launcher.untrusted.files import DIMS, brief
 
 SLICES, OUT_SLICES = "parallel_strategy_item", "parallel_out_strategy_item"
@@ -187,8 +188,8 @@ CALLED = {
 _NUMBER = re.compile(r"-op\d+$")
 
 
-def strategies(file: NodeStrategies, setting: str, path: str) -> dict[str, FromFile]:
-    """Returns the strategy of each module that has a node in ``file``, by the module's name there.
+def strategies(file: NodeStrategies, setting: str, path: str) -> tuple[dict[str, Any], Origins]:
+    """Returns the strategy and its origin of each module with a node in ``file``, by the module's name there.
 
     The strategy of a module that is only code around other modules is empty. ``setting`` and ``path`` say
     where the file was named, for messages. Raises ``ValueError`` if several operators of one module have
@@ -200,14 +201,16 @@ def strategies(file: NodeStrategies, setting: str, path: str) -> dict[str, FromF
         scopes.setdefault(_module(scope), {})[node] = _NUMBER.sub("", last)
 
     out = {}
+    origins = {}
     for module, ops in scopes.items():
         around = any(other.startswith(f"{module}." if module else "") for other in scopes if other != module)
         main = _main(module, ops, around=around)
         values = {} if main is None else _row(file, main)
         key = file.keys.get(main, "") if main is not None else ", ".join(dict.fromkeys(ops.values()))
         if values or main is None:
-            out[module] = FromFile(values, setting=setting, path=path, key=key, outside=True)
-    return out
+            out[module] = values
+            origins[module] = StrategyOrigin(setting, path, key=key, outside=True)
+    return out, origins
 
 
 def _module(scope: str) -> str:

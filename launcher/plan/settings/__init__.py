@@ -38,6 +38,7 @@ from launcher.plan.settings import (
     transformer_opt,
 )
 from launcher.plan.sizes import Sizes
+from launcher.plan.values.resolved import EngineChoice, SwitchesFile
 from launcher.plan.values.setting import Recomputed, Setting
 
 __all__ = [
@@ -54,15 +55,21 @@ __all__ = [
 ]
 
 
-def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
-    """Returns the sizes of ``job``, and all problems of its settings that do not depend on the model."""
+def sizes(
+    job: Job, switches_file: SwitchesFile | None = None, engine: EngineChoice | None = None
+) -> tuple[Sizes | None, list[Problem]]:
+    """Returns the sizes of ``job``, and all problems of its settings that do not depend on the model.
+
+    ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
+    if files or the model decided it.
+    """
     problems = [*mode.refused(job), *checkpoint.refused(job), *device_memory.refused(job)]
-    got, wrong = grid.sizes(job)
+    got, wrong = grid.sizes(job, engine)
     problems += wrong
     problems += pipeline.refused(job, got)
     problems += steps.refused(job, got)
     problems += dataset_strategy.refused(job, got)
-    problems += transformer_opt.refused(job, got)
+    problems += transformer_opt.refused(job, got, switches_file)
     problems += gradients.local_norm_problems(job)
     problems += compile.refused(job, got)
     problems += loss.packing_problems(job)

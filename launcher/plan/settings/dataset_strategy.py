@@ -10,7 +10,6 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.settings import transformer_opt
-from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.setting import Outcome, Setting
@@ -89,7 +88,7 @@ def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     if not formed(strategy):
         yield Problem(KEY, f"{written(strategy)}: should be {_form(strategy)}")
         return
-    if isinstance(strategy, dict) or sizes is None or over_device_matrix(job):
+    if isinstance(strategy, dict) or sizes is None or sizes.engine.over_matrices:
         return
 
     # dim 0 (the samples) is cut into the same number of slices in all tensors, which divides the ranks
@@ -184,7 +183,7 @@ def reading(job: Job, sizes: Sizes) -> BatchReading:
     3 does both.
     """
     strategy, level = job.parallel.dataset_strategy, transformer_opt.broadcast_level(job)
-    if over_device_matrix(job):
+    if sizes.engine.over_matrices:
         parts = 1  # all ranks of a stage read full samples and cut their parts out of them
     elif isinstance(strategy, str):
         parts = {"data_parallel": sizes.replicas, "full_batch": 1}[strategy]
@@ -197,7 +196,7 @@ def reading(job: Job, sizes: Sizes) -> BatchReading:
 def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
     """Yields the setting if it is not ``data_parallel``."""
     strategy = job.parallel.dataset_strategy
-    if over_device_matrix(job):
+    if sizes.engine.over_matrices:
         why = "operators take their parts of samples that every rank of a stage reads whole"
         yield Setting(KEY, written(strategy), "applied", why)
     elif strategy != "data_parallel":

@@ -10,43 +10,30 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import Adafactor, Muon
-from launcher.job.schema.parallel import Parallel, ParamStrategy
 from launcher.plan import sizes as mode
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.sizes import searches
 from launcher.plan.tensor_parallel import reader
+from launcher.plan.values.resolved import OVER_TP, EngineChoice
 from launcher.plan.values.text import many
 
 OPERATORS = "parallel.operators"
 
 
-class LayoutsOverMatrices(ParamStrategy):
-    """Marks a request whose parameters take layouts from a file that a single tp axis cannot express.
+def over_slices(job: Job, engine: EngineChoice) -> EngineChoice | None:
+    """Chooses device matrices for slices that are valid for one tp axis, but do not fit this model.
 
-    ``ranks``: the number of ranks in the file, over all its stages.
-    """
-
-    ranks: int
-
-
-class SlicesOverMatrices(Parallel):
-    """Marks a request whose slices are valid for one tp axis but do not fit this model."""
-
-
-def over_slices(job: Job) -> Job | None:
-    """Returns ``job`` with its slices over device matrices.
-
-    ``None`` if it uses them already, if a strategy has anything but slices, or if other settings forbid it.
+    ``None`` if ``engine`` is device matrices already, if a strategy has anything but slices, or if other
+    settings forbid it.
     """
     par = job.parallel
-    if over_device_matrix(job) or not par.operators or par.grid.tp is not None:
+    if engine.over_matrices or not par.operators or par.grid.tp is not None:
         return None
     if not all(_sliced(v) for v in par.operators.values()):
         return None
-    fields = {name: getattr(par, name) for name in Parallel.model_fields}
-    out = job.model_copy(update={"parallel": SlicesOverMatrices.model_construct(**fields)})
+    out = EngineChoice("device_matrix", "the slices fit no axis tp of this model")
     problems: list[Problem] = []
-    wrong = [*refused(out, ranks(out, problems)), *problems]
+    wrong = [*refused(job, ranks(job, out, problems)), *problems]
     return None if wrong else out
 
 
@@ -63,26 +50,38 @@ def _sliced(value: Any) -> bool:
     )
 
 
-def over_device_matrix(job: Job) -> bool:
-    """Whether each operator arranges all ranks of a stage in a device matrix of its own.
+def choose_engine(job: Job) -> EngineChoice:
+    """Chooses how operators are cut, from the settings alone.
 
-    That is the case if strategies are searched for, or if the written ones do not fit a single tp axis
-    beside the data-parallel ranks.
+    Device matrices are chosen if strategies are searched for, or if the written ones do not fit a single tp
+    axis beside the data-parallel ranks.
     """
+    why = _why_matrices(job)
+    return EngineChoice("device_matrix", why) if why else OVER_TP
+
+
+def _why_matrices(job: Job) -> str:
+    """The reason for device matrices; empty if one tp axis will do."""
     par = job.parallel
-    if searches(job) or _other_dims(par.dataset_strategy):
-        return True
-    if isinstance(par, SlicesOverMatrices) or isinstance(par.param_strategy, LayoutsOverMatrices):
-        return True
+    if searches(job):
+        return f"{mode.KEY}={par.mode} searches for strategies"
+    if _other_dims(par.dataset_strategy):
+        return "parallel.dataset_strategy cuts other dims than the samples, or names axes"
     values = [v for v in par.operators.values() if isinstance(v, Mapping)]
     if any("matrix" in v or "axes" in v for v in values):
-        return True
+        return f"{OPERATORS} has device matrices"
     if par.grid.tp is not None:
-        return False
+        return ""
+
+    # what the slices imply
     tp, clash = reader.degree(par.operators)
-    if tp is None and values and all(map(_sliced, values)):  # the slices imply no size of tp
-        return True
-    return bool(clash) or _other_batches(job, values, tp or 1)
+    if tp is None and values and all(map(_sliced, values)):
+        return f"the slices of {OPERATORS} imply no size of tp"
+    if clash:
+        return f"{OPERATORS} has {clash} slices"
+    if _other_batches(job, values, tp or 1):
+        return f"{OPERATORS} cuts samples into slices that are those of no axis"
+    return ""
 
 
 def _other_dims(asked: Any) -> bool:
@@ -125,12 +124,11 @@ def least(job: Job) -> int:
     return lcm(*sizes)
 
 
-def ranks(job: Job, found: list[Problem]) -> int | None:
+def ranks(job: Job, engine: EngineChoice, found: list[Problem]) -> int | None:
     """The number of ranks of a stage; ``None``, with a problem in ``found``, if stages do not divide them."""
-    pp, launch, file = job.parallel.pipeline.stages, job.launch, job.parallel.param_strategy
+    pp, launch = job.parallel.pipeline.stages, job.launch
     if launch.nproc is None:
-        needed = file.ranks if isinstance(file, LayoutsOverMatrices) else 1
-        return lcm(pp * least(job), needed, launch.nnodes) // pp
+        return lcm(pp * least(job), engine.ranks_at_least, launch.nnodes) // pp
     world = launch.nproc * launch.nnodes
     if world % pp:
         nodes = "" if launch.nnodes == 1 else f"{many(world, 'rank')} on {launch.nnodes} nodes "

@@ -11,10 +11,11 @@ from launcher.job.schema.parallel import Pipeline
 from launcher.job.schema.steps import Train
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.settings import device_matrix, hsdp, pipeline
-from launcher.plan.settings.device_matrix import over_device_matrix
+from launcher.plan.settings.device_matrix import choose_engine
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.tensor_parallel import reader
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.resolved import EngineChoice
 from launcher.plan.values.text import many
 
 OPERATORS = "parallel.operators"
@@ -55,11 +56,15 @@ def tp_degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
 KEY = "parallel.grid"
 
 
-def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
-    """Returns the sizes of ``job`` and their problems; the sizes are ``None`` if no grid can be made."""
+def sizes(job: Job, engine: EngineChoice | None = None) -> tuple[Sizes | None, list[Problem]]:
+    """Returns the sizes of ``job`` and their problems; the sizes are ``None`` if no grid can be made.
+
+    ``engine``: how operators are cut, if files or the model decided it.
+    """
+    engine = engine or choose_engine(job)
     notes: list[Note] = []
     problems: list[Problem] = []
-    grid = _grid(job, notes, problems)
+    grid = _grid(job, engine, notes, problems)
     micros = pipeline.micros(job, notes, problems)
     steps, epochs = _length(job, notes)
     if grid is None:
@@ -88,6 +93,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
         v=v,
         pieces=pipe.seq_chunks,
         epochs=epochs,
+        engine=engine,
     )
     return got, problems
 
@@ -120,10 +126,10 @@ def _length(job: Job, notes: list[Note]) -> tuple[int, int | None]:
     return steps, epochs
 
 
-def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
+def _grid(job: Job, engine: EngineChoice, notes: list[Note], found: list[Problem]) -> Grid | None:
     """Returns the grid; ``None``, with a problem in ``found``, if the ranks do not make full pipelines."""
-    if over_device_matrix(job):
-        return _one_set(job, notes, found)
+    if engine.over_matrices:
+        return _one_set(job, engine, notes, found)
     asked = job.parallel.grid
     pp = job.parallel.pipeline.stages
     tp = tp_degree(job, notes, found)
@@ -156,14 +162,14 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
     return Grid.of(pp=pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
 
 
-def _one_set(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
+def _one_set(job: Job, engine: EngineChoice, notes: list[Note], found: list[Problem]) -> Grid | None:
     """Returns a grid with all ranks of a stage on one axis, because each operator arranges them itself."""
     pp, asked = job.parallel.pipeline.stages, job.parallel.grid.pp
     if asked not in (None, pp):
         found.append(
             Problem(f"{KEY}.pp", f"{asked}: contradicts parallel.pipeline.stages={pp}", f"{KEY}.pp={pp}")
         )
-    ranks = device_matrix.ranks(job, found)
+    ranks = device_matrix.ranks(job, engine, found)
     found += device_matrix.refused(job, ranks)
     if ranks is None:
         return None

@@ -11,7 +11,6 @@ from launcher.job.schema.parallel import Hsdp
 from launcher.plan.communication.fusion import Fused
 from launcher.plan.cut.params import Placed
 from launcher.plan.schedule.schedules import Rule
-from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import bytes_text, many, some
@@ -76,7 +75,7 @@ def dropped(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
 def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
     """Yields the setting of the optimizer level."""
     hsdp = job.parallel.hsdp
-    if hsdp is None or over_device_matrix(job):  # how each parameter is sharded is not known yet
+    if hsdp is None or sizes.engine.over_matrices:  # how each parameter is sharded is not known yet
         return
     level = hsdp.optimizer_level
     if sizes.grid["dp_shard"] == 1:
@@ -100,7 +99,7 @@ def _why_not_sharded(hsdp: Hsdp, fused: Fused) -> str:
 def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     """Yields notes on parameters that stay whole, and on those that are cut unevenly."""
     hsdp, n = job.parallel.hsdp, sizes.grid["dp_shard"]
-    if hsdp is None or over_device_matrix(job):
+    if hsdp is None or sizes.engine.over_matrices:
         return
     if n == 1:
         yield Note(KEY, "has no effect: the shard axis has one rank")

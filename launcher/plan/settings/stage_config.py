@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,9 +19,9 @@ from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.memory import device_memory
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.settings import pipeline
-from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.resolved import Origins, SwitchesFile
 from launcher.plan.values.text import many
 
 KEY = stage_config.KEY
@@ -32,14 +32,18 @@ Config = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request says about stages before the model is read: the sizes, and explicit stages if any.
+    """What a request says before the model is read: the sizes, and explicit stages if any.
 
-    ``like``: stages from another plan, which are taken in place of an automatic choice.
+    ``like``: stages from another plan, which are taken in place of an automatic choice. ``switches_file``:
+    the file that has switches of ``transformer_opt``. ``strategies``: the files that have strategies of
+    operators.
     """
 
     sizes: Sizes
     config: dict[str, int] | None
     like: dict[str, int] | None = None
+    switches_file: SwitchesFile | None = None
+    strategies: Origins = field(default_factory=dict)
 
 
 def cut(
@@ -130,7 +134,7 @@ def automatic(
         raise RequestError((_too_few(job, sizes, model, groups),))
 
     if like is None or any(m not in like for group in groups for m in group):
-        room = None if over_device_matrix(job) else device_memory.room(job)
+        room = None if sizes.engine.over_matrices else device_memory.room(job)
         found = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
         runs = enumerate(pairwise(found.cut))
         told = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}

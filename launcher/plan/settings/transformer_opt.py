@@ -16,6 +16,7 @@ from launcher.plan.settings import comm_fusion, overlap
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel import operators
 from launcher.plan.tensor_parallel.operators import Spread, all_reduced
+from launcher.plan.values.resolved import SwitchesFile
 from launcher.plan.values.setting import Setting, Status
 from launcher.plan.values.text import bytes_text
 
@@ -67,15 +68,6 @@ FORMER = {
     "bias_add_comm_swap": BIAS,
 }
 """Former names of switches in MindSpore, and the current ones."""
-
-
-class FromFile(dict[str, Any]):
-    """The switches of the file at ``path``; those that the request itself sets (``typed``) override them."""
-
-    def __init__(self, values: Mapping[str, Any], path: str, typed: Mapping[str, Any]) -> None:
-        super().__init__({**values, **typed})
-        self.path = path
-        self.typed = frozenset(typed)
 
 
 SwitchStatus = Status | Literal["rejected"]
@@ -201,45 +193,45 @@ def overlaps(job: Job, sizes: Sizes, fused: Fused) -> tuple[str, ...]:
     return tuple(overlap.lines(job, sizes, fused, gathers=gathers, reduces=reduces, ops=ops))
 
 
-def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+def refused(job: Job, sizes: Sizes | None, file: SwitchesFile | None) -> Iterator[Problem]:
     """Yields problems for invalid switches, unsupported ones, and degraded ones if ``strict`` is set."""
     found = list(wrong(asked_for(job)))
     yield from found
     if found or sizes is None:
         return
     early = [s for s in switches(job, sizes, None) if s.name not in OF_PLAN]
-    yield from (_refusal(job, s, "") for s in early if s.status == "rejected")
-    yield from _half_done(job, early)
+    yield from (_refusal(s, file, "") for s in early if s.status == "rejected")
+    yield from _half_done(job, early, file)
 
 
-def refused_for(job: Job, sizes: Sizes, fused: Fused) -> Iterator[Problem]:
+def refused_for(job: Job, sizes: Sizes, fused: Fused, file: SwitchesFile | None) -> Iterator[Problem]:
     """Yields the problems of ``strict`` for all switches, once the fused collectives are known."""
-    return _half_done(job, switches(job, sizes, fused))
+    return _half_done(job, switches(job, sizes, fused), file)
 
 
-def _half_done(job: Job, found: Iterable[Switch]) -> Iterator[Problem]:
+def _half_done(job: Job, found: Iterable[Switch], file: SwitchesFile | None) -> Iterator[Problem]:
     if asked_for(job).get(STRICT) is True:
-        yield from (_refusal(job, s, "strict: ") for s in found if s.status == "degraded")
+        yield from (_refusal(s, file, "strict: ") for s in found if s.status == "degraded")
 
 
-def gathered(job: Job, found: Iterable[str]) -> list[Problem]:
+def gathered(job: Job, found: Iterable[str], file: SwitchesFile | None) -> list[Problem]:
     """Returns problems for operators that work on gathered tensors, which ``strict`` forbids."""
     if asked_for(job).get(STRICT) is not True:
         return []
-    key, text, cure = _place(job, STRICT, "true", "false")
+    key, text, cure = _place(file, STRICT, "true", "false")
     return [Problem(key, f"{text}: an operator works on gathered tensors: {what}", cure) for what in found]
 
 
-def _refusal(job: Job, s: Switch, half: str) -> Problem:
-    key, text, cure = _place(job, s.name, s.value, "0" if SWITCHES[s.name] == LEVEL else "false")
+def _refusal(s: Switch, file: SwitchesFile | None, half: str) -> Problem:
+    key, text, cure = _place(file, s.name, s.value, "0" if SWITCHES[s.name] == LEVEL else "false")
     return Problem(key, f"{text}: {half}{s.why}", cure)
 
 
-def _place(job: Job, name: str, value: str, off: str) -> tuple[str, str, str]:
+def _place(file: SwitchesFile | None, name: str, value: str, off: str) -> tuple[str, str, str]:
     """Returns the key that set ``name``, the start of a message, and the override that sets it to ``off``."""
-    values, cure = asked_for(job), f"{KEY}.{name}={off}"
-    if isinstance(values, FromFile) and name not in values.typed:
-        return KEY, f"{name} = {value}", f"{quote(f'{KEY}={values.path}')} {cure}"
+    cure = f"{KEY}.{name}={off}"
+    if file is not None and name not in file.typed:
+        return KEY, f"{name} = {value}", f"{quote(f'{KEY}={file.path}')} {cure}"
     return f"{KEY}.{name}", value, cure
 
 

@@ -11,13 +11,13 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.schema.parallel import OperatorStrategy
 from launcher.plan.tensor_parallel.operators import KEY as OPERATORS
 from launcher.plan.tensor_parallel.operators import Flow, Lookup, Operator, resolve, unwrapped
-from launcher.plan.tensor_parallel.reader import TP, Axes, FromFile, Reading, axes_text
+from launcher.plan.tensor_parallel.reader import TP, Axes, Reading, axes_text
 from launcher.plan.values.facts import Skeleton
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 
 FORMAT, VERSION = "launcher.operators", 2
 OVER_TP = 1
@@ -44,12 +44,6 @@ class Searched:
 
     rows: str
     reasons: tuple[str, ...]
-
-
-class SearchedFile(OperatorStrategy):
-    """The setting of a request whose strategies come from a file that a search wrote, with its reasons."""
-
-    reasons: tuple[str, ...] = ()
 
 
 def digest(rows: Rows) -> str:
@@ -89,8 +83,8 @@ def _dims(axes: Axes) -> list[Any]:
     return out
 
 
-def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, FromFile]]:
-    """Returns the size of ``tp``, if the file has one, and the strategy of each module.
+def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, Any], Origins]:
+    """Returns the size of ``tp``, if the file has one, and the strategy of each module with its origin.
 
     The strategies are not checked here, but together with those of ``parallel.operators``. ``setting`` names
     the file ``path``. Raises ``ValueError`` if ``data`` is not a file of operator strategies.
@@ -108,7 +102,8 @@ def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, Fr
         raise ValueError(f'"tp" is {json.dumps(tp)}: should be a whole number of ranks')
     if not isinstance(operators, Mapping) or not all(isinstance(row, Mapping) for row in operators.values()):
         raise ValueError('"operators" should be an object: {module: strategy}')
-    return tp, {name: _from_file(row, setting, path) for name, row in operators.items()}
+    origins = {name: _origin(row, setting, path) for name, row in operators.items()}
+    return tp, {name: _strategy(row) for name, row in operators.items()}, origins
 
 
 def searched(data: Any) -> Searched | None:
@@ -126,10 +121,13 @@ def searched(data: Any) -> Searched | None:
     return Searched(rows, tuple(reasons) if said.get("rows") == rows else ())
 
 
-def _from_file(row: Mapping[str, Any], setting: str, path: str) -> FromFile:
-    values = {name: value for name, value in row.items() if name not in (NAME_KEY, ASSIGNED)}
-    assigned = row.get(ASSIGNED) is True
-    return FromFile(values, setting=setting, path=path, key=str(row.get(NAME_KEY, "")), assigned=assigned)
+def _strategy(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in (NAME_KEY, ASSIGNED)}
+
+
+def _origin(row: Mapping[str, Any], setting: str, path: str) -> StrategyOrigin:
+    key, assigned = str(row.get(NAME_KEY, "")), row.get(ASSIGNED) is True
+    return StrategyOrigin(setting, path, key=key, assigned=assigned)
 
 
 KEY = "parallel.param_strategy.load"
@@ -147,28 +145,33 @@ class ParamLayouts:
 
 
 def resolved(
-    config: Mapping[str, Any], skeleton: Skeleton, grid: Grid, file: ParamLayouts
+    config: Mapping[str, Any],
+    skeleton: Skeleton,
+    grid: Grid,
+    file: ParamLayouts,
+    origins: Origins = NO_FILE,
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
     """Returns the operators of ``config``, and one for each other module of which the file cuts a parameter.
 
-    A parameter in both must have the same layout in both; everything else is a problem.
+    ``origins``: the files that have strategies of ``config``. A parameter in ``config`` and in ``file`` must
+    have the same layout in both; everything else is a problem.
     """
     wanted, problems = _over_tp(file, skeleton, grid)
     if problems:
         return (), problems
 
     # modules without a strategy in the request follow the file
-    config, problems = unwrapped(config, skeleton)
+    config, origins, problems = unwrapped(config, skeleton, origins)
     cut: dict[str, dict[str, Any]] = {}
-    lookup = Lookup.of(config)
+    lookup = Lookup.of(config, origins)
     own = {p.name: wanted[p.same_as] for p in skeleton.params if p.same_as in wanted and not p.buffer}
     for name, axes in own.items():
         module, _, parameter = name.rpartition(".")
         if lookup.key(module) is None:
             cut.setdefault(module, {})[parameter] = [list(dim) or None for dim in axes]
     follows = {m: row for m, row in cut.items() if any(any(axes) for axes in row.values())}
-    more = {m: FromFile(row, setting=KEY, path=file.path) for m, row in follows.items()}
-    operators, wrong = resolve({**config, **more}, skeleton, grid)
+    more = dict.fromkeys(follows, StrategyOrigin(KEY, file.path))
+    operators, wrong = resolve({**config, **follows}, skeleton, grid, {**origins, **more})
     problems += wrong
     return operators, problems or [*_conflicts(operators, own, file.path)]
 

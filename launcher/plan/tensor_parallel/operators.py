@@ -9,10 +9,11 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.plan.tensor_parallel.reader import DP, TP, Axes, FromFile, Reading, axes_text, readings
+from launcher.plan.tensor_parallel.reader import DP, TP, Axes, Reading, axes_text, readings
 from launcher.plan.values.facts import Param, Skeleton
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.module_names import globs, no_such_module
+from launcher.plan.values.resolved import NO_FILE, Origins, StrategyOrigin
 
 KEY = "parallel.operators"
 LINEAR, ADAPTED = "linear", "linear with adapters"
@@ -65,18 +66,19 @@ def splits(operators: Sequence[Operator]) -> dict[str, Axes]:
 
 
 def resolve(
-    config: Mapping[str, Any], skeleton: Skeleton, grid: Grid
+    config: Mapping[str, Any], skeleton: Skeleton, grid: Grid, origins: Origins = NO_FILE
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
     """Returns one operator for each module that ``config`` names, in definition order, or the problems.
 
-    An exact name takes precedence over globs, a later key over earlier ones, and each of them over a file.
+    ``origins``: the files that have strategies of ``config``. An exact name takes precedence over globs, a
+    later key over earlier ones, and each of them over a file.
     """
-    config, problems = unwrapped(config, skeleton)
-    problems += [p for key, value in config.items() for p in _form(key, value, skeleton)]
+    config, origins, problems = unwrapped(config, skeleton, origins)
+    problems += [p for key, value in config.items() for p in _form(key, value, skeleton, origins.get(key))]
     if problems:
         return (), problems
 
-    kinds, lookup = dict(skeleton.kinds), Lookup.of(config)
+    kinds, lookup = dict(skeleton.kinds), Lookup.of(config, origins)
     owned: dict[str, list[Param]] = {}
     for p in skeleton.params:
         if not p.buffer:
@@ -89,7 +91,7 @@ def resolve(
         if key is None:
             continue
         module = _Module(name, kinds.get(name, "module"), tuple(owned.get(name, ())))
-        got = _operator(module, key, config[key], grid)
+        got = _operator(module, key, config[key], grid, origins.get(key))
         if isinstance(got, Operator):
             out.append(got)
         elif (got.key, got.text) not in complained:  # a glob over 80 layers is one problem
@@ -98,17 +100,22 @@ def resolve(
     return tuple(out), problems or _ties(out, skeleton)
 
 
-def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns ``config`` without the prefixes that MindSpore's wrappers add to module names in a file.
+def unwrapped(
+    config: Mapping[str, Any], skeleton: Skeleton, origins: Origins
+) -> tuple[dict[str, Any], Origins, list[Problem]]:
+    """Returns ``config`` and ``origins`` without the prefixes that MindSpore's wrappers add to module names.
 
     Entries of a file that are outside the model are dropped: the data set, the loss, the step.
     """
-    out = {key: value for key, value in config.items() if not _outside(value)}
+    outside = {key for key in config if key in origins and origins[key].outside}
+    out = {key: value for key, value in config.items() if key not in outside}
+    files = {key: origin for key, origin in origins.items() if key not in outside}
     problems: list[Problem] = []
     from_names: dict[str, str] = {}
     for name, value in config.items():
-        if not _outside(value):
+        if name not in outside:
             continue
+        origin = origins[name]
         parts = name.split(".")
         tails = (".".join(parts[at:]) for at in range(len(parts)))
         module = next((tail for tail in tails if tail in skeleton.modules), None)
@@ -116,36 +123,33 @@ def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, 
         # an entry without values is code between modules; it is the model's if it has the name of a module
         if not value:
             if module is not None:
-                text = f"{value.key} of its own forward: only modules have strategies here"
-                problems.append(strategy_problem(name, value, text))
+                text = f"{origin.key} of its own forward: only modules have strategies here"
+                problems.append(strategy_problem(name, origin, text))
         elif module is None:
-            problems.append(strategy_problem(name, value, str(no_such_module(name, skeleton))))
+            problems.append(strategy_problem(name, origin, str(no_such_module(name, skeleton))))
         elif module in from_names:
-            problems.append(strategy_problem(name, value, f"is {module}, and so is {from_names[module]}"))
+            problems.append(strategy_problem(name, origin, f"is {module}, and so is {from_names[module]}"))
         else:
             from_names[module] = name
-            out.setdefault(module, value)
-    return out, problems
+            if module not in out:
+                out[module] = value
+                files[module] = origin
+    return out, files, problems
 
 
-def _outside(value: Any) -> bool:
-    return isinstance(value, FromFile) and value.outside
-
-
-def _form(key: str, value: Any, skeleton: Skeleton) -> list[Problem]:
+def _form(key: str, value: Any, skeleton: Skeleton, origin: StrategyOrigin | None) -> list[Problem]:
     if not isinstance(value, Mapping) or not value:
-        shown = dict(value) if isinstance(value, FromFile) else value
-        text = f"{shown!r}: not a strategy such as {{weight: [tp, null]}} or {{in: [[1, 2], [2, 1]]}}"
-        return [strategy_problem(key, value, text)]
+        text = f"{value!r}: not a strategy such as {{weight: [tp, null]}} or {{in: [[1, 2], [2, 1]]}}"
+        return [strategy_problem(key, origin, text)]
     missing = no_such_module(key, skeleton)
-    cure = "" if isinstance(value, FromFile) else quote(f"~{KEY}.{key}")
-    return [strategy_problem(key, value, missing, cure)] if missing else []
+    cure = "" if origin is not None else quote(f"~{KEY}.{key}")
+    return [strategy_problem(key, origin, missing, cure)] if missing else []
 
 
-def strategy_problem(key: str, value: Any, text: str, cure: str = "") -> Problem:
+def strategy_problem(key: str, origin: StrategyOrigin | None, text: str, cure: str = "") -> Problem:
     """Returns a problem of one strategy; if it comes from a file, the problem names the file."""
-    if isinstance(value, FromFile):
-        return Problem(value.setting, f"{value.path}: {key}: {text}", cure)
+    if origin is not None:
+        return Problem(origin.setting, f"{origin.path}: {key}: {text}", cure)
     return Problem(f"{KEY}.{key}", text, cure)
 
 
@@ -158,8 +162,8 @@ class Lookup:
     from_files: frozenset[str]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Lookup:
-        asked = [k for k, value in config.items() if not isinstance(value, FromFile)]
+    def of(cls, config: Mapping[str, Any], origins: Origins) -> Lookup:
+        asked = [k for k in config if k not in origins]
         return cls(frozenset(asked), globs(asked), frozenset(config.keys() - {*asked}))
 
     def key(self, module: str) -> str | None:
@@ -170,13 +174,15 @@ class Lookup:
         return module if glob is None and module in self.from_files else glob
 
 
-def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -> Operator | Problem:
+def _operator(
+    module: _Module, key: str, value: Mapping[str, Any], grid: Grid, origin: StrategyOrigin | None
+) -> Operator | Problem:
     # all ways to read the strategy as written
     names = tuple(p.name.rpartition(".")[2] for p in module.own)
     got = [readings(value, names, order, grid) for order in _orders(module.kind, names)]
     found = list(dict.fromkeys(r for readable, _ in got for r in readable))
     if not found:
-        return strategy_problem(key, value, "; ".join(got[0][1]))
+        return strategy_problem(key, origin, "; ".join(got[0][1]))
 
     # exactly one of them has to fit the module
     ways = [w for r in found for w in _orientations(r, module.kind, value)]
@@ -184,11 +190,11 @@ def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -
     good = {o: None for _, o, why in tried if o is not None and not why}
     if not good:
         text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
-        return strategy_problem(key, value, text if len(tried) < 2 else f"no reading of it can be: {text}")
+        return strategy_problem(key, origin, text if len(tried) < 2 else f"no reading of it can be: {text}")
     if len(good) > 1:
         both = " or as ".join(w.written() for w in good)
         cure = quote(f"{KEY}.{key}={next(iter(good)).written()}")
-        return strategy_problem(key, value, f"can be read as {both}; say which", cure)
+        return strategy_problem(key, origin, f"can be read as {both}; say which", cure)
 
     reading = next(iter(good))
     uneven = _uneven(module, reading, grid)
@@ -197,17 +203,17 @@ def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -
     return Operator(
         module=module.name,
         kind=module.kind,
-        key=_written_under(module.name, key, value),
+        key=_written_under(module.name, key, origin),
         weights=reading.weights,
         input=reading.input,
         output=reading.output,
-        where=value.setting if isinstance(value, FromFile) else f"{KEY}.{key}",
+        where=origin.setting if origin is not None else f"{KEY}.{key}",
     )
 
 
-def _written_under(module: str, key: str, value: Any) -> str:
+def _written_under(module: str, key: str, origin: StrategyOrigin | None) -> str:
     """Returns the name or glob that the plan shows: that of a file if it matches the module."""
-    under = value.key if isinstance(value, FromFile) else ""
+    under = origin.key if origin is not None else ""
     return under if under and fnmatchcase(module, under) else key
 
 

@@ -18,32 +18,6 @@ TENSORS = ("in", "out", "input", "output", "layout")
 """Keys of a strategy that are not names of parameters."""
 
 
-class FromFile(dict[str, Any]):
-    """A strategy that a file has for one module.
-
-    ``setting`` is the setting that names the file ``path``. ``key`` is the name or glob under which the
-    strategy was written. ``outside``: the module has its name in MindSpore, possibly with the prefixes of
-    wrappers around the model. ``assigned``: a mode assigned the strategy when the file was written.
-    """
-
-    def __init__(
-        self,
-        values: Mapping[str, Any],
-        *,
-        setting: str,
-        path: str,
-        key: str = "",
-        outside: bool = False,
-        assigned: bool = False,
-    ) -> None:
-        super().__init__(values)
-        self.setting = setting
-        self.path = path
-        self.key = key
-        self.outside = outside
-        self.assigned = assigned
-
-
 @dataclass(frozen=True)
 class _AxisNames:
     """What the entries of a strategy may be: names of axes (``alias``: what each means), or slices."""

@@ -3,4 +3,14 @@
 No decision.
 """
 
-__all__ = ["facts", "grid", "layout", "module_names", "operations", "optimizer", "setting", "text"]
+__all__ = [
+    "facts",
+    "grid",
+    "layout",
+    "module_names",
+    "operations",
+    "optimizer",
+    "resolved",
+    "setting",
+    "text",
+]

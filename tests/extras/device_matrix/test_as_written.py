@@ -42,8 +42,8 @@ def test_what_is_written_is_read_back_through_a_file(data: st.DataObject, matrix
     rows = {"up": {**as_written(strategy, MATMUL, leaves), files.NAME_KEY: "u*"}}
 
     text = files.text(rows, tp=None)
-    tp, config = files.parsed(json.loads(text), "parallel.operator_strategy.load", "o.json")
-    assert (tp, config["up"].key) == (None, "u*")
-    (got,), problems = read(config, GRAPH, [MATMUL], names=["up:mm"], ranks=prod(matrix))
+    tp, config, origins = files.parsed(json.loads(text), "parallel.operator_strategy.load", "o.json")
+    assert (tp, origins["up"].key) == (None, "u*")
+    (got,), problems = read(config, GRAPH, [MATMUL], names=["up:mm"], ranks=prod(matrix), origins=origins)
     assert problems == []
     assert (got.strategy.matrix, got.strategy.of, got.out) == (matrix, strategy.of, leaves)

@@ -19,8 +19,8 @@ from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
 from launcher.extras.device_matrix.written import operator_names, read, unmatched
 from launcher.extras.device_matrix.written_operator import Written
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.tensor_parallel.reader import FromFile
 from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.resolved import StrategyOrigin
 from tests.extras.device_matrix import layouts
 
 RANKS = 8
@@ -106,8 +106,8 @@ def test_an_exact_name_beats_a_glob_and_a_later_glob_an_earlier_one() -> None:
 
 def test_what_is_wrong_with_a_strategy_of_a_file_is_told_of_the_file() -> None:
     load = "parallel.operator_strategy.load"
-    of_file = FromFile({"in": [[3, 1]]}, setting=load, path="o.json")
-    _, (problem,) = read({"up": of_file}, GRAPH, RULES, names=NAMES, ranks=RANKS)
+    origins = {"up": StrategyOrigin(load, "o.json")}
+    _, (problem,) = read({"up": {"in": [[3, 1]]}}, GRAPH, RULES, names=NAMES, ranks=RANKS, origins=origins)
     assert problem == Problem(load, "o.json: up: in[0]: [3, 1]: dim 0 of [16, 32] is no multiple of 3")
 
 

@@ -94,3 +94,16 @@ def test_a_search_replaces_no_cluster_of_another_recipe(tmp_path: Path) -> None:
         f"search.best: {tmp_path}/cluster.yaml: a search for another has written it; this one is for lm_single "
         f"(try: search.best={tmp_path}/lm_single/best.yaml)"
     ]
+
+
+def test_the_recipe_of_a_search_over_epochs_states_the_epochs_and_can_be_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ("data=random_tokens", "data.vocab_size=256", "data.seq_len=8", "data.samples=64", "train.batch_size=16")
+    length = ("train.steps=null", "train.epochs=2", "steps=[train]")
+    best = tmp_path / "best.yaml"
+    words = ("parallel.pipeline.stages=[1,2]", "show=search", f"search.best={best}")
+    assert main(["model=lm_tiny", "cluster=h100_sxm", "launch.nproc=2", *data, *length, *words]) == 0
+    capsys.readouterr()
+    assert main([f"recipe={best}", "show=plan"]) == 0
+    assert "train.steps null -> 8: 2 epochs of 64 samples" in capsys.readouterr().out

@@ -39,7 +39,8 @@ BLOCK = "Default/network-Net/layers-CellList/0-Dense"
 
 def read(data: Any, model: Skeleton = MODEL) -> dict[str, str]:
     """What each module does, by kind of cut."""
-    found, problems = resolve(strategies(operator_strategies.node_strategies(data), KEY, "o.json"), model, GRID)
+    config, origins = strategies(operator_strategies.node_strategies(data), KEY, "o.json")
+    found, problems = resolve(config, model, GRID, origins)
     assert problems == []
     return {o.module: o.mode for o in found}
 
@@ -51,7 +52,7 @@ def test_a_real_file_comes_out_byte_for_byte() -> None:
 
 
 def test_a_real_file_cuts_the_modules_of_the_model_whatever_is_around_it() -> None:
-    config = strategies(operator_strategies.node_strategies(json.loads(REAL.read_bytes())), KEY, "o.json")
+    config, _ = strategies(operator_strategies.node_strategies(json.loads(REAL.read_bytes())), KEY, "o.json")
     assert degree(config) == (4, "")
     assert read(json.loads(REAL.read_bytes())) == {"layers.0": "column", "layers.1": "row"}
 
@@ -142,7 +143,8 @@ PARTS = [
 @given(st.dictionaries(st.sampled_from(PARTS), ANY | st.dictionaries(st.sampled_from(["", "a/", "b/c"]), ANY)))
 def test_any_json_is_read_or_refused(data: dict[str, Any]) -> None:
     with suppress(ValueError):
-        resolve(strategies(operator_strategies.node_strategies(data), KEY, "o.json"), MODEL, GRID)
+        config, origins = strategies(operator_strategies.node_strategies(data), KEY, "o.json")
+        resolve(config, MODEL, GRID, origins)
 
 
 def node(scope: str, op: str) -> dict[str, Any]:
@@ -167,6 +169,6 @@ MISPLACED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("nodes", "told"), MISPLACED.values(), ids=MISPLACED)
 def test_strategies_of_what_the_model_has_not_are_refused(nodes: dict[str, Any], told: str) -> None:
-    found = strategies(operator_strategies.node_strategies({"parallel_strategy_item": nodes}), KEY, "o.json")
-    _, problems = resolve(found, MODEL, GRID)
+    found, origins = strategies(operator_strategies.node_strategies({"parallel_strategy_item": nodes}), KEY, "o.json")
+    _, problems = resolve(found, MODEL, GRID, origins)
     assert list(map(str, problems)) == [f"{KEY}: o.json: {told}"]

@@ -9,7 +9,8 @@ import pytest
 from launcher.errors import RequestError
 from launcher.plan.plan import ask
 from launcher.plan.settings.transformer_opt import SWITCHES, rows
-from launcher.planner.plan_job import before_torch
+from launcher.plan.values.resolved import SwitchesFile
+from launcher.planner.plan_job import before_torch, settled
 from launcher.planner.request_files import inlined
 from tests.plan.made import chain, job, planned, refusal, skeleton, words
 
@@ -181,7 +182,7 @@ def test_a_file_is_read_and_a_wrong_line_of_it_named(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
     path.write_text(FILE)
     with pytest.raises(RequestError) as caught:
-        before_torch(job(f"{KEY}={path}"))
+        before_torch(settled(job(f"{KEY}={path}")))
     assert str(caught.value).splitlines() == [
         f"{KEY}: {path}:3: unknown switch 'recompute_comm_overlap', "
         "did you mean 'recomputation_communication_overlap'?",
@@ -190,14 +191,15 @@ def test_a_file_is_read_and_a_wrong_line_of_it_named(tmp_path: Path) -> None:
 
 
 def test_no_name_is_no_file() -> None:
-    j, found = inlined(job(f"{KEY}=''"))
-    assert (found, [*rows(j, ask(j).sizes, None)]) == ([], [])
+    there, found = inlined(settled(job(f"{KEY}=''")))
+    assert (found, [*rows(there.job, ask(there.job).sizes, None)]) == ([], [])
 
 
 def test_a_file_means_the_same_as_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
     path.write_text('{"computation_allgather_overlap": true}')
-    there, found = inlined(job(f"{KEY}={path}"))
+    resolved, found = inlined(settled(job(f"{KEY}={path}")))
+    there = resolved.job
     assert found == []
     typed = job(f"{KEY}.computation_allgather_overlap=true")
     assert [*rows(there, ask(there).sizes, None)] == [*rows(typed, ask(typed).sizes, None)]
@@ -207,11 +209,12 @@ def test_a_refused_switch_of_a_file_is_switched_off_beside_the_file(tmp_path: Pa
     path = tmp_path / "parallel_speed_up.json"
     path.write_text('{"grad_fa_allgather_overlap": true, "computation_allgather_overlap": true}')
     with pytest.raises(RequestError) as caught:
-        before_torch(job(f"{KEY}={path}"))
+        before_torch(settled(job(f"{KEY}={path}")))
     why = "attention gathers no keys or values here: nothing to overlap"
     cure = f"{KEY}={path} {KEY}.grad_fa_allgather_overlap=false"
     assert str(caught.value) == f"{KEY}: grad_fa_allgather_overlap = true: {why} (try: {cure})"
-    there, found = inlined(job(*words(caught.value)))
+    resolved, found = inlined(settled(job(*words(caught.value))))
+    there = resolved.job
     assert found == []
     assert [s.key for s in rows(there, ask(there).sizes, None)] == [f"{KEY}.computation_allgather_overlap"]
 
@@ -220,9 +223,10 @@ def test_keys_count_beside_a_file_and_win_over_its_own(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
     path.write_text('{"dataset_broadcast_opt_level": 2, "computation_allgather_overlap": false}')
     typed = job(f"{KEY}={path}", f"{KEY}.dataset_broadcast_opt_level=1", f"{KEY}.strict=true")
-    there, found = inlined(typed)
+    there, found = inlined(settled(typed))
     assert found == []
-    assert there.parallel.transformer_opt == {
+    assert there.switches_file == SwitchesFile(str(path), frozenset({"dataset_broadcast_opt_level", "strict"}))
+    assert there.job.parallel.transformer_opt == {
         "dataset_broadcast_opt_level": 1, "computation_allgather_overlap": False, "strict": True,
     }  # fmt: skip
 
@@ -232,18 +236,18 @@ def test_a_typed_strict_refuses_what_a_file_asks_for_by_half(tmp_path: Path) -> 
     path.write_text('{"enable_interleave_parallel_branch": true}')
     typed = [f"{KEY}={path}", f"{KEY}.strict=true"]
     with pytest.raises(RequestError) as caught:
-        before_torch(job(*typed))
+        before_torch(settled(job(*typed)))
     name = "enable_interleave_parallel_branch"
     why = "strict: branches run one after the other, on one stream"
     assert str(caught.value) == f"{KEY}: {name} = true: {why} (try: {KEY}={path} {KEY}.{name}=false)"
-    before_torch(job(*typed, *words(caught.value)))
+    before_torch(settled(job(*typed, *words(caught.value))))
 
 
 def test_a_wrong_key_beside_a_file_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
     path.write_text("{}")
     with pytest.raises(RequestError) as caught:
-        before_torch(job(f"{KEY}={path}", f"{KEY}.strikt=true"))
+        before_torch(settled(job(f"{KEY}={path}", f"{KEY}.strikt=true")))
     assert str(caught.value).startswith(f"{KEY}.strikt: unknown switch, did you mean 'strict'?")
 
 
@@ -262,5 +266,5 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes | None, 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(RequestError) as caught:
-        before_torch(job(f"{KEY}={path}"))
+        before_torch(settled(job(f"{KEY}={path}")))
     assert str(caught.value) == f"{KEY}: {path}{why}"
