@@ -95,7 +95,7 @@ def prepare(
         RunError: If none of the measured layouts could run.
     """
     settled = settle(request, others, shown)
-    if until == "settings" and _searches(settled.job):
+    if until == "settings" and (open_ended(settled.job) or settled.job.show == "search"):
         layout_search.check(settled.job)
         return Prepared(settled, Chosen(settled.job))
     chosen = _choose_layout(settled.job, measure, others)
@@ -146,7 +146,11 @@ def run(request: Request, command: Sequence[str], others: Others | None = None) 
         with _opened(ready.settled, others) as folder:
             if until == "plan":
                 return _submit(ready, command, folder)
-            return _carry_out(ready, command, others, folder)
+            log.keep_in(folder)
+            record = _reopen(ready.settled, folder)
+            if left := _left(ready, record):
+                _carry_out(ready, left, record, command=command, others=others)
+            return record.results
 
 
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
@@ -238,7 +242,8 @@ def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
     ready = prepare(request, None, "plan")
     assert ready.plan is not None
     with _opened(ready.settled, None) as folder:
-        record = _described(ready, launch.command(words), folder)
+        record = _reopen(ready.settled, folder)
+        _describe(ready, launch.command(words), record)
         frozen_request.write(ready.settled.job, ready.plan, folder)
         record.say("submitted")
     return ready.settled.job, ready.plan
@@ -284,13 +289,8 @@ def _make_tokens(request: Request, others: Others | None) -> None:
     stand_in_tokens.make(request.job, ready.settled.done)
 
 
-def _searches(job: Job) -> bool:
-    """Whether a layout is searched, for a run or to be shown."""
-    return open_ended(job) or job.show == "search"
-
-
 def _choose_layout(job: Job, measure: bool, others: Others | None) -> Chosen:
-    """``job`` with all that it left open to a search; unchanged if that is nothing."""
+    """The layout that a search finds; that of ``job`` if it leaves nothing open. Raises ``RequestError``."""
     return layout_search.settled(job, measure, others) if open_ended(job) else Chosen(job)
 
 
@@ -335,81 +335,86 @@ def _reopen(settled: Settled, folder: Path) -> status.RunStatus:
     return status.reopen(folder, settled.overrides, settled.config, anew=settled.anew)
 
 
-def _described(ready: Prepared, command: Sequence[str], folder: Path) -> status.RunStatus:
-    """The status of a run that starts elsewhere, whose folder now has the files that describe it."""
+def _describe(ready: Prepared, command: Sequence[str], record: status.RunStatus) -> None:
+    """Writes the files of the run folder that describe the run: plan, request, command, versions."""
     assert ready.plan is not None
-    record = _reopen(ready.settled, folder)
-    status.write(folder, ready.plan, command, ready.settled.config, anew=not record.steps)
-    status.write_versions(folder, ready.settled.job, record.before)
-    return record
+    status.write(record.run, ready.plan, command, ready.settled.config, anew=not record.steps)
+    status.write_versions(record.run, ready.settled.job, record.before)
 
 
 def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, Any]:
     """Hands the run to its cluster. Returns no results: there are none yet."""
     assert ready.plan is not None
-    record = _described(ready, command, folder)
+    record = _reopen(ready.settled, folder)
+    _describe(ready, command, record)
     told, more = hand_over.hand_over(ready.settled.job, ready.plan, folder)
     record.say("submitted" if more else "written", **more)
     say(f"{short(ready.plan)}\n{told}")
     return {}
 
 
-def _carry_out(
-    ready: Prepared, command: Sequence[str], others: Others | None, folder: Path
-) -> dict[str, Any]:
-    """Runs the steps that earlier starts in ``folder`` have not done. Returns the results of all steps."""
-    settled, plan, start = ready.settled, ready.plan, ready.start
-    assert plan is not None
-    assert start is not None
-    log.keep_in(folder)
-    record = _reopen(settled, folder)
-    left = [p for p in plan.phases if not set(p.steps) <= set(record.steps)]
+def _left(ready: Prepared, record: status.RunStatus) -> list[Phase]:
+    """The phases that earlier starts have not done; says so if there are none."""
+    assert ready.plan is not None
+    left = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]
     if record.before == "running":
-        say(f"the start before this one was killed: {folder}")
+        say(f"the start before this one was killed: {record.run}")
     if not left:
         if record.before != "done":
             record.say("done")
-        say(f"already done: {folder}")
-        return record.results
+        say(f"already done: {record.run}")
+    return left
+
+
+def _carry_out(
+    ready: Prepared,
+    left: Sequence[Phase],
+    record: status.RunStatus,
+    *,
+    command: Sequence[str],
+    others: Others | None,
+) -> None:
+    """Runs the phases that are ``left``, and keeps the status in the run folder up to date."""
+    settled, plan, start = ready.settled, ready.plan, ready.start
+    assert plan is not None
+    assert start is not None
+    job, folder = settled.job, record.run
 
     # the checkpoint to resume from, and lines on the network, which are known once all ranks have come
-    trains = any(goes_on(settled.job.steps[n]) for p in left for n in p.steps)
-    source = resume.source(settled.job, plan, folder, trains, overrides=settled.overrides)
+    trains = any(goes_on(job.steps[name]) for phase in left for name in phase.steps)
+    source = resume.source(job, plan, folder, trains, overrides=settled.overrides)
     start = start if others is None else replace(start, notes=(*start.notes, *others.notes))
     if ready.chosen.notes:
         layout_search.write(folder / BEST, ready.chosen, [*map(str, ready.chosen.notes)])
-    work = execute.Run(settled.job, plan, folder, start, others=others, resume=source)
-    _run_left(work, left, record, command, settled.config)
-    return record.results
 
-
-def _run_left(
-    work: execute.Run, left: Sequence[Phase], record: status.RunStatus, command: Sequence[str], config: str
-) -> None:
-    """Runs the phases that are ``left``, and keeps the status in the run folder up to date."""
-    run_folder.reserve_status(work.folder)
+    run_folder.reserve_status(folder)
     try:
-        if work.plan.drill is not None:
-            drill_report.look(work.folder, work.plan.drill, again=True)
-        layout_files.write(work.job, work.plan, work.folder)
-        status.write(work.folder, work.plan, command, config, anew=not record.steps)
-        status.write_versions(work.folder, work.job, record.before)
+        # the files that describe the run
+        if plan.drill is not None:
+            drill_report.look(folder, plan.drill, again=True)
+        layout_files.write(job, plan, folder)
+        _describe(ready, command, record)
         record.say("running")
-        say("\n".join([short(work.plan), *work.start.notes]))
-        with _saved(work.job):
-            execute.run_phases(work, left, record)
-        if work.plan.drill is not None:
-            strict = work.job.deterministic or work.start.device == "cpu"
-            drill_report.finish(
-                work.folder, work.folder / execute.UNDISTURBED, work.plan.drill, trust(work.job), say, strict
-            )
+        say("\n".join([short(plan), *start.notes]))
+
+        # the run itself
+        with _saved(job):
+            execute.run_phases(execute.Run(job, plan, folder, start, others, resume=source), left, record)
+        if plan.drill is not None:
+            strict = job.deterministic or start.device == "cpu"
+            undisturbed = folder / execute.UNDISTURBED
+            drill_report.finish(folder, undisturbed, plan.drill, trust(job), say, strict)
     except BaseException as error:
         record.fail(error)
         raise
+    _end(record)
 
+
+def _end(record: status.RunStatus) -> None:
+    """Says that the run is done, and what has gone wrong without ending it."""
     record.say("done")
     unsaved = record.results.get("unsaved")
     lost = f"; {many(unsaved, 'checkpoint')} could not be written" if unsaved else ""
     skipped = record.results.get("skipped")
     idle = f"; {many(skipped, 'step')} skipped, for fp16 gradients overflowed" if skipped else ""
-    say(f"done in {record.seconds} s: {work.folder}{lost}{idle}")
+    say(f"done in {record.seconds} s: {record.run}{lost}{idle}")
