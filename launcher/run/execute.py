@@ -149,7 +149,7 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
     ``hear(rank, news)`` is called with the news of a step while it runs.
     """
     if phase.where == "ranks":
-        return _on_ranks(run, phase, hear)
+        return _on_ranks(run, _rank_steps(run, phase), hear)
     if phase.where == "alone" and run.start.mode == "spawn":
         return _in_a_process(run, phase, results, hear)
     return on_files.run(
@@ -162,7 +162,39 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
     )
 
 
-def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
+def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
+    """Runs the steps on every rank: on those of an outer launcher, in this process, or on new ones."""
+    from launcher.steps import on_ranks
+
+    if run.start.mode == "external":
+        machine.as_usual()
+        return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
+    if run.start.mode == "inproc":
+        machine.as_usual()
+        return _inproc(run, partial(on_ranks.work, todo=todo), hear)
+
+    from launcher.runtime.processes.start import run_ranks
+
+    launch = run.job.launch
+    done = run_ranks(
+        partial(on_ranks.work, todo=todo),
+        run.plan.sizes.grid.size,
+        device=run.start.device,
+        backend=run.start.backend,
+        timeout_s=launch.timeout_s,
+        folder=run.folder,
+        max_restarts=launch.max_restarts,
+        port=launch.port,
+        threads=launch.threads,
+        on_message=hear,
+        share=partial(on_ranks.shared, todo),
+        polls=launch.signal_save,
+    )
+    return done[0]
+
+
+def _rank_steps(run: Run, phase: Phase) -> RankSteps:
+    """The steps of ``phase`` with all that a rank needs to run them."""
     from launcher.steps import on_ranks
 
     todo = on_ranks.RankSteps(
@@ -181,14 +213,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         and any(verb(run.job.steps[n]).trains for n in phase.steps)
     ):
         todo = replace(todo, drill=run.plan.drill, undisturbed=_undisturbed(run, todo))
-
-    if run.start.mode == "external":
-        machine.as_usual()
-        return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
-    if run.start.mode == "spawn":
-        return _spawned(run, todo, hear)
-    machine.as_usual()
-    return _inproc(run, partial(on_ranks.work, todo=todo), hear)
+    return todo
 
 
 def _undisturbed(run: Run, todo: RankSteps) -> RankSteps:
@@ -219,28 +244,6 @@ def _from(run: Run) -> Path | None:
     if run.resume is None and any(map(starts, run.job.steps.values())):
         return step_folder(run.folder / "checkpoints", 0)
     return run.resume
-
-
-def _spawned(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
-    from launcher.runtime.processes.start import run_ranks
-    from launcher.steps import on_ranks
-
-    launch = run.job.launch
-    done = run_ranks(
-        partial(on_ranks.work, todo=todo),
-        run.plan.sizes.grid.size,
-        device=run.start.device,
-        backend=run.start.backend,
-        timeout_s=launch.timeout_s,
-        folder=run.folder,
-        max_restarts=launch.max_restarts,
-        port=launch.port,
-        threads=launch.threads,
-        on_message=hear,
-        share=partial(on_ranks.shared, todo),
-        polls=launch.signal_save,
-    )
-    return done[0]
 
 
 def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
