@@ -39,6 +39,7 @@ class Request:
     """A composed request.
 
     ``data``: the resolved configuration. ``overrides``: as typed. ``code``: the code that its files name.
+    ``stand_ins``: lines on files that ``job`` names in place of some that a step has yet to make.
     """
 
     job: Job
@@ -46,6 +47,7 @@ class Request:
     origins: Origins
     overrides: tuple[str, ...]
     code: tuple[str, ...] = ()
+    stand_ins: tuple[str, ...] = ()
 
 
 class Depth(IntEnum):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,21 +12,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.store import latest, step_folder
+from launcher.console import gone, say
+from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
+from launcher.optional import drill_report
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
 from launcher.plan.settings.checkpoint import trust
 from launcher.plan.step_order import Phase
 from launcher.plan.verbs import starts, verb
+from launcher.run import resume, status
 from launcher.run.launch import Start
-from launcher.runtime import machine
+from launcher.run.viewers import Viewers, viewers
+from launcher.runtime import machine, run_folder
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
+from launcher.runtime.signals import check
 from launcher.steps import module, on_files
 
 if TYPE_CHECKING:
     from launcher.run.external_ranks.leader import Others
     from launcher.runtime.cluster.world import World
+    from launcher.runtime.training.metrics_file import Metrics
+    from launcher.runtime.training.progress import SilentProgress
     from launcher.steps.on_ranks import RankSteps
 
 UNDISTURBED = Path("drill", "undisturbed")
@@ -55,13 +64,90 @@ class Run:
     trial: bool = False
 
 
+def run_phases(run: Run, left: Sequence[Phase], record: status.RunStatus) -> None:
+    """Runs the phases that are ``left``, and records each when it is done.
+
+    Raises ``RunError`` if one fails, ``Interrupted`` if the run was told to stop.
+    """
+    from launcher.runtime.training.metrics_file import Metrics, read
+    from launcher.runtime.training.progress import progress
+
+    if _reads_data(run.job, left):
+        _prepare(run.job)
+
+    # drop the rows of steps that will be repeated
+    first = sys.maxsize
+    if any(p.where == "ranks" for p in left):
+        first = 0 if run.resume is None else resume.step(run.resume, run.job) + 1
+    path = run.folder / "metrics.jsonl"
+    table = run.folder / "metrics.csv" if run.job.logger.csv else None
+    patient = run.job.checkpoint.on_error == "continue"
+
+    with (
+        Metrics(path, first, table, patient) as metrics,
+        progress(run.job.logger.progress) as bar,
+        viewers(run.folder, run.job, record.overrides, read(path)) as shown,
+    ):
+        began = run_folder.identity(run.folder)
+        hear: Hear = partial(_hear, run.folder, began, bar, metrics, shown)
+        if run.plan.drill is not None:
+            hear = drill_report.watching(run.folder, run.plan.drill, hear)
+        for phase in left:
+            check()
+            results = do(run, phase, record.results, hear)
+            run_folder.still_there(run.folder, began)
+            record.add(phase.steps, results)
+    if shown.page is not None and (line := shown.page.loss()):
+        say(line)
+
+
+def _reads_data(job: Job, left: Sequence[Phase]) -> bool:
+    """Whether a step opens the request's data; a step that trains copies uses its own."""
+    names = (name for phase in left if phase.where != "files" for name in phase.steps)
+    return any(not verb(job.steps[name]).copies for name in names)
+
+
+def _prepare(job: Job) -> None:
+    """Makes once, in this process, the tokens that every rank reads."""
+    from launcher.data.prepare import text_cache
+    from launcher.data.prepare.shards import Speed
+
+    with Speed(job.logger.progress, say) as speed:
+        if isinstance(job.data, Chat):
+            from launcher.data.chat import tokens
+
+            tokens.make(job.data, say, speed)
+        if isinstance(job.data, Text):
+            text_cache.make(job.data, say, speed)
+
+
+def _hear(
+    run: Path,
+    began: tuple[int, int] | None,
+    bar: SilentProgress,
+    metrics: Metrics,
+    shown: Viewers,
+    rank: int,
+    news: object,
+) -> None:
+    assert isinstance(news, dict)
+    run_folder.still_there(run, began)
+    try:
+        bar.feed(news)
+    except BrokenPipeError:
+        gone()
+    if "text" not in news:
+        metrics.write(news)
+        shown.feed(news)
+
+
 def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
     """Runs ``phase``; ``results``: those of earlier steps. Returns new results.
 
     ``hear(rank, news)`` is called with the news of a step while it runs.
     """
     if phase.where == "ranks":
-        return _on_ranks(run, phase, hear)
+        return _on_ranks(run, _rank_steps(run, phase), hear)
     if phase.where == "alone" and run.start.mode == "spawn":
         return _in_a_process(run, phase, results, hear)
     return on_files.run(
@@ -74,7 +160,39 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
     )
 
 
-def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
+def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
+    """Runs the steps on every rank: on those of an outer launcher, in this process, or on new ones."""
+    from launcher.steps import on_ranks
+
+    if run.start.mode == "external":
+        machine.as_usual()
+        return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
+    if run.start.mode == "inproc":
+        machine.as_usual()
+        return _inproc(run, partial(on_ranks.work, todo=todo), hear)
+
+    from launcher.runtime.processes.start import run_ranks
+
+    launch = run.job.launch
+    done = run_ranks(
+        partial(on_ranks.work, todo=todo),
+        run.plan.sizes.grid.size,
+        device=run.start.device,
+        backend=run.start.backend,
+        timeout_s=launch.timeout_s,
+        folder=run.folder,
+        max_restarts=launch.max_restarts,
+        port=launch.port,
+        threads=launch.threads,
+        on_message=hear,
+        share=partial(on_ranks.shared, todo),
+        polls=launch.signal_save,
+    )
+    return done[0]
+
+
+def _rank_steps(run: Run, phase: Phase) -> RankSteps:
+    """The steps of ``phase`` with all that a rank needs to run them."""
     from launcher.steps import on_ranks
 
     todo = on_ranks.RankSteps(
@@ -93,14 +211,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         and any(verb(run.job.steps[n]).trains for n in phase.steps)
     ):
         todo = replace(todo, drill=run.plan.drill, undisturbed=_undisturbed(run, todo))
-
-    if run.start.mode == "external":
-        machine.as_usual()
-        return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
-    if run.start.mode == "spawn":
-        return _spawned(run, todo, hear)
-    machine.as_usual()
-    return _inproc(run, partial(on_ranks.work, todo=todo), hear)
+    return todo
 
 
 def _undisturbed(run: Run, todo: RankSteps) -> RankSteps:
@@ -131,28 +242,6 @@ def _from(run: Run) -> Path | None:
     if run.resume is None and any(map(starts, run.job.steps.values())):
         return step_folder(run.folder / "checkpoints", 0)
     return run.resume
-
-
-def _spawned(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
-    from launcher.runtime.processes.start import run_ranks
-    from launcher.steps import on_ranks
-
-    launch = run.job.launch
-    done = run_ranks(
-        partial(on_ranks.work, todo=todo),
-        run.plan.sizes.grid.size,
-        device=run.start.device,
-        backend=run.start.backend,
-        timeout_s=launch.timeout_s,
-        folder=run.folder,
-        max_restarts=launch.max_restarts,
-        port=launch.port,
-        threads=launch.threads,
-        on_message=hear,
-        share=partial(on_ranks.shared, todo),
-        polls=launch.signal_save,
-    )
-    return done[0]
 
 
 def _external(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:

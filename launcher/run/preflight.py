@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.data.checks import absent
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.optional import lacking, metric_loggers
@@ -69,24 +69,22 @@ def _cache(job: Job) -> list[Problem]:
     return [problem] if problem else []
 
 
-def after_plan(run: Settled, plan: Plan) -> tuple[list[Problem], list[Note]]:
-    """Problems with the model of ``plan``, and notes on the checkpoints that the run resumes from."""
+def after_plan(run: Settled, plan: Plan, shown: bool) -> tuple[list[Note], list[str]]:
+    """Notes on the checkpoints that the run resumes from, and remarks. Raises ``RequestError`` for misfits.
+
+    ``shown``: what is not on this machine is only remarked on, as the run may start on another.
+    """
+    if shown:
+        notes = resume.shown(run.job, plan, run.overrides)
+        looks = [FileChecks(name, run.job, shown=True) for name in run.job.steps]
+        refuse([p for at in looks for p in _unfit(at, plan)])
+        return notes, _told(looks, "pending")
     problems, notes = resume.looked(run.job, plan, run.overrides, run.done)
     for at in _looks(run.job):
         if at.name not in run.done:
             problems += _unfit(at, plan)
-    return problems, notes
-
-
-def pending(job: Job, plan: Plan) -> list[str]:
-    """For a plan that is only shown: what is known only when the run starts.
-
-    Raises ``RequestError`` for what does not fit.
-    """
-    looks = [FileChecks(name, job, shown=True) for name in job.steps]
-    if found := [p for at in looks for p in _unfit(at, plan)]:
-        raise RequestError(tuple(found))
-    return _told(looks, "pending")
+    refuse(problems)
+    return notes, []
 
 
 def previews(job: Job) -> list[str]:

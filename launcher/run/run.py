@@ -1,21 +1,21 @@
-"""Runs one request, from its settings to its last step.
+"""The one road of a request: ``prepare`` checks and plans it, ``run`` acts.
 
-Shows a request: its plan or its timeline, and what is known of its files.
+``prepare`` writes nothing, so a refused request leaves no run folder behind. Whatever else may be done with a
+request is this road cut short: ``show=plan`` prints what ``prepare`` returns, a sweep rehearses its cells
+with it, and for a run that starts on a cluster ``run`` ends once its folder is written.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.console import gone, say, tell
+from launcher.console import say, tell
 from launcher.errors import DONE, Problem, RequestError, refuse
-from launcher.job.schema.components import Chat, Text
 from launcher.job.schema.job import Job, Launch
 from launcher.optional import drill_report, layout_search
 from launcher.plan.plan import Plan, impossible
@@ -24,8 +24,8 @@ from launcher.plan.settings.checkpoint import trust
 from launcher.plan.show import SHORT, short, text
 from launcher.plan.step_order import Phase, alone
 from launcher.plan.values.text import many
-from launcher.plan.verbs import goes_on, verb
-from launcher.planner.plan_job import before_torch, plan_checked, plan_job, planning, settled
+from launcher.plan.verbs import goes_on
+from launcher.planner.plan_job import before_torch, plan_checked, planning
 from launcher.run import (
     execute,
     frozen_request,
@@ -39,100 +39,139 @@ from launcher.run import (
     status,
 )
 from launcher.run.settle import Chosen, Settled, home, open_ended, settle
-from launcher.run.viewers import Viewers, viewers
 from launcher.runtime import log, run_folder
 from launcher.runtime.faults import Interrupted, Preempted
-from launcher.runtime.processes.fork_server import serving
+from launcher.runtime.processes.fork_server import prepare_server, serving
 from launcher.runtime.run_folder import locked
-from launcher.runtime.signals import check, stoppable
+from launcher.runtime.signals import stoppable
 
 if TYPE_CHECKING:
     from launcher.job.compose import Request
     from launcher.run.external_ranks.leader import Others
-    from launcher.runtime.processes.fork_server import ForkServer
-    from launcher.runtime.training.metrics_file import Metrics
-    from launcher.runtime.training.progress import SilentProgress
 
+Until = Literal["settings", "plan", "start"]
+"""How far a request is prepared.
 
-def plan_lines(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
-    """The plan or its timeline, and what each transform of an existing checkpoint will read."""
-    with stand_in_tokens.supposed(job) as (supposed, pending):
-        yield from _plan_lines(supposed, overrides, pending)
-
-
-def _plan_lines(job: Job, overrides: Sequence[str], pending: Sequence[str]) -> Iterator[str]:
-    """The lines of ``shown``; ``pending``: notes on tokens that do not exist yet."""
-    job = memory_check.told(job)
-    chosen = layout_search.settled(job) if open_ended(job) else Chosen(job)
-    job = chosen.job
-    transforms = preflight.previews(job)
-    if not (transforms and alone(job.steps)):
-        plan = plan_job(job)
-        with planning():
-            since = resume.shown(job, plan, overrides)
-            notes = [*preflight.pending(job, plan), *pending]
-        plan = replace(plan, notes=(*plan.notes, *chosen.notes, *since))
-
-        if job.show == "timeline":
-            yield drawn(plan.estimate.timeline)
-        else:
-            lacking = memory_check.shortage(job, plan)
-            notes += [lacking] if lacking else []
-            yield text(plan) if job.show == "plan-full" else short(plan, SHORT - len(notes))
-            yield from notes
-    if job.show != "timeline":
-        yield from transforms
-
-
-def check_shown(job: Job) -> None:
-    """Raises ``RequestError`` if it could not be shown, as far as that is known without torch."""
-    with stand_in_tokens.supposed(job) as (supposed, _):
-        if open_ended(supposed) or job.show == "search":
-            layout_search.check(supposed)
-        elif not (preflight.previews(supposed) and alone(job.steps)):
-            refuse(impossible(before_torch(settled(memory_check.told(supposed))).asked))
-
+``settings``: all checks without torch. ``plan``: for a run that is only shown, or that starts elsewhere.
+``start``: for a run whose ranks start here, or are here already.
+"""
 
 BEST = Path("plan", "best.yaml")
 """The file in the folder of a run whose layout was searched."""
 
 
 @dataclass(frozen=True)
-class RunRequest:
-    """A job to run, and its origin: ``command`` as typed, ``config`` the complete request as YAML."""
+class Prepared:
+    """A request that has passed its checks; nothing has been started or written.
 
-    job: Job
-    command: Sequence[str]
-    config: str
-    overrides: Sequence[str]
+    ``chosen``: the layout, which may come from a search. ``plan``: ``None`` if only settings were checked, or
+    if there is nothing to show but ``previews``: what each ``transform`` will read. ``start``: how ranks
+    start, if they start here. ``remarks``: lines below a plan that is shown.
+    """
+
+    settled: Settled
+    chosen: Chosen
+    plan: Plan | None = None
+    start: launch.Start | None = None
+    remarks: tuple[str, ...] = ()
+    previews: tuple[str, ...] = ()
+
+
+def prepare(
+    request: Request, others: Others | None, until: Until, *, shown: bool = False, measure: bool = False
+) -> Prepared:
+    """Checks the settings, the plan and this machine, in this order.
+
+    Args:
+        request: The composed request.
+        others: The ranks of torchrun or srun, if this process is one of them.
+        until: The last thing that is checked.
+        shown: The request is only shown and may run on another machine: what is wrong with this one becomes
+            a remark, and what earlier starts have done does not matter.
+        measure: A search for a layout may measure candidates, if the request says so; that starts ranks.
+
+    Raises:
+        RequestError: With all problems of the first check that finds any.
+        RunError: If none of the measured layouts could run.
+    """
+    settled = settle(request, others, shown)
+    if until == "settings" and (open_ended(settled.job) or settled.job.show == "search"):
+        layout_search.check(settled.job)
+        return Prepared(settled, Chosen(settled.job))
+    chosen = _choose_layout(settled.job, measure, others)
+    settled = replace(settled, job=chosen.job)
+    previews = tuple(preflight.previews(settled.job)) if shown else ()
+    if previews and alone(settled.job.steps):
+        return Prepared(settled, chosen, previews=previews)
+
+    # the settings, at once with all else that needs no torch
+    checked = before_torch(settled.resolved, [] if shown else preflight.before_plan(settled))
+    if until == "settings":
+        refuse(impossible(checked.asked))
+        return Prepared(settled, chosen, previews=previews)
+
+    # the plan, then checkpoints, files of steps and memory against it
+    with planning():
+        start = _start(settled, checked.asked.sizes.grid.size) if until == "start" else None
+        plan = plan_checked(checked)
+        notes, remarks = preflight.after_plan(settled, plan, shown)
+        if start is not None:
+            start = memory_check.checked(settled.job, plan, start)
+    if shown:
+        remarks += [*request.stand_ins, *_shortage(settled.job, plan)]
+    plan = replace(plan, notes=(*plan.notes, *settled.notes, *chosen.notes, *notes))
+    return Prepared(settled, chosen, plan, start, tuple(remarks), previews)
+
+
+def run(request: Request, command: Sequence[str], others: Others | None = None) -> dict[str, Any]:
+    """Prepares a request and carries it out, here or on the cluster that it names.
+
+    Args:
+        request: The composed request.
+        command: The command that starts this run again; it is kept in the run folder.
+        others: The ranks of torchrun or srun, if this process is one of them.
+
+    Returns:
+        The results of the steps; none of a run that a cluster carries out.
+
+    Raises:
+        RequestError: If something is wrong with the request; no rank was started.
+        RunError: If the run failed.
+        Interrupted: If the run was told to stop.
+    """
+    with serving(), stoppable(), _saved(request.job):
+        _make_tokens(request, others)
+        until = _until(request.job)
+        ready = prepare(request, others, until, measure=until == "start")
+        with _opened(ready.settled, others) as folder:
+            if until == "plan":
+                return _submit(ready, command, folder)
+            log.keep_in(folder)
+            record = _reopen(ready.settled, folder)
+            if left := _left(ready, record):
+                _carry_out(ready, left, record, command=command, others=others)
+            return record.results
 
 
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
-    """Runs a composed request; ``words`` is the command line. Returns the exit code."""
-    if request.job.show not in (None, "search"):
-        say("\n".join((*request.code, *plan_lines(request.job, request.overrides))))
+    """Shows or runs a composed request; ``words`` is the command line. Returns the exit code."""
+    show = request.job.show
+    if show not in (None, "search"):
+        say("\n".join((*request.code, *shown_lines(request))))
         return DONE
     if request.code:
         say("\n".join(request.code))
     try:
-        if request.job.show == "search":
+        if show == "search":
             with stoppable(), serving():
                 say("\n".join(layout_search.shown(request.job, others)))
         else:
-            _start(request, words, others)
+            log.console()
+            run(request, launch.command(words), others)
     except Interrupted as stop:
         tell(str(stop))
         return stop.code
     return DONE
-
-
-def _start(request: Request, words: Sequence[str], others: Others | None) -> None:
-    from launcher.job.cures.report import as_yaml
-
-    log.console()
-    _carry_out(
-        RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides), others
-    )
 
 
 def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -142,18 +181,12 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
     ``Interrupted`` if it was told to stop. Under torchrun or srun only rank 0 calls it; the others call
     ``join``.
     """
-    from launcher.job.cures.report import as_yaml  # imports Hydra, which joining ranks do not need
+    from launcher.job.compose import Request  # imports Hydra, which joining ranks do not need
+    from launcher.job.origins import Origins
 
-    config = as_yaml(job.model_dump(mode="json", by_alias=True))
-    request = RunRequest(job, command or ["python", *sys.argv], config, overrides)
-    outer = launch.outer_size()
-    if outer is None or launch.mode(job, outer) != "external":
-        with log.recorded():
-            return _carry_out(request, None)
-    from launcher.run.external_ranks.leader import leading
-
-    with log.recorded(), leading() as others:
-        return _carry_out(request, others)
+    request = Request(job, job.model_dump(mode="json", by_alias=True), Origins(), tuple(overrides))
+    with log.recorded(), _others(job) as others:
+        return run(request, command or ["python", *sys.argv], others)
 
 
 def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
@@ -169,60 +202,35 @@ def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
 def rehearse(request: Request, planned: bool = True) -> Plan | None:
     """Raises ``RequestError`` for everything that would refuse a request before it starts or prints.
 
-    Without ``planned`` it checks only what needs no torch. Returns the plan if there is one.
+    Without ``planned`` it checks only what needs no torch. Returns the plan of a run if there is one.
     """
-    job = request.job
-    if job.show == "config":
+    show = request.job.show
+    if show == "config":
         return None
-    if job.show is not None and planned and job.show != "search":
-        list(plan_lines(job, request.overrides))
-    elif job.show is not None:
-        check_shown(job)
-    else:
-        from launcher.job.cures.report import as_yaml
-
-        with stand_in_tokens.supposed(job) as (supposed, _):
-            asked = settle(supposed, as_yaml(request.data), request.overrides, None)
-            if planned and hand_over.key(asked.job) is not None:
-                return _plan(*_settled(asked))
-            if planned:
-                return _decide(*_settled(asked))[1]
-            if open_ended(asked.job):
-                layout_search.check(asked.job)
-            else:
-                refuse(impossible(before_torch(asked.resolved, preflight.before_plan(asked)).asked))
-    return None
+    until: Until = _until(request.job) if show is None else "plan"
+    if not planned or show == "search":
+        until = "settings"
+    with stand_in_tokens.with_stand_ins(request) as supposed:
+        ready = prepare(supposed, None, until, shown=show is not None)
+    return ready.plan if show is None else None
 
 
-def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
-    """Carries out a request; returns the results of the steps."""
-    with serving() as server, stoppable(), _saved(request.job):
-        # Resolve the request, check it, and plan it.
-        _make_tokens(request, others)
-        settled = settle(request.job, request.config, request.overrides, others)
-        if hand_over.key(settled.job) is not None:
-            return _submit(settled, request)
-        asked, chosen = _settled(settled, measure=True, others=others)
-        start, plan = _decide(asked, chosen, server)
+def shown_lines(request: Request) -> Iterator[str]:
+    """The plan or its timeline, and what each transform of an existing checkpoint will read.
 
-        with _opened(asked, others) as at:
-            log.keep_in(at)
-            start = start if others is None else replace(start, notes=(*start.notes, *others.notes))
-            # Find the steps that an earlier start has not done.
-            record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
-            left = [p for p in plan.phases if not set(p.steps) <= set(record.steps)]
-            if record.before == "running":
-                say(f"the start before this one was killed: {at}")
-
-            if left:
-                goes_on_from = _source(asked, plan, at, left)
-                run = execute.Run(asked.job, plan, at, start, others=others, resume=goes_on_from)
-                if chosen.notes:
-                    layout_search.write(at / BEST, chosen, [*map(str, chosen.notes)])
-                _run(run, left, record, request)
-            else:
-                _already_done(record)
-            return record.results
+    Raises ``RequestError``.
+    """
+    with stand_in_tokens.with_stand_ins(request) as supposed:
+        ready = prepare(supposed, None, "plan", shown=True)
+    show, plan = request.job.show, ready.plan
+    if show == "timeline":
+        if plan is not None:
+            yield drawn(plan.estimate.timeline)
+        return
+    if plan is not None:
+        yield text(plan) if show == "plan-full" else short(plan, SHORT - len(ready.remarks))
+    yield from ready.remarks
+    yield from ready.previews
 
 
 def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
@@ -230,225 +238,20 @@ def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
 
     Returns the job, which has a ``run_dir``, and the plan. Raises ``RequestError``.
     """
-    from launcher.job.cures.report import as_yaml
-
-    run = RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides)
-    _make_tokens(run, None)
-    with _frozen(settle(run.job, run.config, run.overrides, None), run) as (job, plan, at, record):
-        frozen_request.write(job, plan, at)
+    _make_tokens(request, None)
+    ready = prepare(request, None, "plan")
+    assert ready.plan is not None
+    with _opened(ready.settled, None) as folder:
+        record = _reopen(ready.settled, folder)
+        _describe(ready, launch.command(words), record)
+        frozen_request.write(ready.settled.job, ready.plan, folder)
         record.say("submitted")
-    return job, plan
+    return ready.settled.job, ready.plan
 
 
-@contextmanager
-def _frozen(settled: Settled, request: RunRequest) -> Iterator[tuple[Job, Plan, Path, status.RunStatus]]:
-    """Plans a run here that starts elsewhere, in its new run folder."""
-    asked, chosen = _settled(settled)
-    plan = _plan(asked, chosen)
-    with _opened(asked, None) as at:
-        record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
-        status.write(at, plan, request.command, request.config, anew=not record.steps)
-        status.write_versions(at, asked.job, record.before)
-        yield asked.job, plan, at, record
-
-
-def _submit(settled: Settled, request: RunRequest) -> dict[str, Any]:
-    """Plans the run and hands it to a cluster."""
-    with _frozen(settled, request) as (job, plan, at, record):
-        told, more = hand_over.hand_over(job, plan, at)
-        record.say("submitted" if more else "written", **more)
-    say(f"{short(plan)}\n{told}")
-    return {}
-
-
-def _plan(asked: Settled, chosen: Chosen) -> Plan:
-    """The plan of a run that starts elsewhere. Raises ``RequestError``; starts and writes nothing."""
-    checked = before_torch(asked.resolved, preflight.before_plan(asked))
-    with planning():
-        plan = plan_checked(checked)
-        found, notes = preflight.after_plan(asked, plan)
-        refuse(found)
-    return replace(plan, notes=(*plan.notes, *asked.notes, *chosen.notes, *notes))
-
-
-def _make_tokens(request: RunRequest, others: Others | None) -> None:
-    """Makes the tokens that the plan reads and a step makes, after all other checks of the request."""
-    if not stand_in_tokens.makers(request.job):
-        return
-    if (key := hand_over.key(request.job)) is not None:
-        text = "the plan is made here, and reads tokens that a step of the job would make; make them first"
-        raise RequestError((Problem(key, text, "launch=auto 'steps=[prepare]'"),))
-    with stand_in_tokens.supposed(request.job) as (job, _):
-        asked = settle(job, request.config, request.overrides, others)
-        with serving() as server:
-            _decide(*_settled(asked), server)
-    if others is not None:
-        others.gather(request.job.launch.timeout_s)
-    stand_in_tokens.make(request.job, asked.done)
-
-
-def _settled(asked: Settled, measure: bool = False, others: Others | None = None) -> tuple[Settled, Chosen]:
-    """The request with the layout that a search has chosen, and the choice."""
-    chosen = Chosen(asked.job)
-    if open_ended(asked.job):
-        chosen = layout_search.settled(asked.job, measure, others)
-    return replace(asked, job=chosen.job), chosen
-
-
-def _decide(asked: Settled, chosen: Chosen, server: ForkServer | None = None) -> tuple[launch.Start, Plan]:
-    """How the ranks start, and the plan. Raises ``RequestError``; starts no rank, writes nothing.
-
-    ``server``: the server that forks ranks of this machine; it imports while this process plans.
-    """
-    # Check at once everything that needs no torch.
-    checked = before_torch(asked.resolved, preflight.before_plan(asked))
-
-    with planning():
-        if server is not None and launch.mode(asked.job, asked.outer) == "spawn":
-            server.prepare()
-        start = launch.start(asked.job, asked.outer, checked.asked.sizes.grid.size)
-        launch.port_is_free(asked.job, start)
-        plan = plan_checked(checked)
-
-        # Check against the plan: checkpoints, files of steps, the memory of this machine.
-        found, notes = preflight.after_plan(asked, plan)
-        refuse(found)
-        start = memory_check.checked(asked.job, plan, start)
-    return start, replace(plan, notes=(*plan.notes, *asked.notes, *chosen.notes, *notes))
-
-
-@contextmanager
-def _opened(asked: Settled, others: Others | None) -> Iterator[Path]:
-    """The locked run folder, which every rank sees."""
-    job = asked.job
-    if others is not None:
-        others.gather(job.launch.timeout_s)
-        key, where = home(job)
-        others.share(where, key)
-    at = (
-        run_folder.make(Path(job.runs), job.name)
-        if job.run_dir is None
-        else run_folder.reopen(Path(job.run_dir))
-    )
-    if others is not None:
-        others.went_to(at)
-    with locked(at):
-        yield at
-
-
-def _source(asked: Settled, plan: Plan, at: Path, left: Sequence[Phase]) -> Path | None:
-    """The checkpoint that the phases ``left`` resume from."""
-    trains = any(goes_on(asked.job.steps[n]) for p in left for n in p.steps)
-    return resume.source(asked.job, plan, at, trains, overrides=asked.overrides)
-
-
-def _already_done(record: status.RunStatus) -> None:
-    if record.before != "done":
-        record.say("done")
-    say(f"already done: {record.run}")
-
-
-def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, request: RunRequest) -> None:
-    """Runs the phases that are ``left``, and keeps the status in the run folder up to date."""
-    run_folder.reserve_status(run.folder)
-    try:
-        if run.plan.drill is not None:
-            drill_report.look(run.folder, run.plan.drill, again=True)
-        layout_files.write(run.job, run.plan, run.folder)
-        status.write(run.folder, run.plan, request.command, request.config, anew=not record.steps)
-        status.write_versions(run.folder, run.job, record.before)
-        record.say("running")
-        say("\n".join([short(run.plan), *run.start.notes]))
-        with _saved(run.job):
-            if _reads_data(run.job, left):
-                _prepare(run.job)
-            _phases(run, left, record)
-        if run.plan.drill is not None:
-            strict = run.job.deterministic or run.start.device == "cpu"
-            drill_report.finish(
-                run.folder, run.folder / execute.UNDISTURBED, run.plan.drill, trust(run.job), say, strict
-            )
-    except BaseException as error:
-        record.fail(error)
-        raise
-
-    record.say("done")
-    unsaved = record.results.get("unsaved")
-    lost = f"; {many(unsaved, 'checkpoint')} could not be written" if unsaved else ""
-    skipped = record.results.get("skipped")
-    idle = f"; {many(skipped, 'step')} skipped, for fp16 gradients overflowed" if skipped else ""
-    say(f"done in {record.seconds} s: {run.folder}{lost}{idle}")
-
-
-def _reads_data(job: Job, left: Sequence[Phase]) -> bool:
-    """Whether a step opens the request's data; a step that trains copies uses its own."""
-    names = (name for phase in left if phase.where != "files" for name in phase.steps)
-    return any(not verb(job.steps[name]).copies for name in names)
-
-
-def _prepare(job: Job) -> None:
-    """Makes once, in this process, the tokens that every rank reads."""
-    from launcher.data.prepare import text_cache
-    from launcher.data.prepare.shards import Speed
-
-    with Speed(job.logger.progress, say) as speed:
-        if isinstance(job.data, Chat):
-            from launcher.data.chat import tokens
-
-            tokens.make(job.data, say, speed)
-        if isinstance(job.data, Text):
-            text_cache.make(job.data, say, speed)
-
-
-def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -> None:
-    """Runs the phases that are ``left``, and records each when it is done."""
-    from launcher.runtime.training.metrics_file import Metrics, read
-    from launcher.runtime.training.progress import progress
-
-    # drop the rows of steps that will be repeated
-    first = sys.maxsize
-    if any(p.where == "ranks" for p in left):
-        first = 0 if run.resume is None else resume.step(run.resume, run.job) + 1
-    path = run.folder / "metrics.jsonl"
-    table = run.folder / "metrics.csv" if run.job.logger.csv else None
-    patient = run.job.checkpoint.on_error == "continue"
-
-    with (
-        Metrics(path, first, table, patient) as metrics,
-        progress(run.job.logger.progress) as bar,
-        viewers(run.folder, run.job, record.overrides, read(path)) as shown,
-    ):
-        began = run_folder.identity(run.folder)
-        hear: execute.Hear = partial(_hear, run.folder, began, bar, metrics, shown)
-        if run.plan.drill is not None:
-            hear = drill_report.watching(run.folder, run.plan.drill, hear)
-        for phase in left:
-            check()
-            results = execute.do(run, phase, record.results, hear)
-            run_folder.still_there(run.folder, began)
-            record.add(phase.steps, results)
-    if shown.page is not None and (line := shown.page.loss()):
-        say(line)
-
-
-def _hear(
-    run: Path,
-    began: tuple[int, int] | None,
-    bar: SilentProgress,
-    metrics: Metrics,
-    shown: Viewers,
-    rank: int,
-    news: object,
-) -> None:
-    assert isinstance(news, dict)
-    run_folder.still_there(run, began)
-    try:
-        bar.feed(news)
-    except BrokenPipeError:
-        gone()
-    if "text" not in news:
-        metrics.write(news)
-        shown.feed(news)
+def _until(job: Job) -> Until:
+    """How far a run is prepared: on a cluster its ranks do not start here."""
+    return "start" if hand_over.key(job) is None else "plan"
 
 
 @contextmanager
@@ -460,3 +263,158 @@ def _saved(job: Job) -> Iterator[None]:
         if job.launch.signal_save and not stop.insisted and not isinstance(stop, Preempted):
             raise Preempted(stop.signum) from stop
         raise
+
+
+def _others(job: Job) -> AbstractContextManager[Others | None]:
+    """The other ranks of an outer launcher, released when the block ends."""
+    outer = launch.outer_size()
+    if outer is None or launch.mode(job, outer) != "external":
+        return nullcontext()
+    from launcher.run.external_ranks.leader import leading
+
+    return leading()
+
+
+def _make_tokens(request: Request, others: Others | None) -> None:
+    """Makes the tokens that the plan reads and a step makes, after all other checks of the request."""
+    if not stand_in_tokens.makers(request.job):
+        return
+    if (key := hand_over.key(request.job)) is not None:
+        text = "the plan is made here, and reads tokens that a step of the job would make; make them first"
+        raise RequestError((Problem(key, text, "launch=auto 'steps=[prepare]'"),))
+    with stand_in_tokens.with_stand_ins(request) as supposed:
+        ready = prepare(supposed, others, "start")
+    if others is not None:
+        others.gather(request.job.launch.timeout_s)
+    stand_in_tokens.make(request.job, ready.settled.done)
+
+
+def _choose_layout(job: Job, measure: bool, others: Others | None) -> Chosen:
+    """The layout that a search finds; that of ``job`` if it leaves nothing open. Raises ``RequestError``."""
+    return layout_search.settled(job, measure, others) if open_ended(job) else Chosen(job)
+
+
+def _start(settled: Settled, size: int) -> launch.Start:
+    """How the ``size`` ranks start. Raises ``RequestError``; starts no rank.
+
+    The server that forks them imports while this process plans.
+    """
+    if launch.mode(settled.job, settled.outer) == "spawn":
+        prepare_server()
+    start = launch.start(settled.job, settled.outer, size)
+    launch.port_is_free(settled.job, start)
+    return start
+
+
+def _shortage(job: Job, plan: Plan) -> list[str]:
+    lacking = memory_check.shortage(job, plan)
+    return [lacking] if lacking else []
+
+
+@contextmanager
+def _opened(settled: Settled, others: Others | None) -> Iterator[Path]:
+    """The locked run folder, which every rank sees."""
+    job = settled.job
+    if others is not None:
+        others.gather(job.launch.timeout_s)
+        key, where = home(job)
+        others.share(where, key)
+    folder = (
+        run_folder.make(Path(job.runs), job.name)
+        if job.run_dir is None
+        else run_folder.reopen(Path(job.run_dir))
+    )
+    if others is not None:
+        others.went_to(folder)
+    with locked(folder):
+        yield folder
+
+
+def _reopen(settled: Settled, folder: Path) -> status.RunStatus:
+    """The status of the run; it goes on after the steps that earlier starts have done."""
+    return status.reopen(folder, settled.overrides, settled.config, anew=settled.anew)
+
+
+def _describe(ready: Prepared, command: Sequence[str], record: status.RunStatus) -> None:
+    """Writes the files of the run folder that describe the run: plan, request, command, versions."""
+    assert ready.plan is not None
+    status.write(record.run, ready.plan, command, ready.settled.config, anew=not record.steps)
+    status.write_versions(record.run, ready.settled.job, record.before)
+
+
+def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Hands the run to its cluster. Returns no results: there are none yet."""
+    assert ready.plan is not None
+    record = _reopen(ready.settled, folder)
+    _describe(ready, command, record)
+    told, more = hand_over.hand_over(ready.settled.job, ready.plan, folder)
+    record.say("submitted" if more else "written", **more)
+    say(f"{short(ready.plan)}\n{told}")
+    return {}
+
+
+def _left(ready: Prepared, record: status.RunStatus) -> list[Phase]:
+    """The phases that earlier starts have not done; says so if there are none."""
+    assert ready.plan is not None
+    left = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]
+    if record.before == "running":
+        say(f"the start before this one was killed: {record.run}")
+    if not left:
+        if record.before != "done":
+            record.say("done")
+        say(f"already done: {record.run}")
+    return left
+
+
+def _carry_out(
+    ready: Prepared,
+    left: Sequence[Phase],
+    record: status.RunStatus,
+    *,
+    command: Sequence[str],
+    others: Others | None,
+) -> None:
+    """Runs the phases that are ``left``, and keeps the status in the run folder up to date."""
+    settled, plan, start = ready.settled, ready.plan, ready.start
+    assert plan is not None
+    assert start is not None
+    job, folder = settled.job, record.run
+
+    # the checkpoint to resume from, and lines on the network, which are known once all ranks have come
+    trains = any(goes_on(job.steps[name]) for phase in left for name in phase.steps)
+    source = resume.source(job, plan, folder, trains, overrides=settled.overrides)
+    start = start if others is None else replace(start, notes=(*start.notes, *others.notes))
+    if ready.chosen.notes:
+        layout_search.write(folder / BEST, ready.chosen, [*map(str, ready.chosen.notes)])
+
+    run_folder.reserve_status(folder)
+    try:
+        # the files that describe the run
+        if plan.drill is not None:
+            drill_report.look(folder, plan.drill, again=True)
+        layout_files.write(job, plan, folder)
+        _describe(ready, command, record)
+        record.say("running")
+        say("\n".join([short(plan), *start.notes]))
+
+        # the run itself
+        with _saved(job):
+            execute.run_phases(execute.Run(job, plan, folder, start, others, resume=source), left, record)
+        if plan.drill is not None:
+            strict = job.deterministic or start.device == "cpu"
+            undisturbed = folder / execute.UNDISTURBED
+            drill_report.finish(folder, undisturbed, plan.drill, trust(job), say, strict)
+    except BaseException as error:
+        record.fail(error)
+        raise
+    _end(record)
+
+
+def _end(record: status.RunStatus) -> None:
+    """Says that the run is done, and what has gone wrong without ending it."""
+    record.say("done")
+    unsaved = record.results.get("unsaved")
+    lost = f"; {many(unsaved, 'checkpoint')} could not be written" if unsaved else ""
+    skipped = record.results.get("skipped")
+    idle = f"; {many(skipped, 'step')} skipped, for fp16 gradients overflowed" if skipped else ""
+    say(f"done in {record.seconds} s: {record.run}{lost}{idle}")

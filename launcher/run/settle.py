@@ -20,6 +20,7 @@ from launcher.run import launch, memory_check, resume, status
 from launcher.runtime import run_folder
 
 if TYPE_CHECKING:
+    from launcher.job.compose import Request
     from launcher.run.external_ranks.leader import Others
 
 
@@ -39,7 +40,9 @@ def open_ended(job: Job) -> bool:
 
 @dataclass(frozen=True)
 class Settled:
-    """A resolved request. ``config``: all of it, as it is written into the run folder.
+    """A resolved request.
+
+    ``config``: all of it, as YAML, as it is written into the run folder; empty if it is only shown.
 
     ``outer``: the number of ranks that an outer launcher has started; ``done``: the steps that earlier starts
     have done. ``notes``: changes to the request. ``vocabulary_from``: see ``Resolved``.
@@ -63,10 +66,19 @@ class Settled:
         return self.job.checkpoint.resume == "never"
 
 
-def settle(job: Job, config: str, overrides: Sequence[str], others: Others | None) -> Settled:
-    """Resolves a request. Raises ``RequestError`` if the folder of an earlier start cannot be read."""
-    outer = launch.outer_size()
-    first = settled(job)
+def settle(request: Request, others: Others | None, shown: bool = False) -> Settled:
+    """Resolves a request. Raises ``RequestError`` if the folder of an earlier start cannot be read.
+
+    ``others``: the ranks of an outer launcher. ``shown``: the request is only shown and may run on another
+    machine, so neither ranks that are here nor what earlier starts have done matter.
+    """
+    first, overrides = settled(request.job), request.overrides
+    if shown:
+        job = memory_check.told(first.job)
+        return Settled(job, "", overrides, None, (), vocabulary_from=first.vocabulary_from)
+    from launcher.job.cures.report import as_yaml  # imports Hydra, which joining ranks do not need
+
+    config, outer = as_yaml(request.data), launch.outer_size()
     asked = _again(first.job, config, others)
     here = launch.at_home(asked, outer)
     job = _with_cache(memory_check.told(here))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from launcher.console import say
 from launcher.job.schema.components import Paths, Tokens
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Prepare
+
+if TYPE_CHECKING:
+    from launcher.job.compose import Request
 
 WINDOWS = 512
 """Samples of the stand-in for tokens that do not exist yet."""
@@ -30,8 +35,9 @@ def makers(job: Job) -> dict[str, Prepare]:
 
 
 @contextmanager
-def supposed(job: Job) -> Iterator[tuple[Job, list[str]]]:
-    """``job`` with stand-ins for tokens that ``makers`` have not made yet, and notes."""
+def with_stand_ins(request: Request) -> Iterator[Request]:
+    """``request`` with stand-ins for tokens that ``makers`` have not made yet, and with lines that say so."""
+    job = request.job
     absent = {
         path: name
         for name, step in makers(job).items()
@@ -39,7 +45,7 @@ def supposed(job: Job) -> Iterator[tuple[Job, list[str]]]:
         if _below(path, step.dst) and not _there(path)
     }
     if not absent:
-        yield job, []
+        yield request
         return
     from launcher.data.prepare import prepare as stand_in  # imports tokenizers
 
@@ -51,7 +57,7 @@ def supposed(job: Job) -> Iterator[tuple[Job, list[str]]]:
             stand_in.write(there, steps[name], WINDOWS * job.data.seq_len + 1)
             files[path] = str(there)
         said = [_said(path, name, stand_in.bound(steps[name]), job) for path, name in absent.items()]
-        yield _reading(job, files), said
+        yield replace(request, job=_reading(job, files), stand_ins=tuple(said))
 
 
 def make(job: Job, done: tuple[str, ...]) -> None:

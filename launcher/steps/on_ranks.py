@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -100,19 +100,14 @@ def _work(world: World, todo: RankSteps, drawn: Drawings) -> dict[str, Any]:
     with out_of_memory.explained(
         world, todo.job, todo.plan, todo.trial, has_optimizer_state=lambda: bool(live.optimizer.state)
     ):
-        return _on_model(live, todo, left)
-
-
-def _on_model(live: Session, todo: RankSteps, names: Sequence[str]) -> dict[str, Any]:
-    """Runs the steps ``names``, which share one model."""
-    for name in names:
-        step = todo.job.steps[name]
-        if live.resumed and loads(step):  # the loaded weights have been trained since
-            continue
-        said = module(step).run_on_ranks(step, live, todo.job)
-        if said and live.world.rank == 0:
-            live.emit({"text": f"{name}: {said}"})
-    save.finish(live)
+        for name in left:
+            step = todo.job.steps[name]
+            if live.resumed and loads(step):  # the loaded weights have been trained since
+                continue
+            said = module(step).run_on_ranks(step, live, todo.job)
+            if said and world.rank == 0:
+                live.emit({"text": f"{name}: {said}"})
+        save.finish(live)
     counts = {"unsaved": live.unsaved, "skipped": live.scaling.skipped}
     return {**live.results, **{name: n for name, n in counts.items() if n}}
 

@@ -53,6 +53,13 @@ def test_it_trains_as_if_the_tokens_had_been_there(here: Path) -> None:
     assert Path("words/prepared.json").stat().st_mtime_ns == before
 
 
+def test_the_plan_of_a_run_that_goes_on_has_the_vocabulary_of_its_files(here: Path) -> None:
+    words = [*BPE, *shape(), "steps=[prepare,train,save]", "run_dir=one"]
+    assert main(words) == 0
+    assert main([*words, "train.steps=4", "show=plan"]) == 0
+    assert main([*words, "train.steps=4"]) == 0
+
+
 def test_of_tokens_that_are_made_anew_the_plan_is_made_anew(here: Path) -> None:
     assert main([*made("bytes"), *shape(), "steps=[prepare,train]", "run_dir=one"]) == 0
     words = [*made(vocab_size="300", overwrite="true"), *shape(), "steps=[prepare,train]", "run_dir=two"]

@@ -37,7 +37,7 @@ def test_a_run_settles_checks_and_reads_its_files_once(tmp_path: Path, monkeypat
 def test_what_is_wrong_without_a_plan_is_found_without_one(tmp_path: Path) -> None:
     words = [*TINY, f"run_dir={tmp_path}/run", "steps=[train,save,verify]", f"steps.verify.src={tmp_path}/nowhere"]
     request = compose(words)
-    asked = settle(request.job, "", request.overrides, None)
+    asked = settle(request, None)
     assert [str(p) for p in preflight.before_plan(asked)] == [
         f"steps.verify.src: {tmp_path}/nowhere: no checkpoint: no such folder"
     ]

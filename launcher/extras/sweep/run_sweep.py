@@ -169,11 +169,11 @@ def _show(cells: Mapping[Cell, Request]) -> int:
 
 def _shown(request: Request) -> str:
     from launcher.job.cures.report import as_yaml
-    from launcher.run.run import plan_lines
+    from launcher.run.run import shown_lines
 
     if request.job.show == "config":
         return as_yaml(request.data)
-    return "\n".join(plan_lines(request.job, request.overrides))
+    return "\n".join(shown_lines(request))
 
 
 def _announce(cells: Sequence[Checked]) -> None:

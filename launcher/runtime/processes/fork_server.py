@@ -198,6 +198,12 @@ def serving() -> Iterator[ForkServer]:
         own.stop()
 
 
+def prepare_server() -> None:
+    """Starts the server of this process, if it is ``serving``: it imports in parallel to what follows."""
+    if _server is not None:
+        _server.prepare()
+
+
 def start_here(function: Function, *args: object) -> Line:
     """Like ``ForkServer.start``, but forks this process, so nothing is pickled.
 
