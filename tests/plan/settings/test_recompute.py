@@ -67,22 +67,22 @@ REFUSED: dict[str, tuple[Any, str]] = {
         f"(try: '{KEY}=[layers.0,layers.1.*,layers.2,layers.3]')",
     ),
     "a counter": (
-        lambda: theirs("forward.recompute_nets.Counting", ["first", "counter", "head"], [6]),
+        lambda: theirs("recompute_nets.Counting", ["first", "counter", "head"], [6]),
         f"{KEY}: counter cannot be recomputed in the backward: each of its forwards changes counter.calls "
         f"(try: '{KEY}=[first,head]')",
     ),
     "a teacher": (
-        lambda: theirs("forward.recompute_nets.Taught", ["student"], [6]),
+        lambda: theirs("recompute_nets.Taught", ["student"], [6]),
         (f"{KEY}: student cannot be recomputed in the backward: the model changes "
          "student.teacher.weight and uses it, so that it would compute with another "
          "one (try: parallel.recompute=null)"),
     ),
     "its input": (
-        lambda: theirs("forward.recompute_nets.Overwriting", ["act"], [6]),
+        lambda: theirs("recompute_nets.Overwriting", ["act"], [6]),
         f"{KEY}: act cannot be recomputed in the backward: it changes an input in place; leave act out",
     ),
     "what is kept": (
-        lambda: theirs("forward.recompute_nets.Recurrent", ["rnn"], [3, 6], policy="selective"),
+        lambda: theirs("recompute_nets.Recurrent", ["rnn"], [3, 6], policy="selective"),
         (f"{KEY}: rnn cannot be recomputed in the backward: it changes the result of "
          "addmm in place, which is to be kept; leave rnn out"),
     ),
