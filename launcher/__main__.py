@@ -17,9 +17,10 @@ from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, Ru
 from launcher.job.args import Args, parse
 from launcher.job.schema.redact import hide, typed
 from launcher.optional import has, lacking, starter, sweep_commands, sweeps
-from launcher.runtime import machine
+from launcher.runtime import gc_thresholds
 from launcher.runtime.cluster import launch_env
-from launcher.runtime.log import open_missing, recorded, spare_streams
+from launcher.runtime.console_log import recorded
+from launcher.runtime.stdio import open_missing, spare_streams
 
 if TYPE_CHECKING:
     from launcher.job.compose import Depth
@@ -222,7 +223,7 @@ def script() -> NoReturn:
     open_missing()
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's classes are here, as for python -m launcher
-    machine.seldom()
+    gc_thresholds.seldom()
     spare_streams()
     global _is_command
     _is_command = True

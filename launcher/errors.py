@@ -22,7 +22,7 @@ _ADVICE = (
     ("does not require grad", "detach(), .data and torch.no_grad() cut a tensor off from its gradient"),
     ("must have same reduction dim", "the last dim of what a layer takes is its in_features"),
     ("shapes cannot be multiplied", "the last dim of what a layer takes is its in_features"),
-    ("not compiled with CUDA", "create tensors on the device of another one, as with device=x.device"),
+    ("Torch not compiled with", "create tensors on the device of another one, as with device=x.device"),
     ("on the same device", "create tensors on the device of another one, as with device=x.device"),
     ("not on the expected device", "create tensors on the device of another one, as with device=x.device"),
     ("same dtype", "create tensors with the dtype of another one, as in w.to(x.dtype)"),

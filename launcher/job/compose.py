@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from launcher.errors import Problem, RequestError
 from launcher.job import intended_value, recipe_trust, sweep_grid
 from launcher.job import overrides as hydra_settings
-from launcher.job.config_files import ConfigFiles, Hostile
+from launcher.job.config_files import ConfigFiles
 from launcher.job.cures.paste import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
@@ -30,6 +30,7 @@ from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.steps import named
 from launcher.job.stray_arguments import KnownNames, sift
 from launcher.job.targets import BASES, OURS, refusal
+from launcher.job.yaml_limits import Hostile
 
 _JOB = TypeAdapter(Job)  # unlike Job(...), it raises pydantic's error, which is explained here with origins
 

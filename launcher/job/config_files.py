@@ -1,22 +1,11 @@
-"""Finds YAML files and reads them within bounds.
-
-Both give the same result for the shipped files, which a test compares. In rare cases, and in their messages,
-they differ: a user's file must mean the same on every machine, with or without libyaml.
-"""
+"""Finds the YAML files of recipes and options."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import yaml
-
-from launcher.errors import Problem
 
 
 def _shipped(name: str) -> Path:
@@ -94,105 +83,3 @@ class ConfigFiles:
         if group == "recipe" or group.startswith("recipe/"):
             yield from (r / group.removeprefix("recipe").lstrip("/") for r in self.recipes)
         yield from (c / group for c in self.conf)
-
-
-def parser(path: Path) -> Any:
-    """The loader class for events and nodes of ``path``."""
-    return yaml.CSafeLoader if yaml.__with_libyaml__ and shipped(path) else yaml.SafeLoader
-
-
-@lru_cache(1)
-def _omegaconf() -> Any:
-    """OmegaConf's loader, which has its own rules for numbers, dates and duplicate keys, based on libyaml."""
-    from omegaconf._utils import get_yaml_loader
-
-    own = get_yaml_loader()
-    return type("FastLoader", (yaml.CSafeLoader, own), {}) if yaml.__with_libyaml__ else own
-
-
-def load(path: Path) -> Any:
-    """The plain data that OmegaConf reads from the shipped file ``path``."""
-    with path.open(encoding="utf-8") as file:
-        return yaml.load(file, Loader=_omegaconf())
-
-
-BYTES = 4 * 2**20
-DEPTH = 40
-NODES = 10_000
-DIGITS = 4300  # the limit of Python's int(); numbers in recipes are shorter
-
-
-SIXTIES = re.compile(r"[-+]?\d+(:[0-5]?\d)+(\.\d*)?")
-"""Numbers to base 60: YAML reads 12:00:00 as 43200, whatever the unit of the setting."""
-
-
-class Hostile(Exception):
-    """A file that is refused, and the reason."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        super().__init__(problem.text)
-
-
-def check(path: Path) -> None:
-    """Raises ``Hostile`` if ``path`` is refused."""
-    problem = hostile(path)
-    if problem is not None:
-        raise Hostile(problem)
-
-
-def hostile(path: Path) -> Problem | None:
-    """Why ``path`` is refused; ``None`` if it is not, or is invalid YAML, which its reader explains."""
-    try:
-        if not path.is_file():
-            return Problem("", f"{short(path)}: is not a file")
-        size = path.stat().st_size
-        if size > BYTES:
-            return _problem(path, None, f"{size} bytes; settings are text of at most {BYTES}")
-        return _walked(path, path.read_text(encoding="utf-8"))
-    except OSError as error:
-        return Problem("", f"{short(path)}: cannot be read: {error.strerror}")
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return None
-
-
-def _walked(path: Path, text: str) -> Problem | None:
-    """Counts nodes, including those that aliases refer to, without constructing any."""
-    open_nodes: list[tuple[str | None, int]] = []  # the anchor, and the number of nodes before it
-    sizes: dict[str | None, int] = {}  # nodes below each anchor
-    nodes, aliased = 0, False
-    for event in yaml.parse(text, Loader=parser(path)):
-        if isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in open_nodes):
-                why = f"*{event.anchor} stands within &{event.anchor}: it would have no end"
-                return _problem(path, event, why)
-            nodes += sizes.get(event.anchor, 1)
-            aliased = True
-        elif isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append((event.anchor, nodes))
-            nodes += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_nodes.pop()
-            sizes[anchor] = nodes - before
-        elif isinstance(event, yaml.ScalarEvent):
-            nodes += 1
-            sizes[event.anchor] = 1
-            if not event.style and len(event.value) > DIGITS and re.fullmatch(r"[-+\d_]+", event.value):
-                return _problem(path, event, f"a number of {len(event.value)} digits")
-            if not event.style and SIXTIES.fullmatch(event.value):
-                why = f"{event.value} is a number to base 60 in YAML; in quotes it is text: '{event.value}'"
-                return _problem(path, event, why)
-
-        # either would take too much time or memory
-        if len(open_nodes) > DEPTH:
-            return _problem(path, event, f"nested deeper than {DEPTH} levels")
-        if nodes > NODES:
-            what = "its aliases stand for" if aliased else "it has"
-            return _problem(path, event, f"{what} more than {NODES} values")
-    return None
-
-
-def _problem(path: Path, event: yaml.Event | None, text: str) -> Problem:
-    mark = None if event is None else event.start_mark
-    where = "" if mark is None else f":{mark.line + 1}:{mark.column + 1}"
-    return Problem("", f"{short(path)}{where}: {text}")

@@ -26,12 +26,13 @@ from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.config_files import ConfigFiles, Hostile, check, load, shipped, short
+from launcher.job.config_files import ConfigFiles, shipped, short
 from launcher.job.cures.suggestions import choice
 from launcher.job.merge import WordsOfFiles
 from launcher.job.overrides import quoted, shell
 from launcher.job.schema.keys import nearest
 from launcher.job.schema.redact import text as redacted
+from launcher.job.yaml_limits import Hostile, check, load
 
 GROUP = "recipe"
 HEADER = 512

@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
-from launcher.job.config_files import check, parser, shipped, short
+from launcher.job.config_files import shipped, short
 from launcher.job.schema.redact import HIDDEN, place, secret
 from launcher.job.schema.redact import text as redacted
+from launcher.job.yaml_limits import check, parser
 
 COMMAND_LINE = "command line"
 _READ = 1_000

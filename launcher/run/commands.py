@@ -14,7 +14,7 @@ from launcher.errors import said as told
 from launcher.plan.values.text import bytes_text, scaled, seconds_text
 from launcher.run import slurm, slurm_files
 from launcher.run.hand_over import JOB, SKY
-from launcher.runtime import log, run_folder
+from launcher.runtime import console_log, run_folder
 from launcher.runtime.run_folder import at_work
 from launcher.untrusted.files import LINK, RefusedFile, opened, parsed, read_json, stands
 
@@ -88,7 +88,7 @@ def _logs(run: Path, said: dict[str, Any]) -> Iterator[str]:
 
     Slurm's log of the job takes precedence if it exists: it has the output of all nodes.
     """
-    path, number = run / log.NAME, _job(run, said)
+    path, number = run / console_log.NAME, _job(run, said)
     if number is not None and (stands(of_job := run / f"slurm-{number}.log") or not stands(path)):
         path = of_job
     try:

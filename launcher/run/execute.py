@@ -24,7 +24,7 @@ from launcher.plan.verbs import starts, verb
 from launcher.run import resume, status
 from launcher.run.launch import Start
 from launcher.run.viewers import Viewers, viewers
-from launcher.runtime import machine, run_folder
+from launcher.runtime import gc_thresholds, run_folder
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
 from launcher.runtime.signals import check
@@ -165,10 +165,10 @@ def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
     from launcher.steps import on_ranks
 
     if run.start.mode == "external":
-        machine.as_usual()
+        gc_thresholds.as_usual()
         return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
     if run.start.mode == "inproc":
-        machine.as_usual()
+        gc_thresholds.as_usual()
         return _inproc(run, partial(on_ranks.work, todo=todo), hear)
 
     from launcher.runtime.processes.start import run_ranks

@@ -39,7 +39,7 @@ from launcher.run import (
     status,
 )
 from launcher.run.settle import Chosen, Settled, home, open_ended, settle
-from launcher.runtime import log, run_folder
+from launcher.runtime import console_log, log, run_folder
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.fork_server import prepare_server, serving
 from launcher.runtime.run_folder import locked
@@ -146,7 +146,7 @@ def run(request: Request, command: Sequence[str], others: Others | None = None) 
         with _opened(ready.settled, others) as folder:
             if until == "plan":
                 return _submit(ready, command, folder)
-            log.keep_in(folder)
+            console_log.keep_in(folder)
             record = _reopen(ready.settled, folder)
             if left := _left(ready, record):
                 _carry_out(ready, left, record, command=command, others=others)
@@ -185,7 +185,7 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
     from launcher.job.origins import Origins
 
     request = Request(job, job.model_dump(mode="json", by_alias=True), Origins(), tuple(overrides))
-    with log.recorded(), _others(job) as others:
+    with console_log.recorded(), _others(job) as others:
         return run(request, command or ["python", *sys.argv], others)
 
 

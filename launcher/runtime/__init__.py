@@ -3,4 +3,15 @@
 It carries the plan out; a choice made here is a bug. It knows no Hydra.
 """
 
-__all__ = ["code_versions", "device", "faults", "log", "machine", "run_folder", "signals"]
+__all__ = [
+    "code_versions",
+    "console_log",
+    "device",
+    "faults",
+    "gc_thresholds",
+    "log",
+    "machine",
+    "run_folder",
+    "signals",
+    "stdio",
+]

@@ -1,9 +1,8 @@
-"""Free memory, malloc and garbage collection of this machine."""
+"""Free memory and malloc of this machine."""
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import os
 import re
@@ -140,22 +139,3 @@ def keep(environ: Mapping[str, str] = os.environ) -> bool:
     if mallopt is None or any(name in environ for name in TOLD):
         return False
     return bool(mallopt(_TRIM_THRESHOLD, _MOST)) and bool(mallopt(_MMAP_THRESHOLD, _LARGE))
-
-
-_SELDOM = (100_000, 50, 100)
-_USUAL = gc.get_threshold()
-
-
-def seldom() -> None:
-    """Makes collections rare in a process that is about to import torch.
-
-    The import creates half a million lasting objects; collecting takes a seventh of its time.
-    """
-    gc.set_threshold(*_SELDOM)
-
-
-def as_usual() -> None:
-    """Undoes ``seldom`` if it was called; objects that exist by then are not examined any more."""
-    if gc.get_threshold() == _SELDOM:
-        gc.freeze()
-        gc.set_threshold(*_USUAL)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from launcher.job import config_files
+from launcher.job import yaml_limits
 from launcher.job.config_files import CONF, RECIPES
 
 FILES = sorted([*CONF.rglob("*.yaml"), *RECIPES.rglob("*.yaml")])
@@ -14,7 +14,7 @@ FILES = sorted([*CONF.rglob("*.yaml"), *RECIPES.rglob("*.yaml")])
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_shipped_file_reads_the_same(path):
-    data = config_files.load(path)
+    data = yaml_limits.load(path)
     assert OmegaConf.create({} if data is None else data) == OmegaConf.load(path)
 
 
@@ -24,8 +24,8 @@ def test_marks_are_the_same(path):
         events = yaml.parse(path.read_text(encoding="utf-8"), Loader=loader)
         return [(type(e), e.start_mark.line, e.start_mark.column) for e in events if isinstance(e, yaml.ScalarEvent)]
 
-    assert marks(config_files.parser(path)) == marks(yaml.SafeLoader)
+    assert marks(yaml_limits.parser(path)) == marks(yaml.SafeLoader)
 
 
 def test_a_file_of_the_users_is_read_by_python(tmp_path):
-    assert config_files.parser(tmp_path / "mine.yaml") is yaml.SafeLoader
+    assert yaml_limits.parser(tmp_path / "mine.yaml") is yaml.SafeLoader

@@ -16,7 +16,7 @@ from launcher.job.cures.report import render
 from launcher.job.origins import Origins
 from launcher.job.schema.redact import typed
 from launcher.job.schema.steps import Prepare
-from launcher.runtime.log import open_missing
+from launcher.runtime.stdio import open_missing
 
 KEY = "steps.prepare"
 USAGE = "python -m launcher.data.prepare src=FILES dst=FOLDER tokenizer_file=tokenizer.json [key=value ...]"

@@ -24,7 +24,7 @@ from launcher.run.external_ranks.leader import (
     here,
     whereabouts,
 )
-from launcher.runtime import machine
+from launcher.runtime import gc_thresholds
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import Messages, Unsigned, decode, interruptible, secret
 from launcher.runtime.cluster.network import Network, endpoint, network
@@ -134,7 +134,7 @@ def _left(own: Messages, at: Place, turn: int) -> Iterator[None]:
 
 
 def _obey(order: Order, at: Place, whole: Store, used: Network) -> int:
-    machine.as_usual()
+    gc_thresholds.as_usual()
     console = os.dup(2)  # this rank's output goes to its log from now on
 
     try:

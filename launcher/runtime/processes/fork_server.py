@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from launcher.errors import RunError
-from launcher.runtime import machine
+from launcher.runtime import gc_thresholds
 from launcher.runtime.run_folder import held
 from launcher.runtime.signals import STOPS
 
@@ -257,7 +257,7 @@ def _called(near: socket.socket, function: Function, args: tuple[object, ...]) -
 
 def executed(fd: int) -> NoReturn:
     """Runs a server in its own interpreter; ``fd`` is its end of the control socket."""
-    machine.seldom()
+    gc_thresholds.seldom()
     _serve(socket.socket(fileno=fd))
 
 

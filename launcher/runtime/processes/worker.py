@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.runtime import faults, log, machine
+from launcher.runtime import faults, gc_thresholds, log
 from launcher.runtime.cluster import flight_recorder
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.rendezvous import Rendezvous
@@ -117,7 +117,7 @@ def run_rank(task: Task, rank: int, fd: int) -> int:
     Sends ``("result", value)`` or ``("fault", Fault)`` to ``fd``.
     """
     box = Outbox(fd)
-    machine.as_usual()
+    gc_thresholds.as_usual()
     try:
         told = _settle(task, rank, box)
         box.send("result", _work(task, rank, box, told))

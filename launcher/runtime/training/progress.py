@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
-from launcher.runtime import log
+from launcher.runtime import console_log
 
 ProgressMode = Literal["auto", "bar", "plain", "off"]
 News = Mapping[str, Any]
@@ -105,7 +105,7 @@ class ProgressBar(SilentProgress):
         if self._task is None:
             self._task = self._bar.add_task(text, total=steps, completed=step)
             self._bar.start()
-            log.copy_streams()  # rich prints above the bar through its own streams
+            console_log.copy_streams()  # rich prints above the bar through its own streams
         draw = step == steps or self._clock() - self._drawn >= 0.1
         self._bar.update(self._task, completed=step, total=steps, description=text, refresh=draw)
         if draw:
@@ -120,7 +120,7 @@ def progress(
     if mode == "auto":
         mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
     if mode == "bar":
-        return ProgressBar(log.terminal(out), clock, log.copy())
+        return ProgressBar(console_log.terminal(out), clock, console_log.copy())
     return PlainProgress(out, clock) if mode == "plain" else SilentProgress()
 
 

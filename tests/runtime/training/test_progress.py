@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from launcher.runtime import log
+from launcher.runtime import console_log
 from launcher.runtime.training.progress import PlainProgress, SilentProgress, progress
 
 
@@ -134,8 +134,8 @@ def test_the_copy_of_the_console_has_plain_lines_in_place_of_a_bar(tmp_path, mon
     monkeypatch.setenv("TERM", "xterm")
     drawn = Terminal()
     monkeypatch.setattr(sys, "stdout", drawn)
-    with log.recorded():
-        log.keep_in(tmp_path)
+    with console_log.recorded():
+        console_log.keep_in(tmp_path)
         with progress("auto") as shown:
             shown.feed(step(1, 2))
             print("printed above the bar")
@@ -144,7 +144,7 @@ def test_the_copy_of_the_console_has_plain_lines_in_place_of_a_bar(tmp_path, mon
         print("at the end")
     assert "\x1b[" in drawn.getvalue()
     assert "printed above the bar" in drawn.getvalue()
-    assert (tmp_path / log.NAME).read_text() == (
+    assert (tmp_path / console_log.NAME).read_text() == (
         "step 1/2  loss 3.5000  lr 2.9e-03  12.3k tokens/s\n"
         "printed above the bar\n"
         "step 1  validation  loss 2.2500\n"
