@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from launcher.errors import Problem, RequestError
 from launcher.job import intended_value, recipe_trust, sweep_grid
-from launcher.job import overrides as hydra_settings
+from launcher.job import overrides as override_words
 from launcher.job.config_files import ConfigFiles
 from launcher.job.cures.paste import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
@@ -294,7 +294,7 @@ def _idle(origins: Origins) -> Iterator[Problem]:
     """Reports Hydra's own settings in a file: nothing reads them here."""
     origin = origins.of("hydra")
     if origin is not None and not origin.typed:
-        yield Problem("", f"{origin.where}: {hydra_settings.instead('hydra', None)[0]}")
+        yield Problem("", f"{origin.where}: {override_words.instead('hydra', None)[0]}")
 
 
 def _of_hole(key: str, holes: set[str]) -> bool:

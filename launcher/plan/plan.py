@@ -23,8 +23,7 @@ from launcher.plan.memory import device_memory
 from launcher.plan.memory.memory import Memory, StateSize, memory
 from launcher.plan.memory.rank_loads import RankLoad, rank_loads
 from launcher.plan.refusals import evaluation, optimizer, random_draws
-from launcher.plan.refusals import model as adapters
-from launcher.plan.refusals import model as model_effects
+from launcher.plan.refusals import model as model_refusals
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.schedule.simulate import Timeline
@@ -39,7 +38,7 @@ from launcher.plan.settings import (
     steps,
     transformer_opt,
 )
-from launcher.plan.settings import stage_config as pipeline_stage_config
+from launcher.plan.settings import stage_config as stage_config_setting
 from launcher.plan.settings.dataset_strategy import BatchReading, BatchRole, roles
 from launcher.plan.settings.loss import Objective
 from launcher.plan.settings.pipeline import ScheduleChoice
@@ -47,7 +46,7 @@ from launcher.plan.settings.stage_config import Asked
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.step_order import Phase
 from launcher.plan.tensor_parallel.operators import Flow, splits
-from launcher.plan.time import step_work as compiled_graph
+from launcher.plan.time import step_work as work_of_step
 from launcher.plan.time.before_cut import Rerun, rerun, step_time
 from launcher.plan.time.prediction import Prediction, predict
 from launcher.plan.time.speeds import speeds
@@ -237,11 +236,11 @@ def plan(
 
     ``traits``: what the user's optimizer class did when it was tried.
     """
-    cut, balanced = pipeline_stage_config.cut(job, asked, model, StateSize.of(job, traits))
+    cut, balanced = stage_config_setting.cut(job, asked, model, StateSize.of(job, traits))
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
     at = _layout(job, model, cut, order)
     compilation, wrong = compile.resolve(job, model, at)
-    at = compiled_graph.joined(at, compilation)
+    at = work_of_step.joined(at, compilation)
     fused = _fused(job, model, at, order, compilation)
     half_done = transformer_opt.refused_for(job, at.sizes, fused, asked.switches_file)
     refuse([*_refused(job, model, at, traits), *half_done, *wrong])
@@ -307,7 +306,7 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
 
     # what FSDP2 shards depends on what is cut over tp and on what must not be sharded
     over_tp = splits([s.operator for s in model.operators.spreads])
-    kept = model_effects.whole(model.graph, sizes)
+    kept = model_refusals.whole(model.graph, sizes)
     params = placed(model.skeleton, cut, sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=kept)
     together = groups(params, cut, model.skeleton, model.graph, limits=comm_fusion.limits(job))
     return CutModel(
@@ -368,11 +367,11 @@ def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
     """Yields what would train other numbers than one process, or shard other parameters than requested."""
     yield from settings.refused_for(job, at.params)
-    yield from model_effects.untrained(job, model.skeleton, model.graph)
-    yield from model_effects.refused(at, model.skeleton, model.graph)
-    yield from model_effects.beyond(job, model.graph)
+    yield from model_refusals.untrained(job, model.skeleton, model.graph)
+    yield from model_refusals.refused(at, model.skeleton, model.graph)
+    yield from model_refusals.beyond(job, model.graph)
     yield from optimizer.problems(job, traits, at, model.graph)
-    yield from adapters.problems(job, at.params, model.graph)
+    yield from model_refusals.problems(job, at.params, model.graph)
     yield from evaluation.evaluation_problems(job, model.skeleton, model.graph)
     yield from random_draws.problems(job, model.graph.effects, at.sizes.pieces)
 
@@ -415,11 +414,11 @@ def _late(job: Job, model: TracedModel, at: CutModel, step: Prediction | None) -
     """Returns the notes that need the finished plan."""
     return [
         *([model.built_whole] if model.built_whole else []),
-        *model_effects.notes(at.params, at.sizes, model_effects.whole(model.graph, at.sizes)),
-        *model_effects.remarks(job, model.skeleton, model.graph, at.sizes),
+        *model_refusals.notes(at.params, at.sizes, model_refusals.whole(model.graph, at.sizes)),
+        *model_refusals.remarks(job, model.skeleton, model.graph, at.sizes),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),
-        *adapters.lora_notes(job, at.params),
+        *model_refusals.lora_notes(job, at.params),
         *param_groups.notes(job.optim, at.params),
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),

@@ -16,11 +16,11 @@ from launcher.job.schema.job import Job
 from launcher.plan.cut.sequence_chunks import Pieces, grain
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import evaluation
-from launcher.plan.refusals import model as model_effects
+from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.settings.stage_config import Asked
-from launcher.plan.tensor_parallel import files as param_layouts
+from launcher.plan.tensor_parallel import files as layouts_of_files
 from launcher.plan.tensor_parallel.operators import Flow, Operator, resolve, splits, uncalled
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.setting import STAGE, Compilation, Recomputed
@@ -94,7 +94,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         world=tuple(world),
     )
     known = replace(known, traits=traits)
-    refuse((*model_effects.unfit(known), *misnamed(known, job.launch.device)))
+    refuse((*model_refusals.unfit(known), *misnamed(known, job.launch.device)))
     known = hugging_face.with_stored(job, known)
     why = lost if job.parallel.deferred_init else ""
     return ModelRead(lambda: model, known, why, tape.marks, initial=first)
@@ -178,7 +178,7 @@ def _operators(job: Job, skeleton: Skeleton, asked: Asked) -> tuple[tuple[Operat
     file = laid_out(job, skeleton, grid.size)
     if file is None:
         return resolve(job.parallel.operators, skeleton, grid, asked.strategies)
-    return param_layouts.resolved(job.parallel.operators, skeleton, grid, file, asked.strategies)
+    return layouts_of_files.resolved(job.parallel.operators, skeleton, grid, file, asked.strategies)
 
 
 def follow(
@@ -190,7 +190,7 @@ def follow(
     specs: tuple[TensorSpec, ...],
 ) -> Followed:
     """Traces the operators and the forward of one rank of ``tp``; the model keeps that rank's shards."""
-    from launcher.parallel import recompute as again
+    from launcher.parallel import recompute as recomputation
     from launcher.parallel import sequence
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.tensor_parallel import apply, propagate
@@ -215,7 +215,7 @@ def follow(
     apply.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
     axis = Axis(tp, planned=True)
     apply.install(model, out.spreads, axis)
-    again.install(model, recomputed, axis)
+    recomputation.install(model, recomputed, axis)
 
     # trace one forward of full sequences
     leaves = None if whole is None else frozenset(whole)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from launcher.data.chat import tokens as cache
+from launcher.data.chat import tokens as chat_tokens
 from launcher.data.chat.template import chat_tokenizer
 from launcher.data.chat.tokens import ChatTokens, in_memory
 from launcher.data.file_checks import BadFile
@@ -90,7 +90,7 @@ def best_fits(lengths: Numbers, seq_len: int) -> Samples:
 
 def open_chat(settings: Chat) -> Dataset:
     """Opens the conversations, from the cache if they are in it. Raises ``RequestError``."""
-    parts = cache.opened(settings) or _made(settings)
+    parts = chat_tokens.opened(settings) or _made(settings)
     train, n = parts["train"], len(parts["train"])
     held = 0 if "val" in parts else round(n * settings.val_fraction)
     if n - held < 1:

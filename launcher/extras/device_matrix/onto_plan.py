@@ -22,7 +22,7 @@ from launcher.plan.cut.params import Placed
 from launcher.plan.cut.stages import Crossing
 from launcher.plan.memory.memory import StateSize
 from launcher.plan.plan import Plan
-from launcher.plan.refusals import model as recorded_forward
+from launcher.plan.refusals import model as model_refusals
 from launcher.plan.settings import transformer_opt
 from launcher.plan.settings.hsdp import LEVEL, LEVELS
 from launcher.plan.tensor_parallel.operators import unwrapped
@@ -113,7 +113,7 @@ def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Seq
 
     Raises ``RequestError``.
     """
-    refuse([*recorded_forward.recording_problems(model.skeleton)])
+    refuse([*model_refusals.recording_problems(model.skeleton)])
     job = resolved.job
     operators, origins, wrong = unwrapped(job.parallel.operators, model.skeleton, resolved.strategies)
     refuse(wrong)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.errors import Problem, refuse
 from launcher.extras.layout_search import candidates, show
-from launcher.extras.layout_search import measure as best_recipe
-from launcher.extras.layout_search import measure as measured_cluster
+from launcher.extras.layout_search import measure as measuring
 from launcher.extras.layout_search.evaluate import Finalist
 from launcher.extras.layout_search.measure import measured, refused
 from launcher.extras.layout_search.search import search
@@ -42,7 +41,7 @@ def check(job: Job) -> None:
         found.append(Problem("show", f"search: nothing is left open: {how}", "parallel=auto"))
     if job.show == "search" and job.search.best:
         best = Path(job.search.best)
-        unwritable = best_recipe.unwritable(best, job)
+        unwritable = measuring.unwritable(best, job)
         if unwritable is None and job.search.measure:
             unwritable = _beside(best, job)
         found += [unwritable] if unwritable else []
@@ -58,8 +57,8 @@ def _beside(best: Path, job: Job) -> Problem | None:
     """Why the cluster file cannot be written beside the recipe."""
     if best.name == CLUSTER:
         text = f"{best}: is what the refitted cluster is written to"
-        return Problem(best_recipe.KEY, text, f"{best_recipe.KEY}={best.with_name('best.yaml')}")
-    problem = best_recipe.unwritable(best.with_name(CLUSTER), job)
+        return Problem(measuring.KEY, text, f"{measuring.KEY}={best.with_name('best.yaml')}")
+    problem = measuring.unwritable(best.with_name(CLUSTER), job)
     if problem is not None and problem.cure.endswith(CLUSTER):
         return replace(problem, cure=problem.cure.removesuffix(CLUSTER) + best.name)
     return problem
@@ -77,11 +76,11 @@ def settled(job: Job, measure: bool = False, others: Others | None = None) -> Ch
     found, ranking = _searched(job)
     if not (measure and job.search.measure):
         return Chosen(_with_open_steps(found[0].job, job), tuple(show.notes(ranking)))
-    told = measured_cluster.measured_cluster(ranking, measured(job, found, others))
+    told = measuring.measured_cluster(ranking, measured(job, found, others))
     taken = told.ran[0].finalist
-    note = Note("search.measure", "; ".join(measured_cluster.note(told)))
+    note = Note("search.measure", "; ".join(measuring.note(told)))
     notes = (*show.notes(ranking, taken.predicted), note)
-    return Chosen(_with_open_steps(taken.job, job), notes, measured_cluster.file(told))
+    return Chosen(_with_open_steps(taken.job, job), notes, measuring.file(told))
 
 
 def shown(job: Job, others: Others | None = None) -> Iterator[str]:
@@ -92,11 +91,11 @@ def shown(job: Job, others: Others | None = None) -> Iterator[str]:
     lines = [*show.text(ranking)]
     best = Chosen(_with_open_steps(found[0].job, job))
     if job.search.measure:
-        told = measured_cluster.measured_cluster(ranking, measured(job, found, others))
+        told = measuring.measured_cluster(ranking, measured(job, found, others))
         taken = _with_open_steps(told.ran[0].finalist.job, job)
-        best = Chosen(taken, cluster=measured_cluster.file(told))
-        lines += _labelled("measured", measured_cluster.table(told))
-        lines += _labelled("refitted", measured_cluster.refitted(told))
+        best = Chosen(taken, cluster=measuring.file(told))
+        lines += _labelled("measured", measuring.table(told))
+        lines += _labelled("refitted", measuring.refitted(told))
     yield from lines
     if job.search.best is not None:
         path = Path(job.search.best)
@@ -128,7 +127,7 @@ def _labelled(label: str, lines: Iterator[str]) -> Iterator[str]:
 
 def write(path: Path, chosen: Chosen, said: Sequence[str]) -> None:
     """Writes the recipe of the best layout, with ``said`` as comments, and the cluster file beside it."""
-    best_recipe.write(path, chosen.job, tuple(said))
+    measuring.write(path, chosen.job, tuple(said))
     if chosen.cluster:
         write_bytes(path.with_name(CLUSTER), chosen.cluster.encode())
 

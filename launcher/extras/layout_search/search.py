@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.extras.layout_search import candidates
-from launcher.extras.layout_search import evaluate as one_sample
-from launcher.extras.layout_search import evaluate as single_change
+from launcher.extras.layout_search import evaluate as evaluation
 from launcher.extras.layout_search.bounds import (
     FAR,
     NEAR,
@@ -253,7 +252,7 @@ def search(
         if not first:
             _leanest(ranking, work)
     if not first:
-        other = single_change.best_change(job, partial(_least_bytes, traces=known)) if ranking.found else None
+        other = evaluation.best_change(job, partial(_least_bytes, traces=known)) if ranking.found else None
         raise RequestError((nothing(ranking, other),))
     return first, ranking
 
@@ -306,13 +305,13 @@ def _wholes(asked: Question, layouts: Sequence[Layout], work: Planners) -> dict[
     for layout in layouts:
         by_cut[layout.cut].setdefault(layout.stages, layout)
     samples = [OneSample(tuple(mine.values())) for mine in by_cut.values()]
-    out = dict(zip(by_cut, work(samples, one_sample.whole), strict=True))
+    out = dict(zip(by_cut, work(samples, evaluation.whole), strict=True))
 
     # larger micro batches grow as in the first cut that can be planned
     able = [sample for sample, cut in zip(samples, by_cut, strict=True) if not isinstance(out[cut], str)]
     if not able or all(layout.micro == 1 for layout in layouts):
         return out
-    grows = one_sample.growth(asked, able[0], work.traces)
+    grows = evaluation.growth(asked, able[0], work.traces)
     return {cut: of if isinstance(of, str) else replace(of, grows=grows) for cut, of in out.items()}
 
 

@@ -24,7 +24,7 @@ from launcher.job.schema.search import Sweep
 from launcher.job.sweep_grid import Cell
 from launcher.optional import has
 from launcher.run import frozen_request
-from launcher.runtime import machine as free_memory
+from launcher.runtime import machine as machine_memory
 from launcher.runtime.faults import Interrupted, signal_name
 from launcher.runtime.signals import StopFlag
 
@@ -126,7 +126,7 @@ def machine(env: Mapping[str, str] = os.environ) -> Machine:
     if variable:
         named = [name for name in env.get(variable, "").split(",") if name]
         devices = named[:count] if named else [str(n) for n in range(count)]
-    free = free_memory.ram()
+    free = machine_memory.ram()
     memory = 1 << 62 if free is None else free.ram
     return Machine(len(os.sched_getaffinity(0)), memory, tuple(devices), variable)
 

@@ -19,9 +19,7 @@ from launcher.job.compose import BadRequest, Request, compose
 from launcher.job.overrides import quoted
 from launcher.job.schema.job import Slurm
 from launcher.job.sweep_grid import Cell
-from launcher.run import slurm as cluster
-from launcher.run import slurm as stop_signal
-from launcher.run import slurm as submit
+from launcher.run import slurm as slurm_jobs
 from launcher.run import slurm_files
 from launcher.run.slurm_files import ManyRuns, Ranks
 
@@ -33,7 +31,7 @@ def refuse_long_array(asked: SweepRequest, checked: Sequence[Checked]) -> None:
     slurm = asked.first.job.launch.slurm
     if slurm is None or not slurm.submit or not slurm.array:
         return
-    most = cluster.longest_array()
+    most = slurm_jobs.longest_array()
     sizes = Counter((one.forecast.nodes, one.forecast.ranks) for one in checked if one.forecast is not None)
     longest = max(sizes.values(), default=0)
     if most is not None and longest >= most:
@@ -48,7 +46,7 @@ def submitted(asked: SweepRequest, at: Path, checked: Sequence[Checked]) -> tupl
     """The known result of each cell; submits those that are missing or failed. Raises ``RunError``."""
     numbers = folder.texts(at / slurm_files.NUMBERS)
     slurm = asked.first.job.launch.slurm
-    alive = cluster.jobs() if numbers and slurm is not None and slurm.submit else frozenset()
+    alive = slurm_jobs.jobs() if numbers and slurm is not None and slurm.submit else frozenset()
     results: dict[str, CellResult] = {}
     sizes: dict[Size, list[Cell]] = {}
     first: dict[str, str] = {}
@@ -86,7 +84,7 @@ def _frozen(asked: SweepRequest, at: Path, cell: Cell) -> Size:
     request: Request = compose(words, config_dir=asked.config_dir)
     job, plan = freeze(request, words)
     assert job.launch.slurm is not None
-    return submit.ranks_of(job, plan.sizes.grid.size // job.launch.nnodes), job.launch.slurm
+    return slurm_jobs.ranks_of(job, plan.sizes.grid.size // job.launch.nnodes), job.launch.slurm
 
 
 def _submit(asked: SweepRequest, at: Path, size: Size, cells: Sequence[Cell]) -> str:
@@ -95,7 +93,7 @@ def _submit(asked: SweepRequest, at: Path, size: Size, cells: Sequence[Cell]) ->
 
     runs = tuple((at / cell.name).absolute() for cell in cells)
     ranks = size[0]
-    slurm, _ = stop_signal.resolved(size[1], runs)
+    slurm, _ = slurm_jobs.resolved(size[1], runs)
     many = ManyRuns(
         name=f"sweep-{at.name}",
         runs=runs,
@@ -113,6 +111,6 @@ def _submit(asked: SweepRequest, at: Path, size: Size, cells: Sequence[Cell]) ->
     if not slurm.submit:
         print(f"{len(cells)} cells of {each}, not submitted: sbatch {file}", flush=True)
         return ""
-    number = submit.sbatch(file.absolute())
+    number = slurm_jobs.sbatch(file.absolute())
     print(f"{len(cells)} cells of {each}: job {number} of Slurm, {file}", flush=True)
     return number

@@ -25,7 +25,7 @@ from launcher.plan.memory.before_cut import (
     tensor,
 )
 from launcher.plan.memory.memory import StateSize
-from launcher.plan.refusals import model as model_effects
+from launcher.plan.refusals import model as model_refusals
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.schedule.simulate import Order, makespan, order
@@ -215,7 +215,7 @@ def _memory(
     names = tuple(p.name for p in model.skeleton.params)
     whole = Stage(0, (), (), (), (), names, 0, 0)
     over_tp = splits([s.operator for s in model.operators.spreads])
-    apart = model_effects.whole(model.graph, sizes)
+    apart = model_refusals.whole(model.graph, sizes)
     every = placed(model.skeleton, (whole,), sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=apart)
     level = par.hsdp.optimizer_level if par.hsdp else None
 

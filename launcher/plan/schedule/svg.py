@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
 
-from launcher.plan.schedule import lanes as axis
+from launcher.plan.schedule import lanes as time_axis
 from launcher.plan.schedule.lanes import Lane, Stretch
 from launcher.plan.schedule.schedules import Kind
 from launcher.plan.schedule.simulate import Event, Timeline
@@ -204,8 +204,8 @@ def _grid(picture: _Picture) -> Iterator[str]:
         yield f'<text x="16" y="{y + 13}">rank {rank}</text>'
         yield f'<text class="soft" x="16" y="{y + 27}">busy {share:.0%}, holds {held}</text>'
 
-    ticks = axis.shares() if picture.after is None else axis.seconds(picture.span)
-    yield from axis.drawn(ticks, left=LEFT, inner=inner, bottom=picture.bottom)
+    ticks = time_axis.shares() if picture.after is None else time_axis.seconds(picture.span)
+    yield from time_axis.drawn(ticks, left=LEFT, inner=inner, bottom=picture.bottom)
 
 
 def _later(picture: _Picture) -> Iterator[str]:

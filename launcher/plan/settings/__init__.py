@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan import drill
-from launcher.plan import sizes as mode
+from launcher.plan import sizes as engine_mode
 from launcher.plan.communication.fusion import Fused
 from launcher.plan.cut import param_groups
 from launcher.plan.cut.params import Placed
@@ -63,7 +63,7 @@ def sizes(
     ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
     if files or the model decided it.
     """
-    problems = [*mode.refused(job), *checkpoint.refused(job), *device_memory.refused(job)]
+    problems = [*engine_mode.refused(job), *checkpoint.refused(job), *device_memory.refused(job)]
     got, wrong = grid.sizes(job, engine)
     problems += wrong
     problems += pipeline.refused(job, got)

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import Adafactor, Muon
-from launcher.plan import sizes as mode
+from launcher.plan import sizes as engine_mode
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.sizes import searches
 from launcher.plan.tensor_parallel import reader
@@ -64,7 +64,7 @@ def _why_matrices(job: Job) -> str:
     """The reason for device matrices; empty if one tp axis will do."""
     par = job.parallel
     if searches(job):
-        return f"{mode.KEY}={par.mode} searches for strategies"
+        return f"{engine_mode.KEY}={par.mode} searches for strategies"
     if _other_dims(par.dataset_strategy):
         return "parallel.dataset_strategy cuts other dims than the samples, or names axes"
     values = [v for v in par.operators.values() if isinstance(v, Mapping)]
@@ -143,7 +143,7 @@ def refused(job: Job, size: int | None) -> Iterator[Problem]:
     par = job.parallel
     if searches(job) and size == 1:
         text = f"{par.mode} has nothing to decide: each stage has one rank"
-        yield Problem(mode.KEY, text, f"{mode.KEY}=semi_auto")
+        yield Problem(engine_mode.KEY, text, f"{engine_mode.KEY}=semi_auto")
     for axis, n in (("dp_replicate", par.grid.dp_replicate), ("dp_shard", par.grid.dp_shard)):
         if n not in (None, 1):
             text = f"{n}: each operator shares all ranks of a stage out in its own way"
