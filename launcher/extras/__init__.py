@@ -1,5 +1,5 @@
 """Optional parts, a folder each: the core imports none of them, and runs without them.
 
-It reaches them through the tables of ``launcher.optional``. Some parts need another one: ``loggers`` and
-``sweep`` need ``report``, ``layout_search`` needs ``calibration``, and ``mindspore`` needs ``device_matrix``.
+It reaches them through the tables of ``launcher.optional``, and so do they each other: a folder can be
+deleted, and takes nothing with it but itself.
 """
